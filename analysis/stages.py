@@ -1,0 +1,80 @@
+"""The stages of a ledger: their order on the timeline, who owns each, and how each is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One column of the ledger.
+
+    ``owner`` is who could make it shorter; ``group`` the coarse bucket it is summed into (every stage but the
+    residual is in exactly one); ``kind`` how most of its time is known: measured, transit or estimated.
+    """
+
+    name: str
+    owner: str
+    group: str
+    kind: str
+    letter: str
+    meaning: str
+
+
+_TABLE = """
+generator_lag | load tester | load_tester  | measured  | l | due until the request's bytes were handed to the socket
+connect       | network     | network      | measured  | c | a new connection, where one was needed
+network_in    | network     | network      | transit   | n | until the server application saw the request
+ingress       | API server  | framework    | measured  | i | HTTP, JSON, validation, request object
+template      | API server  | tokenization | measured  | m | chat template rendered
+tokenize      | API server  | tokenization | measured  | t | text to ids
+handoff       | framework   | framework    | transit   | h | API server to engine process
+engine_wait   | framework   | framework    | measured  | w | on the engine's input queue while the engine is inside a step
+queue         | capacity    | queueing     | measured  | Q | in the scheduler's queue until first scheduled
+other_step    | capacity    | queueing     | measured  | O | scheduled, behind a step of others
+prefill       | GPU         | gpu_prefill  | measured  | P | forward of own steps that carry its prompt
+decode        | GPU         | gpu_decode   | measured  | D | forward of own steps that make its tokens
+interference  | capacity    | queueing     | estimated | I | part of own decode steps that others' prompts took
+launch_gap    | framework   | framework    | estimated | g | the GPU waited for the host inside a forward
+input_prep    | framework   | framework    | measured  | p | inputs of own steps built
+sampling      | framework   | framework    | measured  | s | logits to token in own steps
+scheduling    | framework   | framework    | measured  | S | schedule, update, engine loop, executor call, where not hidden
+preempted     | capacity    | queueing     | measured  | E | evicted until scheduled again
+output        | framework   | framework    | transit   | o | token sampled until the API server has it
+detokenize    | API server  | tokenization | measured  | d | ids to text, stop checks
+egress        | API server  | framework    | measured  | e | formatting, waiting for the event loop, write
+network_out   | network     | network      | transit   | r | until the client read the bytes
+"""
+
+STAGES: tuple[Stage, ...] = tuple(
+    Stage(*(cell.strip() for cell in line.split("|"))) for line in _TABLE.strip().splitlines()
+)
+BY_NAME: dict[str, Stage] = {stage.name: stage for stage in STAGES}
+UNEXPLAINED = "unexplained"
+GROUPS: tuple[str, ...] = (
+    "queueing", "tokenization", "framework", "gpu_prefill", "gpu_decode", "network", "load_tester",
+)  # fmt: skip
+
+# Okabe-Ito; a colour means an owner, the same in terminal, report and trace.
+OWNER_COLOURS: dict[str, str] = {
+    "load tester": "#6B6B6B",
+    "network": "#56B4E9",
+    "API server": "#CC79A7",
+    "framework": "#E69F00",
+    "capacity": "#D55E00",
+    "GPU": "#0072B2",
+    "nobody": "#BBBBBB",
+}
+DECODE_COLOUR = "#009E73"
+
+
+def colour(stage: str) -> str:
+    """The colour of a stage: its owner's, with decode apart from prefill."""
+    if stage == "decode":
+        return DECODE_COLOUR
+    return OWNER_COLOURS[BY_NAME[stage].owner if stage in BY_NAME else "nobody"]
+
+
+def column(stage: str) -> str:
+    """The ledger's column for a stage, in nanoseconds."""
+    return f"{stage}_ns"

@@ -1,0 +1,94 @@
+"""A run's folder: where each file lies. Nothing here interprets what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The layout under ``runs/<time>-<scenario>-<short hash>/``."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs: Path, scenario: str, digest: str) -> RunFolder:
+        """Make a fresh folder; a second run within the same second gets a suffix.
+
+        Raises OSError when the folder cannot be made.
+        """
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{scenario}-{digest[:6]}"
+        for attempt in range(1000):
+            path = runs / (stem if attempt == 0 else f"{stem}.{attempt}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            folder = cls(path)
+            for part in (folder.requests, folder.probe, folder.telemetry, folder.hdr, folder.logs):
+                part.mkdir()
+            return folder
+        raise FileExistsError(f"{runs / stem}: a thousand runs of this name exist")
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def requests(self) -> Path:
+        return self.path / "requests"
+
+    @property
+    def probe(self) -> Path:
+        return self.path / "probe"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.path / "telemetry"
+
+    @property
+    def hdr(self) -> Path:
+        return self.path / "hdr"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def record_files(self, part: Path) -> list[Path]:
+        return sorted(part.glob("*.gap"))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Raises FileNotFoundError when this is no run's folder, ValueError when the manifest is not JSON."""
+        loaded = json.loads(self.manifest.read_text())
+        if not isinstance(loaded, dict):
+            raise ValueError(f"{self.manifest}: not a JSON object")
+        return loaded
+
+    def write_json(self, path: Path, value: Any) -> None:
+        """Replace ``path`` in one step, so that a reader or a kill never meets half a file."""
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+        os.replace(part, path)
+
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of every raw file, by its path in the folder."""
+        raw = [file for part in (self.requests, self.probe, self.telemetry) for file in sorted(part.rglob("*"))]
+        return {str(f.relative_to(self.path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in raw if f.is_file()}

@@ -1,0 +1,191 @@
+"""Reads a record file into numpy tables, whether its process closed it or was killed."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter_probe.records import (
+    BLOB,
+    EMIT,
+    ENTRY,
+    FILE_HEADER,
+    HEAD,
+    JSON,
+    MAGIC,
+    REQUEST,
+    SCHEMA_VERSION,
+    STEP,
+    Kind,
+)
+
+Table = NDArray[np.void]
+
+_HEAD = [("size", "<u4"), ("kind", "<u2"), ("code", "<u2")]
+SPAN_DTYPE = np.dtype(
+    [*_HEAD, ("ref", "<u4"), ("n", "<u4"), ("queued_ns", "<i8"), ("start_ns", "<i8"), ("end_ns", "<i8")]
+)
+COUNTS_DTYPE = np.dtype(
+    [*_HEAD, ("ref", "<u4"), ("prompt", "<u4"), ("output", "<u4"), ("cached", "<u4"), ("at_ns", "<i8")]
+)
+STEP_DTYPE = np.dtype(
+    [
+        *_HEAD, ("seq", "<u4"), ("running", "<u4"), ("waiting", "<u4"), ("free_blocks", "<u4"), ("padded", "<u4"),
+        ("entries", "<u4"), ("cpu_ns", "<i8"), ("schedule_ns", "<i8"), ("switches", "<u4"), ("spare", "<u4"),
+    ]
+)  # fmt: skip
+ENTRY_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4"), ("before", "<u4"), ("cached", "<u4"), ("flags", "<u4")])
+EMISSION_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """One process's records. Tables are numpy structured arrays in the order written.
+
+    ``entries`` carry the sequence number of their step in ``entry_step``, ``emissions`` theirs in ``emission_step``
+    and the emission's stamp in ``emission_ns``.
+    """
+
+    path: str
+    process: dict[str, Any]
+    engine_ids: dict[int, str]
+    client_ids: dict[int, str]
+    spans: Table
+    counts: Table
+    steps: Table
+    entries: Table
+    entry_step: NDArray[np.int64]
+    emissions: Table
+    emission_step: NDArray[np.int64]
+    emission_ns: NDArray[np.int64]
+    notes: list[dict[str, Any]]
+    blobs: list[tuple[int, bytes]]
+    complete: bool
+    dropped: int
+
+
+class NotRecords(ValueError):
+    """The file is not a record file of a schema version this reader knows."""
+
+
+def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[list[tuple[int, int]], int, bool]:
+    """(offset, kind) of every whole frame from ``start``, where the next one will begin, and whether END was met."""
+    found: list[tuple[int, int]] = []
+    at, length, unpack = start, len(data), HEAD.unpack_from
+    while at + HEAD.size <= length:
+        size, kind, _ = unpack(data, at)
+        if size < HEAD.size or at + size > length:
+            break
+        if kind == Kind.END:
+            return found, at, True
+        found.append((at, kind))
+        at += size
+    return found, at, False
+
+
+def read_records(path: str | os.PathLike[str]) -> RecordFile:
+    """Read one file.
+
+    A process that was killed leaves no END mark; its records are read up to the last whole frame.
+    Raises OSError if the file cannot be opened, NotRecords if it is something else.
+    """
+    name = os.fspath(path)
+    with open(name, "rb") as file:
+        data = file.read()
+    if len(data) < FILE_HEADER.size:
+        raise NotRecords(f"{name}: too short to be a record file")
+    magic, version, dropped = FILE_HEADER.unpack_from(data)
+    if magic != MAGIC or version != SCHEMA_VERSION:
+        raise NotRecords(f"{name}: not a record file of schema version {SCHEMA_VERSION}")
+    found, _, complete = frames(data)
+    by_kind: dict[int, list[int]] = defaultdict(list)
+    for offset, kind in found:
+        by_kind[kind].append(offset)
+    engine_ids, client_ids = _names(data, by_kind[Kind.REQUEST])
+    steps = _gather(data, by_kind[Kind.STEP], STEP_DTYPE)
+    entries, entry_step = _entries(data, by_kind[Kind.STEP], steps)
+    emissions, emission_step, emission_ns = _emissions(data, by_kind[Kind.EMIT])
+    notes = [_note(data, offset) for offset in by_kind[Kind.JSON]]
+    return RecordFile(
+        path=name,
+        process=notes[0] if notes else {},
+        engine_ids=engine_ids,
+        client_ids=client_ids,
+        spans=_gather(data, by_kind[Kind.SPAN], SPAN_DTYPE),
+        counts=_gather(data, by_kind[Kind.COUNTS], COUNTS_DTYPE),
+        steps=steps,
+        entries=entries,
+        entry_step=entry_step,
+        emissions=emissions,
+        emission_step=emission_step,
+        emission_ns=emission_ns,
+        notes=notes,
+        blobs=[_blob(data, offset) for offset in by_kind[Kind.BLOB]],
+        complete=complete,
+        dropped=dropped,
+    )
+
+
+def _gather(data: bytes, offsets: list[int], dtype: np.dtype[np.void]) -> Table:
+    """Frames of one fixed layout as a structured array: every offset is a multiple of 8, so gather 8-byte words."""
+    whole = np.frombuffer(data, dtype=np.uint8, count=len(data) // 8 * 8).reshape(-1, 8)
+    rows = (np.asarray(offsets, dtype=np.int64) // 8)[:, None] + np.arange(dtype.itemsize // 8)
+    return np.ascontiguousarray(whole[rows].reshape(len(offsets), dtype.itemsize)).view(dtype).reshape(-1)
+
+
+def _names(data: bytes, offsets: list[int]) -> tuple[dict[int, str], dict[int, str]]:
+    engine_ids: dict[int, str] = {}
+    client_ids: dict[int, str] = {}
+    for offset in offsets:
+        size, _, padding, ref, engine_length = REQUEST.unpack_from(data, offset)
+        body = data[offset + REQUEST.size : offset + size - padding]
+        engine_ids[ref] = body[:engine_length].decode(errors="replace")
+        client_ids[ref] = body[engine_length:].decode(errors="replace")
+    return engine_ids, client_ids
+
+
+def _entries(data: bytes, offsets: list[int], steps: Table) -> tuple[Table, NDArray[np.int64]]:
+    parts = [
+        np.frombuffer(data, ENTRY_DTYPE, count, offset + STEP.size)
+        for offset, count in zip(offsets, steps["entries"].tolist(), strict=True)
+    ]
+    table = np.concatenate(parts) if parts else np.empty(0, ENTRY_DTYPE)
+    return table, np.repeat(steps["seq"].astype(np.int64), steps["entries"])
+
+
+def _emissions(data: bytes, offsets: list[int]) -> tuple[Table, NDArray[np.int64], NDArray[np.int64]]:
+    parts, seqs, stamps, counts = [], [], [], []
+    for offset in offsets:
+        _, _, _, seq, count, at_ns = EMIT.unpack_from(data, offset)
+        parts.append(np.frombuffer(data, EMISSION_DTYPE, count, offset + EMIT.size))
+        seqs.append(seq)
+        stamps.append(at_ns)
+        counts.append(count)
+    table = np.concatenate(parts) if parts else np.empty(0, EMISSION_DTYPE)
+    repeated = np.asarray(counts, dtype=np.int64)
+    return table, np.repeat(np.asarray(seqs, np.int64), repeated), np.repeat(np.asarray(stamps, np.int64), repeated)
+
+
+def _note(data: bytes, offset: int) -> dict[str, Any]:
+    size, _, padding, at_ns = JSON.unpack_from(data, offset)
+    try:
+        value = json.loads(data[offset + JSON.size : offset + size - padding])
+    except ValueError:
+        return {"type": "torn", "at_ns": at_ns}
+    return {**value, "at_ns": at_ns}
+
+
+def _blob(data: bytes, offset: int) -> tuple[int, bytes]:
+    _, _, code, length = BLOB.unpack_from(data, offset)
+    begin = offset + BLOB.size
+    return code, data[begin : begin + length]
+
+
+__all__ = ["NotRecords", "RecordFile", "frames", "read_records"]
