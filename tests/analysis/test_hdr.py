@@ -1,0 +1,121 @@
+"""Bulk recording equals the package's own recording, and its files are read by the package's own reader."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hdrh.histogram import HdrHistogram
+from hdrh.log import HistogramLogReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import hdr
+
+LAST_COUNTED = hdr.new_histogram().get_highest_equivalent_value(
+    hdr.new_histogram().get_value_from_index(hdr.new_histogram().counts_len - 1)
+)
+edges = st.sampled_from(
+    [0, 1, 2047, 2048, 2049, 4095, 4096, (1 << 31) - 1, 1 << 31, hdr.HIGHEST_NS, LAST_COUNTED, LAST_COUNTED + 1]
+    + [(1 << k) + d for k in range(10, 50) for d in (-1, 0, 1)]
+)
+nanoseconds = st.one_of(edges, st.integers(-5, 1 << 44), st.integers(0, (1 << 62)))
+
+
+def recorded_one_by_one(values: list[int] | list[float]) -> tuple[HdrHistogram, int]:
+    histogram = hdr.new_histogram()
+    refused = 0
+    for value in values:
+        refused += not histogram.record_value(int(value))
+    return histogram, refused
+
+
+@given(st.lists(nanoseconds, max_size=60))
+@settings(deadline=None, max_examples=150)
+def test_bulk_recording_is_byte_identical_to_recording_one_by_one(values: list[int]) -> None:
+    expected, expected_refused = recorded_one_by_one(values)
+    bulk, refused = hdr.histogram_of(np.array(values, dtype=np.int64))
+    assert bulk.encode() == expected.encode()
+    assert refused == expected_refused
+    assert (bulk.total_count, bulk.min_value, bulk.max_value) == (
+        expected.total_count,
+        expected.min_value,
+        expected.max_value,
+    )
+
+
+@given(st.lists(st.floats(0, 1e13), min_size=1, max_size=40))
+@settings(deadline=None, max_examples=50)
+def test_fractions_of_a_nanosecond_are_truncated_as_the_package_does(values: list[float]) -> None:
+    expected, expected_refused = recorded_one_by_one(values)
+    bulk, refused = hdr.histogram_of(np.array(values))
+    assert bulk.encode() == expected.encode()
+    assert refused == expected_refused
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, -1e9, 1e18, 9e15])
+def test_a_value_that_no_histogram_holds_is_refused_and_counted(bad: float) -> None:
+    histogram, refused = hdr.histogram_of(np.array([5e6, bad, 7e6]))
+    assert (histogram.total_count, refused) == (2, 1)
+    assert histogram.get_max_value() == histogram.get_highest_equivalent_value(7_000_000)
+
+
+def test_recording_twice_adds_up_to_recording_once() -> None:
+    values = np.random.default_rng(1).lognormal(17, 1, 2000).astype(np.int64)
+    twice = hdr.new_histogram()
+    assert hdr.record(twice, values[:700]) + hdr.record(twice, values[700:]) == 0
+    assert twice.encode() == hdr.histogram_of(values)[0].encode()
+
+
+@given(st.lists(st.integers(0, hdr.HIGHEST_NS), min_size=1, max_size=80), st.floats(0.1, 100))
+@settings(deadline=None, max_examples=50)
+def test_a_percentile_read_in_bulk_is_the_one_that_the_package_reads(values: list[int], percentile: float) -> None:
+    histogram, _ = hdr.histogram_of(values)
+    asked = [percentile, 50.0, 99.0, 99.9, 100.0]
+    assert hdr.values_at(histogram, asked) == [histogram.get_value_at_percentile(p) for p in asked]
+    ordered = sorted(values)
+    exact = ordered[hdr.nearest_rank(percentile, len(values)) - 1]
+    assert hdr.values_at(histogram, [percentile]) == [int(hdr.rounded_up(exact))]
+    assert exact <= hdr.rounded_up(exact) <= exact * 1.001
+
+
+def test_a_stage_that_took_no_time_reads_zero_not_one_unit() -> None:
+    histogram, _ = hdr.histogram_of([0] * 10)
+    assert hdr.values_at(histogram, hdr.PERCENTILES) == [0] * 5
+    assert hdr.values_at(hdr.new_histogram(), [50.0]) == [0]
+
+
+def test_the_package_reads_back_every_tag_and_count_from_a_log(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    written = {name: hdr.histogram_of(rng.lognormal(16, 1, 500))[0] for name in ("ttft", "itl", "stage.queue")}
+    path = tmp_path / "run.hlog"
+    hdr.write_hlog(path, written, 1_700_000_000.25, 90.5)
+    reader = HistogramLogReader(str(path), hdr.new_histogram())
+    found = {}
+    while (histogram := reader.get_next_interval_histogram()) is not None:
+        found[histogram.get_tag()] = histogram
+        assert histogram.get_start_time_stamp() == pytest.approx(1_700_000_000_250)
+        assert histogram.get_end_time_stamp() == pytest.approx(1_700_000_090_750)
+    reader.close()
+    assert list(found) == list(written)
+    for name, histogram in written.items():
+        assert found[name].get_total_count() == 500
+        assert hdr.values_at(found[name], hdr.PERCENTILES) == hdr.values_at(histogram, hdr.PERCENTILES)
+
+
+def test_logs_of_two_parts_merge_into_the_log_of_the_whole(tmp_path: Path) -> None:
+    values = np.random.default_rng(4).lognormal(16, 1, 1001).astype(np.int64)
+    merged = hdr.new_histogram()
+    for name, part in (("a", values[:400]), ("b", values[400:])):
+        hdr.write_hlog(tmp_path / name, {"ttft": hdr.histogram_of(part)[0]}, 1.0, 1.0)
+        reader = HistogramLogReader(str(tmp_path / name), hdr.new_histogram())
+        reader.add_next_interval_histogram(merged)
+        reader.close()
+    assert hdr.values_at(merged, hdr.PERCENTILES) == hdr.values_at(hdr.histogram_of(values)[0], hdr.PERCENTILES)
+
+
+def test_a_tag_with_a_comma_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tag"):
+        hdr.write_hlog(tmp_path / "x.hlog", {"a,b": hdr.new_histogram()}, 0.0, 1.0)
