@@ -1,0 +1,264 @@
+"""Launching a server as a child: on cores of its own, its log kept, awaited until it answers, and ended for certain.
+
+Between us and the server stands a guard process (servers/guard.py), so that Ctrl-C, a crash or ``kill -9`` of ours
+leaves nothing of the server's tree behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+GUARD = Path(__file__).with_name("guard.py")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_POLL_S = 0.05
+_DECORATION = re.compile(
+    r"\x1b\[[0-9;]*m|^(\(\w+(?: pid=\d+)?\)\s*)+|^(ERROR|CRITICAL)\s+\d\d-\d\d [\d:]+ \[[^\]]*\]\s*"
+)
+_CAUSE = re.compile(r"^[\w.]*(Error|Exception|Exit|Failed|Failure|Interrupt)\b(:| \().*|.*\berror: .+|^cannot start .*")
+_CONSEQUENCE = re.compile(r"Engine core initialization failed|See root cause above|WorkerProc initialization failed")
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start, never became ready, or died. The message is a sentence for the user.
+
+    ``reason`` is the last meaningful text of its log ("" when it said nothing); ``exit_code`` is None while it runs.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", log_path: Path | None = None, exit_code: int | None = None):
+        super().__init__(message)
+        self.reason = reason
+        self.log_path = log_path
+        self.exit_code = exit_code
+
+
+class PortInUse(ServerFailed):
+    """The port that was asked for belongs to somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What to execute, and the environment variables that it needs beside ours."""
+
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class ServerProcess:
+    """A running child and its guard. Use as a context manager, or call ``stop``."""
+
+    def __init__(self, guard: subprocess.Popen[bytes], status_fd: int, log_path: Path) -> None:
+        self._guard = guard
+        self._status_fd = status_fd
+        self._said = b""
+        self.log_path = log_path
+        self.pid = 0
+        self.exit_code: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def poll(self) -> int | None:
+        """The exit code once the whole tree is gone (128 + signal for a kill), None while it runs. Never blocks."""
+        self._listen(0)
+        return self.exit_code
+
+    def failure(self) -> ServerFailed | None:
+        """What to tell the user when the server has died by itself; None while it runs."""
+        code = self.poll()
+        if code is None:
+            return None
+        reason = log_reason(self.log_path)
+        why = f": {reason}" if reason else ", and its log is empty"
+        return ServerFailed(
+            f"the server ended with {_ending(code)}{why} (log: {self.log_path})",
+            reason=reason, log_path=self.log_path, exit_code=code,
+        )  # fmt: skip
+
+    def stop(self, grace_s: float = 10.0) -> int:
+        """SIGTERM, ``grace_s`` to leave, then SIGKILL to what is left of the tree. Returns the exit code.
+
+        A second call does nothing. Raises ServerFailed if even the guard does not answer.
+        """
+        if self._guard.stdin and not self._guard.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+                self._guard.stdin.write(f"stop {grace_s}\n".encode())
+                self._guard.stdin.close()
+        deadline = time.monotonic() + grace_s + 30
+        while self.exit_code is None and time.monotonic() < deadline:
+            self._listen(0.5)
+        if self.exit_code is None:
+            self._guard.kill()  # the server dies with it (PR_SET_PDEATHSIG)
+            raise ServerFailed(f"process {self.pid} could not be ended", log_path=self.log_path)
+        self._guard.wait()
+        return self.exit_code
+
+    def _listen(self, timeout_s: float) -> None:
+        if self.exit_code is not None or not select.select([self._status_fd], [], [], timeout_s)[0]:
+            return
+        heard = os.read(self._status_fd, 4096)
+        self._said += heard
+        for line in self._said.decode().splitlines():
+            word, number = line.split()
+            if word == "pid":
+                self.pid = int(number)
+            else:
+                self.exit_code = int(number)
+        if not heard and self.exit_code is None:
+            self.exit_code = 128 + 9  # the guard was killed, and the server with it
+        if self.exit_code is not None:
+            os.close(self._status_fd)
+
+
+def launch(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cores: Sequence[int],
+    log_path: Path,
+    ready_url: str,
+    timeout_s: float,
+    *,
+    on_wait: Callable[[float], None] | None = None,
+) -> ServerProcess:
+    """Start ``command`` on ``cores`` (empty: anywhere) and return once ``ready_url`` answers 200.
+
+    ``env`` is added to ours; thread counts follow ``cores`` unless it names them. ``on_wait`` hears the seconds
+    waited so far, about once a second. Raises ServerFailed when the server ends first or is not ready in
+    ``timeout_s``; by then nothing of it runs any more, as on any other exception.
+    """
+    server = start(command, env, cores, log_path)
+    try:
+        _await_ready(server, ready_url, timeout_s, on_wait)
+    except BaseException:
+        server.stop(grace_s=3.0)
+        raise
+    return server
+
+
+def start(command: Sequence[str], env: Mapping[str, str], cores: Sequence[int], log_path: Path) -> ServerProcess:
+    """Start ``command`` under a guard without waiting for it. Raises ServerFailed if the log cannot be made."""
+    threads = {name: str(len(cores)) for name in _THREAD_VARIABLES} if cores else {}
+    status_read, status_write = os.pipe()
+    arguments = [str(os.getpid()), str(status_write), ",".join(map(str, cores)), "--", *command]
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), *arguments],
+                env={**os.environ, **threads, **env},
+                stdin=subprocess.PIPE, stdout=log, stderr=log,
+                bufsize=0, pass_fds=(status_write,), start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
+        os.close(status_read)
+        raise ServerFailed(f"cannot start the server: {error}", log_path=log_path) from error
+    finally:
+        os.close(status_write)
+    return ServerProcess(guard, status_read, log_path)
+
+
+def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
+    begun = time.monotonic()
+    told = begun
+    answer = ""
+    while True:
+        failed = server.failure()
+        if failed:
+            raise failed
+        answer = _ask(url)
+        if answer == "200":
+            return
+        now = time.monotonic()
+        if now - begun > timeout_s:
+            break
+        if on_wait and now - told >= 1:
+            told = now
+            on_wait(now - begun)
+        time.sleep(_POLL_S)
+    reason = log_reason(server.log_path)
+    raise ServerFailed(
+        f"the server was not ready within {timeout_s:g} s: GET {url} gave {answer}"
+        f"{f'; its log ends with: {reason}' if reason else '; its log is empty'} (log: {server.log_path})",
+        reason=reason, log_path=server.log_path,
+    )  # fmt: skip
+
+
+def _ask(url: str) -> str:
+    """The status code of a GET as text, or the plain name of what went wrong."""
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=2)
+    try:
+        connection.request("GET", parts.path or "/")
+        return str(connection.getresponse().status)
+    except ConnectionRefusedError:
+        return "connection refused"
+    except TimeoutError:
+        return "no answer in 2 s"
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def check_port(port: int, host: str = "127.0.0.1") -> None:
+    """Raises PortInUse when a server could not listen on ``port``."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(f"port {port} on {host} cannot be used ({error.strerror}); name another, or none to have "
+                            "a free one picked") from error  # fmt: skip
+
+
+def log_reason(log_path: Path, most_lines: int = 2) -> str:
+    """The text of a log that best says why its process ended: errors of the last 400 lines, root cause first.
+
+    Falls back to the last lines that are not blank; "" for an empty or missing log.
+    """
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 200_000))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in (_undecorated(raw) for raw in text.splitlines()[-400:]) if line.strip()]
+    causes = list(dict.fromkeys(line.strip() for line in lines if _CAUSE.match(line)))
+    roots = [line for line in causes if not _CONSEQUENCE.search(line)] or causes
+    picked = roots if len(roots) <= most_lines else [roots[0], *roots[1 - most_lines :]]
+    return " | ".join(line[:500] for line in picked or [line.strip() for line in lines[-most_lines:]])
+
+
+def _undecorated(line: str) -> str:
+    """Without colours and without the process and level marks that vLLM puts before each line."""
+    before = None
+    while before != line:
+        before, line = line, _DECORATION.sub("", line, count=1)
+    return line
+
+
+def _ending(code: int) -> str:
+    return f"signal {code - 128}" if code > 128 else f"exit code {code}"
