@@ -1,0 +1,373 @@
+"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class.
+
+The order of ``CLASSES`` is the priority with which overlapping activities own time. Scheduler states come first
+(they hold only before the first scheduling and while preempted); then own forward, own input preparation and
+sampling, another's step, code inside a process, executor messages, the engine loop's own time, and last the
+stretches between two causally adjacent stamps of different processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.sweep import Intervals
+from analysis.trace import Table, Trace
+from recording import EntryFlag, Span
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MISSING = -1
+_FAR = np.int64(1) << 40  # more tokens than any request has
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A priority class: the stage that its time belongs to, and whether it is transit."""
+
+    name: str
+    stage: str
+    transit: bool = False
+
+
+CLASSES: tuple[Class, ...] = (
+    Class("queue", "queue"),
+    Class("preempted", "preempted"),
+    Class("engine_wait", "engine_wait"),
+    Class("prefill", "prefill"),
+    Class("decode", "decode"),
+    Class("input_prep", "input_prep"),
+    Class("sampling", "sampling"),
+    Class("other_step", "other_step"),
+    Class("template", "template"),
+    Class("tokenize", "tokenize"),
+    Class("template_wait", "template", transit=True),
+    Class("tokenize_wait", "tokenize", transit=True),
+    Class("detokenize", "detokenize"),
+    Class("engine_code", "scheduling"),
+    Class("handoff", "handoff"),
+    Class("output", "output"),
+    Class("ingress", "ingress"),
+    Class("egress", "egress"),
+    Class("connect", "connect"),
+    Class("generator_lag", "generator_lag"),
+    Class("worker", "scheduling"),
+    Class("executor", "scheduling", transit=True),
+    Class("loop", "scheduling"),
+    Class("handoff_transit", "handoff", transit=True),
+    Class("output_transit", "output", transit=True),
+    Class("network_in", "network_in", transit=True),
+    Class("network_out", "network_out", transit=True),
+)
+CLASS = {c.name: number for number, c in enumerate(CLASSES)}
+FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
+HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The ends of ledgers: token ``n`` (from 1) of client row ``request`` received at ``end``, counted from ``start``."""
+
+    request: Ints
+    n: Ints
+    start: Ints
+    end: Ints
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The client's stamps, one element a row of its table; ``MISSING`` where there is none."""
+
+    due: Ints
+    connect_start: Ints
+    connect_end: Ints
+    write: Ints
+    sent: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """For each event, the stamps on its way: what the checks and the table need besides the intervals."""
+
+    intervals: Intervals
+    joined: Bools  # every process that recorded knows the request, and the token's step was found
+    first_seq: Ints  # the steps behind the event, by sequence number; MISSING where unknown
+    last_seq: Ints
+    gaps: dict[str, Ints]  # causal pairs: later minus earlier stamp, MISSING pairs left out
+
+
+class _Index:
+    """Looks a trace's rows up by request and code, by request and token, by step and code."""
+
+    def __init__(self, trace: Trace, requests: int) -> None:
+        self.requests = requests
+        spans = trace.request_spans
+        self.spans = spans[spans["request"] >= 0]
+        emissions = trace.emissions[trace.emissions["request"] >= 0]
+        emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
+        self.emission_key = emissions["request"] * _FAR + _cumulative(emissions["request"], emissions["tokens"])
+        self.emission_step = emissions["step"]
+        self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
+        self.step_spans = {code: self._dense(trace.step_spans, code) for code in Span if 100 <= code < 200}
+        entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
+        key = entries["request"] * _FAR + entries["step"]
+        order = np.argsort(key, kind="stable")
+        self.entry_key, self.entry_flags = key[order], entries["flags"][order]
+        self.entries = entries[order]
+
+    def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
+        """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
+        start = np.full(len(self.seqs), np.iinfo(np.int64).max)
+        end = np.full(len(self.seqs), MISSING)
+        rows = table[(table["code"] == code) & np.isin(table["step"], self.seqs)]
+        at = np.searchsorted(self.seqs, rows["step"])
+        np.minimum.at(start, at, rows["start"])
+        np.maximum.at(end, at, rows["end"])
+        start[end == MISSING] = MISSING
+        return start, end
+
+    def of_request(self, code: int, pick: str = "first") -> Table:
+        """One span of ``code`` for each client row (fields -1 where none)."""
+        out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
+        rows = self.spans[self.spans["code"] == code]
+        rows = rows[np.argsort(rows["start"], kind="stable")]
+        out[rows["request"][:: -1 if pick == "first" else 1]] = rows[:: -1 if pick == "first" else 1]
+        return out
+
+    def of_token(self, code: int, events: Events) -> Table:
+        """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
+        rows = self.spans[self.spans["code"] == code]
+        key = rows["request"] * _FAR + rows["n"]
+        order = np.argsort(key, kind="stable")
+        return _take(rows[order], key[order], events)
+
+    def step_of_token(self, events: Events) -> Ints:
+        """Position in ``seqs`` of the step that made each event's token, or MISSING."""
+        wanted = events.request * _FAR + events.n
+        at = np.searchsorted(self.emission_key, wanted)
+        found = np.full(len(events), MISSING)
+        inside = at < len(self.emission_key)
+        same = inside.copy()
+        same[inside] = self.emission_key[at[inside]] // _FAR == events.request[inside]
+        found[same] = self.position(self.emission_step[at[same]])
+        return found
+
+    def position(self, seq: Ints) -> Ints:
+        if not len(self.seqs):
+            return np.full(len(seq), MISSING)
+        at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
+        return np.where(self.seqs[at] == seq, at, MISSING)
+
+    def first_step(self) -> Ints:
+        """Position of the first step that carries tokens of each client row, or MISSING."""
+        out = np.full(self.requests, MISSING)
+        out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])
+        return out
+
+
+def _cumulative(groups: Ints, values: Ints) -> Ints:
+    """Running sum of ``values`` within runs of equal ``groups``."""
+    total = np.cumsum(values)
+    starts = np.flatnonzero(np.diff(groups, prepend=np.int64(MISSING - 1)))
+    before = np.zeros(len(groups), dtype=np.int64)
+    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0)) if len(starts) else 0
+    return np.asarray(total - np.cumsum(before), dtype=np.int64)
+
+
+def _take(rows: Table, key: Ints, events: Events) -> Table:
+    out = np.full(len(events), MISSING, dtype=rows.dtype)
+    at = np.searchsorted(key, events.request * _FAR + events.n)
+    inside = np.flatnonzero(at < len(key))
+    same = inside[rows["request"][at[inside]] == events.request[inside]]
+    out[same] = rows[at[same]]
+    return out
+
+
+def build(trace: Trace | None, client: Client, events: Events, dropped: frozenset[str]) -> Causes:
+    """All activities that led to the events, as intervals within each event's window.
+
+    ``dropped`` names the classes that may not own time because a stage inside them could not be stamped.
+    """
+    maker = _Maker(trace, client, events)
+    maker.client_side()
+    if trace is not None:
+        maker.api_side()
+        if trace.has_engine:
+            maker.engine_waits()
+            maker.engine_steps()
+    parts = [part for name, part in maker.parts if name not in dropped]
+    whole = Intervals.join(parts).clip(events.start, events.end)
+    return Causes(whole, maker.joined, maker.seq_of(maker.low), maker.seq_of(maker.step), maker.gaps)
+
+
+class _Maker:
+    """Collects the intervals of one set of events; each method adds one part of the way."""
+
+    def __init__(self, trace: Trace | None, client: Client, events: Events) -> None:
+        self.client, self.events, self.trace = client, events, trace
+        self.parts: list[tuple[str, Intervals]] = []
+        self.gaps: dict[str, Ints] = {}
+        self.joined = np.ones(len(events), dtype=np.bool_)
+        self.low = self.step = np.full(len(events), MISSING)
+        self.all = np.arange(len(events))
+        if trace is not None:
+            self.index = _Index(trace, len(client.due))
+            self.ingress = self.index.of_request(Span.INGRESS)[events.request]
+            self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
+            self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
+            self.egress = self.index.of_token(Span.EGRESS, events)
+
+    def add(self, name: str, start: Ints, end: Ints, event: Ints | None = None) -> None:
+        """Rows of one class; a row with a missing end or start is left out."""
+        event = self.all if event is None else event
+        kept = (start != MISSING) & (end != MISSING) & (end > start)
+        cls = np.full(int(kept.sum()), CLASS[name])
+        self.parts.append((name, Intervals(event[kept], start[kept], end[kept], cls)))
+
+    def causal(self, name: str, earlier: Ints, later: Ints) -> None:
+        """Note how far apart two stamps are that cannot be the other way round."""
+        both = (earlier != MISSING) & (later != MISSING)
+        self.gaps[name] = (later - earlier)[both]
+
+    def seq_of(self, position: Ints) -> Ints:
+        """Sequence numbers of steps given by position."""
+        if self.trace is None or not len(self.index.seqs):
+            return position
+        return np.where(position == MISSING, MISSING, self.index.seqs[np.minimum(position, len(self.index.seqs) - 1)])
+
+    def client_side(self) -> None:
+        c, who = self.client, self.events.request
+        due, write, sent = c.due[who], c.write[who], c.sent[who]
+        opened = (c.connect_start[who] != MISSING) & (c.connect_end[who] > due)
+        if self.trace is not None:
+            seen = self.ingress["start"]
+            sent = np.where((seen != MISSING) & (seen < sent), np.maximum(seen, write), sent)
+            self.causal("write → server", write, seen)
+            self.add("network_in", sent, seen)
+        connect_start = np.where(opened, c.connect_start[who], MISSING)
+        connect_end = np.where(opened, c.connect_end[who], MISSING)
+        self.add("connect", connect_start, connect_end)
+        self.add("generator_lag", due, np.where(opened, connect_start, sent))
+        self.add("generator_lag", connect_end, np.where(opened, sent, MISSING))
+
+    def api_side(self) -> None:
+        who, index = self.events.request, self.index
+        self.joined &= self.ingress["start"] != MISSING
+        self.add("ingress", self.ingress["start"], self.ingress["end"])
+        for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
+            span = index.of_request(code)[who]
+            self.add(f"{name}_wait", span["queued"], span["start"])
+            self.add(name, span["start"], span["end"])
+        arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
+        self.arrived = arrived
+        self.add("output", self.receive["start"], self.receive["end"])
+        self.add("detokenize", self.detokenize["queued"], self.detokenize["end"])
+        written = np.minimum(self.egress["end"], self.events.end)
+        self.add("egress", self.detokenize["end"], written)
+        self.add("network_out", np.where(self.egress["end"] == MISSING, MISSING, written), self.events.end)
+        self.causal("write → client", self.egress["start"], self.events.end)
+        self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])
+        self.joined &= self.egress["start"] != MISSING
+
+    def engine_waits(self) -> None:
+        """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""
+        who, index = self.events.request, self.index
+        hand, receive, add = (index.of_request(code)[who] for code in (Span.HANDOFF, Span.CORE_RECEIVE, Span.CORE_ADD))
+        handed = np.where(receive["start"] != MISSING, np.minimum(hand["end"], receive["start"]), hand["end"])
+        self.add("handoff", hand["start"], handed)
+        self.add("handoff_transit", hand["start"], receive["start"])
+        self.add("handoff", receive["start"], receive["end"])
+        self.add("engine_wait", receive["end"], add["start"])
+        self.add("engine_code", add["start"], add["end"])
+        self.causal("handoff → engine", hand["start"], receive["start"])
+        self.causal("engine queue → engine", receive["end"], add["start"])
+        first = index.first_step()[who]
+        schedule, _ = index.step_spans[Span.SCHEDULE]
+        self.scheduled = np.where(first == MISSING, MISSING, schedule[first]) if len(schedule) else first
+        self.first = first
+        self.add("queue", add["end"], self.scheduled)
+        self.causal("scheduler queue → scheduled", add["end"], self.scheduled)
+        self._preemptions(schedule)
+
+    def _preemptions(self, schedule: Ints) -> None:
+        index = self.index
+        evictions = index.spans[index.spans["code"] == Span.PREEMPT]
+        for row in evictions:
+            mine = index.entries[index.entries["request"] == row["request"]]
+            starts = schedule[index.position(mine["step"])]
+            later = starts[starts > row["start"]]
+            events = np.flatnonzero(self.events.request == row["request"])
+            back = int(later.min()) if len(later) else np.iinfo(np.int64).max
+            self.add("preempted", np.full(len(events), row["start"]), np.full(len(events), back), events)
+
+    def engine_steps(self) -> None:
+        """From the first scheduling to the token's sampling, and on to the API server."""
+        index, events = self.index, self.events
+        self.step = index.step_of_token(events)
+        ok = (self.step != MISSING) & (self.first != MISSING)
+        self.joined &= ok
+        spans = index.step_spans
+        made = np.maximum.reduce([spans[code][1] for code in (Span.FORWARD, Span.SAMPLING)])
+        made = np.where(made == MISSING, spans[Span.WORKER][1], made)
+        sampled = np.where(ok, made[self.step], MISSING) if len(made) else self.step
+        put_start, put_end = (np.where(ok, side[self.step], MISSING) for side in spans[Span.OUTPUT_PUT])
+        self.causal("sampled → output", sampled, put_end)
+        self.causal("output → API server", put_start, self.arrived)
+        self.add("output_transit", sampled, self.arrived)
+        for code in (Span.OUTPUT_PUT, Span.OUTPUT_SEND):
+            start, end = (np.where(ok, side[self.step], MISSING) for side in spans[code])
+            self.add("output", start, np.minimum(end, np.where(self.arrived == MISSING, end, self.arrived)))
+        self._steps_between(ok, sampled, np.where(put_end == MISSING, self.arrived, put_end))
+
+    def _steps_between(self, ok: Bools, sampled: Ints, left: Ints) -> None:
+        """Every step from the first own one to the one that made the token, for each event.
+
+        Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
+        """
+        spans = self.index.step_spans
+        ends = np.maximum.reduce([end for _, end in spans.values()])
+        done = np.maximum.accumulate(ends) if len(ends) else ends
+        low = np.maximum(self.first, np.searchsorted(done, self.events.start))
+        self.low = np.where(ok, np.minimum(low, self.step), MISSING)
+        count = np.where(ok, np.maximum(self.step - low + 1, 0), 0)
+        event = np.repeat(self.all, count)
+        position = np.arange(len(event)) - np.repeat(np.cumsum(count) - count, count) + low[event]
+        own, prompt = self._membership(event, position)
+        last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
+        last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
+
+        def lay(name: str, code: int, rows: Bools, until: Ints) -> None:
+            start, end = spans[code][0][position[rows]], spans[code][1][position[rows]]
+            start = np.maximum(start, np.where(start == MISSING, MISSING, self.scheduled[event[rows]]))
+            self.add(name, start, np.minimum(end, until[rows]), event[rows])
+
+        every = np.ones(len(event), dtype=np.bool_)
+        lay("prefill", Span.FORWARD, own & prompt, last_of_work)
+        lay("decode", Span.FORWARD, own & ~prompt, last_of_work)
+        lay("input_prep", Span.INPUT_PREP, own, last_of_work)
+        lay("sampling", Span.SAMPLING, own, last_of_work)
+        for code in (Span.FORWARD, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
+            lay("other_step", code, ~own, last_of_work)
+        for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
+            lay("engine_code", code, every, last_of_code)
+        earlier = position < self.step[event]
+        lay("engine_code", Span.OUTPUT_PUT, earlier, last_of_code)
+        lay("worker", Span.WORKER, own, last_of_code)
+        for code in (Span.EXECUTE, Span.SAMPLE_CALL):
+            lay("executor", code, every, last_of_code)
+        lay("loop", Span.LOOP, every, last_of_code)
+
+    def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
+        """Whether each (event, step) pair is an own step, and whether it carries the prompt."""
+        index = self.index
+        key = self.events.request[event] * _FAR + index.seqs[position]
+        at = np.minimum(np.searchsorted(index.entry_key, key), max(len(index.entry_key) - 1, 0))
+        own = index.entry_key[at] == key if len(index.entry_key) else np.zeros(len(key), dtype=np.bool_)
+        prompt = own & ((index.entry_flags[at] & EntryFlag.PROMPT) != 0) if len(index.entry_key) else own
+        return own, prompt

@@ -1,0 +1,215 @@
+"""Hand-made timelines, written as a probe writes them, come back as the ledger that a person would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.ledger import make_ledger
+from analysis.trace import read_trace
+from recording import EntryFlag, RecordWriter, Span, StepFlag
+
+PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK
+Api = Callable[[RecordWriter], None]
+
+
+def _requests(**changes: Any) -> pd.DataFrame:
+    """One request of two tokens: due at 1000, sent at 1100, tokens received at 10_000 and 20_000."""
+    row: dict[str, Any] = {
+        "request_id": "r1", "outcome": "ok", "due_ns": 1000, "connect_start_ns": None, "connect_end_ns": None,
+        "write_ns": 1090, "sent_ns": 1100, "first_token_ns": 10_000, "last_token_ns": 20_000, "output_tokens": 2,
+        "token_ns": [10_000, 20_000],
+    }  # fmt: skip
+    return pd.DataFrame([row | changes])
+
+
+def _api(writer: RecordWriter) -> None:
+    ref = writer.request("engine-r1", "r1")
+    writer.span(Span.INGRESS, ref, 1300, 2000)
+    writer.span(Span.TEMPLATE, ref, 1400, 1500, queued_ns=1350)
+    writer.span(Span.TOKENIZE, ref, 1600, 1800)
+    writer.span(Span.HANDOFF, ref, 2000, 2100)
+    for n, base in ((1, 9000), (2, 19_000)):
+        writer.span(Span.OUTPUT_RECEIVE, ref, base, base + 100, n=n)
+        writer.span(Span.DETOKENIZE, ref, base + 200, base + 300, n=n, queued_ns=base + 100)
+        writer.span(Span.EGRESS, ref, base + 500, base + 700, n=n)
+
+
+def _steps(writer: RecordWriter, ref: int, early: int = 0) -> None:
+    """Two steps of the request's own: 5..8 µs and 15..18 µs, one of another's between them."""
+    other = writer.request("engine-x")
+    for seq, base, entry in (
+        (1, 5000, (ref, 10, 0, 0, PROMPT)), (2, 10_000, (other, 1, 5, 0, 0)), (3, 15_000, (ref, 1, 10, 0, 0)),
+    ):  # fmt: skip
+        writer.span(Span.LOOP, seq, base - 100, base + 3800)
+        scheduled = base - (early if seq == 2 else 0)
+        writer.span(Span.SCHEDULE, seq, scheduled, scheduled + 200)
+        writer.step(0, seq, [entry], running=1, waiting=0, free_blocks=9, schedule_ns=base)
+        writer.span(Span.EXECUTE, seq, base + 300, base + 3300)
+        writer.span(Span.WORKER, seq, base + 400, base + 3200)
+        writer.span(Span.INPUT_PREP, seq, base + 500, base + 1000)
+        writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+        writer.span(Span.SAMPLING, seq, base + 2500, base + 3000)
+        writer.span(Span.UPDATE, seq, base + 3300, base + 3500)
+        writer.emit(seq, base + 3400, [(entry[0], 1)])
+        writer.span(Span.OUTPUT_PUT, seq, base + 3600, base + 3700)
+
+
+def _core(writer: RecordWriter, early: int = 0) -> None:
+    ref = writer.request("engine-r1")
+    writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
+    writer.span(Span.CORE_ADD, ref, 3000, 3100)
+    _steps(writer, ref, early)
+
+
+def _write(folder: Path, api: Api | None = _api, core: Api | None = _core) -> list[Path]:
+    for role, fill in (("api", api), ("core", core)):
+        if fill is not None:
+            writer = RecordWriter(folder / f"{role}.gap", {"role": role})
+            fill(writer)
+            writer.close()
+    return sorted(folder.glob("*.gap"))
+
+
+def _row(folder: Path, event: str, **changes: Any) -> pd.Series:
+    ledger = make_ledger(_requests(**changes), read_trace(_write(folder), ["r1"]))
+    assert ledger.refused == ()
+    return ledger.rows.set_index("event").loc[event]
+
+
+FIRST = {
+    "generator_lag": 100, "connect": 0, "network_in": 200, "ingress": 700 - 50 - 100 - 200, "template": 150,
+    "tokenize": 200, "handoff": 300 + 100, "engine_wait": 600, "queue": 5000 - 3100, "other_step": 0, "prefill": 1500,
+    "decode": 0, "input_prep": 500, "sampling": 500, "scheduling": 500 + 600, "output": 100 + 300 + 100,
+    "detokenize": 200, "egress": 400, "network_out": 300, "preempted": 0,
+}  # fmt: skip
+
+
+def test_a_first_token_is_split_into_the_stages_that_were_stamped(tmp_path: Path) -> None:
+    row = _row(tmp_path, "first_token")
+    got = {name: row[f"{name}_ns"] for name in FIRST}
+    assert got == FIRST
+    assert row["unexplained_ns"] == 0
+    assert row["total_ns"] == 9000 == sum(got.values())
+
+
+def test_what_lies_between_processes_is_transit_and_counts_as_strict(tmp_path: Path) -> None:
+    row = _row(tmp_path, "first_token")
+    between = 200 + 50 + 200 + 100 + 100 + 300 + 300  # network, template's pool, handoff, executor, output, network
+    assert row["transit_ns"] == row["strict_ns"] == between
+
+
+def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -> None:
+    row = _row(tmp_path, "last_token")
+    assert row["other_step_ns"] == 2800  # the worker's whole stay: nothing of ours ran
+    assert row["decode_ns"] == row["prefill_ns"] == 1500
+    assert row["total_ns"] == 19_000
+
+
+def test_every_ledger_adds_up_to_its_total(tmp_path: Path) -> None:
+    ledger = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"]))
+    for table in (ledger.rows, ledger.gaps):
+        stages = table[[c for c in table if c.endswith("_ns") and c.removesuffix("_ns") in FIRST]].sum(axis=1)
+        assert (stages + table["unexplained_ns"] == table["total_ns"]).all()
+
+
+def test_a_gap_runs_from_arrival_to_arrival_and_names_its_steps(tmp_path: Path) -> None:
+    gap = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"])).gaps.iloc[0]
+    assert (gap["gap_ns"], gap["k"], gap["tokens"]) == (10_000, 1, 1)
+    assert (gap["first_step"], gap["last_step"]) == (2, 3)
+    assert gap["decode_ns"] == 1500
+
+
+def test_scheduling_that_a_forward_hides_costs_nothing_but_is_known_as_hidden(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        _core(writer, early=3800)  # the second step is scheduled while the first one computes
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    assert row["hidden_host_ns"] == 200
+    assert row["prefill_ns"] == 1500
+
+
+def test_time_while_evicted_is_preempted(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        writer.span(Span.PREEMPT, 1, 9000, 9000)
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    assert row["preempted_ns"] == 6000
+    assert row["other_step_ns"] == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "spoilt"), [("tokenize", ["ingress"]), ("detokenize", ["egress"]), ("prefill", []), ("queue", [])]
+)
+def test_a_stage_that_could_not_be_stamped_is_unmeasured_and_its_time_joins_the_rest(
+    tmp_path: Path, stage: str, spoilt: list[str]
+) -> None:
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        writer.json({"type": "missing", "hook": "x", "stages": [stage]})
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[0]
+    for name in [stage, *spoilt]:
+        assert np.isnan(row[f"{name}_ns"])
+    assert row["unexplained_ns"] >= FIRST[stage]
+    known = row[[f"{name}_ns" for name in FIRST]].sum()
+    assert known + row["unexplained_ns"] == row["total_ns"]
+
+
+def test_without_a_probe_only_the_clients_own_stages_are_known() -> None:
+    ledger = make_ledger(_requests(), None)
+    row = ledger.rows.iloc[0]
+    assert row["generator_lag_ns"] == 100
+    assert row["unexplained_ns"] == 8900
+    assert np.isnan(row["queue_ns"])
+    assert np.isnan(row["network_in_ns"])
+
+
+def _api_of_another(writer: RecordWriter) -> None:
+    writer.request("engine-r1", "somebody else")
+
+
+def _worker_lost_steps(writer: RecordWriter) -> None:
+    _core(writer)
+    for seq in (4, 5, 6):
+        writer.step(StepFlag(0), seq, [(1, 1, 1, 0, 0)], running=1, waiting=0, free_blocks=1, schedule_ns=1)
+
+
+@pytest.mark.parametrize(
+    ("api", "core", "reason"),
+    [
+        (_api_of_another, _core, "1 of 1 successful requests were not found"),
+        (_api, _worker_lost_steps, "3 steps missing"),
+    ],
+)
+def test_a_table_is_refused_with_its_reason(tmp_path: Path, api: Api, core: Api, reason: str) -> None:
+    ledger = make_ledger(_requests(), read_trace(_write(tmp_path, api, core), ["r1"]))
+    assert any(reason in text for text in ledger.refused)
+
+
+def test_a_reply_that_arrives_before_it_was_written_refuses_the_table(tmp_path: Path) -> None:
+    requests = _requests(last_token_ns=18_000, token_ns=[10_000, 18_000])
+    ledger = make_ledger(requests, read_trace(_write(tmp_path), ["r1"]))
+    assert any("write → client: 1 negative" in text for text in ledger.refused)
+
+
+def test_interference_is_the_excess_of_mixed_steps_over_what_decode_alone_takes(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        other = writer.request("engine-y")
+        for seq in range(10, 40):  # decode alone takes 1000 ns, whatever is in it
+            writer.step(
+                0, seq, [(other, 1, seq, 0, 0)] * (1 + seq % 3), running=1, waiting=0, free_blocks=1, schedule_ns=1
+            )
+            writer.span(Span.FORWARD, seq, 30_000 + seq * 2000, 31_000 + seq * 2000)
+        writer.step(0, 3, [(other, 5, 0, 0, PROMPT)], running=2, waiting=0, free_blocks=9, schedule_ns=15_000)
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    assert row["interference_ns"] == pytest.approx(500, abs=60)
+    assert row["decode_ns"] + row["interference_ns"] == 1500

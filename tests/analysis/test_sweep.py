@@ -1,0 +1,58 @@
+"""The sweep gives every nanosecond to one activity, the one of highest priority."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.sweep import Intervals, sweep
+
+CLASSES = 5
+
+_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 30), st.integers(0, CLASSES - 1)))
+
+
+def _intervals(rows: list[tuple[int, int, int, int]]) -> Intervals:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return Intervals(*columns)
+
+
+def _by_hand(rows: list[tuple[int, int, int, int]], over: set[int], under: set[int]) -> tuple[np.ndarray, np.ndarray]:
+    owned, hidden = np.zeros((4, CLASSES), int), np.zeros(4, int)
+    for event in range(4):
+        for tick in range(31):
+            active = {cls for e, start, end, cls in rows if e == event and start <= tick < end}
+            if active:
+                owned[event, min(active)] += 1
+                hidden[event] += min(active) in over and bool(active & under)
+    return owned, hidden
+
+
+@given(_rows)
+def test_every_tick_goes_to_the_active_class_of_highest_priority(rows: list[tuple[int, int, int, int]]) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
+    got, hidden = sweep(_intervals(rows), 4, CLASSES, over=np.array([0, 1]), under=np.array([3]))
+    want, want_hidden = _by_hand(rows, {0, 1}, {3})
+    assert (got == want).all()
+    assert (hidden == want_hidden).all()
+
+
+@given(_rows, st.integers(0, 30), st.integers(0, 30))
+def test_clipped_rows_never_own_more_than_the_window(
+    rows: list[tuple[int, int, int, int]], low: int, high: int
+) -> None:
+    window = np.full(4, low), np.full(4, high)
+    owned, _ = sweep(_intervals(rows).clip(*window), 4, CLASSES)
+    assert (owned.sum(axis=1) <= max(high - low, 0)).all()
+
+
+def test_many_events_are_swept_in_chunks_like_few() -> None:
+    rng = np.random.default_rng(1)
+    start = rng.integers(0, 1000, 900_000)
+    event = rng.integers(0, 3000, 900_000)
+    many = Intervals(event, start, start + rng.integers(1, 9, 900_000), rng.integers(0, CLASSES, 900_000))
+    whole, _ = sweep(many, 3000, CLASSES)
+    some = many.event == 1234
+    alone, _ = sweep(Intervals(np.zeros(some.sum(), int), many.start[some], many.end[some], many.cls[some]), 1, CLASSES)
+    assert (whole[1234] == alone[0]).all()
