@@ -6,6 +6,7 @@ without the rest of gapmeter; they are re-exported here for everyone else.
 
 from gapmeter_probe.records import SCHEMA_VERSION, EntryFlag, Kind, Outcome, Span, StepFlag
 from gapmeter_probe.writer import RecordWriter
+
 from recording.folder import RunFolder
 from recording.reader import RecordFile, read_records
 

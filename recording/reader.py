@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 from gapmeter_probe.records import (
     BLOB,
     EMIT,
-    ENTRY,
     FILE_HEADER,
     HEAD,
     JSON,
@@ -25,6 +22,7 @@ from gapmeter_probe.records import (
     STEP,
     Kind,
 )
+from numpy.typing import NDArray
 
 Table = NDArray[np.void]
 

@@ -85,7 +85,7 @@ def _row(folder: Path, event: str, **changes: Any) -> pd.Series:
 FIRST = {
     "generator_lag": 100, "connect": 0, "network_in": 200, "ingress": 700 - 50 - 100 - 200, "template": 150,
     "tokenize": 200, "handoff": 300 + 100, "engine_wait": 600, "queue": 5000 - 3100, "other_step": 0, "prefill": 1500,
-    "decode": 0, "input_prep": 500, "sampling": 500, "scheduling": 500 + 600, "output": 100 + 300 + 100,
+    "decode": 0, "input_prep": 500, "sampling": 500, "scheduling": 100 + 500 + 600, "output": 100 + 300 + 100,
     "detokenize": 200, "egress": 400, "network_out": 300, "preempted": 0,
 }  # fmt: skip
 
