@@ -1,0 +1,95 @@
+"""How a stage looks: its colour, its hatch, its words. The same in every picture of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from analysis.report.svg import Fragment, el, group
+from analysis.stages import BY_NAME, DECODE_COLOUR, OWNER_COLOURS, STAGES, UNEXPLAINED, colour
+
+HATCHED = "#8A8A8A"
+
+_WORDS = {
+    "generator_lag": "generator lag", "network_in": "network in", "engine_wait": "engine wait",
+    "other_step": "others' steps", "launch_gap": "launch gap", "input_prep": "input preparation",
+    "network_out": "network out", "output": "output to API",
+}  # fmt: skip
+
+
+def words(stage: str) -> str:
+    """A stage's name for people."""
+    return _WORDS.get(stage, stage.replace("_", " "))
+
+
+def owner(stage: str) -> str:
+    return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
+
+
+def kind(stage: str) -> str:
+    return BY_NAME[stage].kind if stage in BY_NAME else "the rest"
+
+
+def fill(stage: str) -> str:
+    """The paint of a stage: its colour, or for the residual and transit stages a hatch of it."""
+    if stage == UNEXPLAINED:
+        return "url(#hatch-unexplained)"
+    if stage in BY_NAME and BY_NAME[stage].kind == "transit":
+        return f"url(#hatch-{stage})"
+    return colour(stage)
+
+
+def ink(stage: str) -> str:
+    """Black or white, whichever reads better on the stage's colour (WCAG relative luminance)."""
+    if stage == UNEXPLAINED or (stage in BY_NAME and BY_NAME[stage].kind == "transit"):
+        return "var(--ink)"
+    return "#000" if _luminance(colour(stage)) > 0.179 else "#fff"
+
+
+def _luminance(hex_colour: str) -> float:
+    channels = [int(hex_colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def definitions() -> Fragment:
+    """The hatches, once a page: light for transit in its owner's colour, grey for the residual, thin for estimates."""
+    hatches = [_hatch(f"hatch-{s.name}", colour(s.name), 45) for s in STAGES if s.kind == "transit"]
+    hatches.append(_hatch("hatch-unexplained", HATCHED, -45))
+    return el(
+        "svg", el("defs", *hatches), width=0, height=0, class_="defs", aria_hidden="true", focusable="false"
+    )  # fmt: skip
+
+
+def _hatch(name: str, line: str, angle: int) -> Fragment:
+    return el(
+        "pattern",
+        el("rect", width=6, height=6, class_="hatch-ground"),
+        el("rect", width=6, height=6, fill=line, opacity="0.18"),
+        el("rect", width=2.4, height=6, fill=line),
+        id=name, width=6, height=6, patternUnits="userSpaceOnUse", patternTransform=f"rotate({angle})",
+    )  # fmt: skip
+
+
+def legend(stages: Iterable[str]) -> Fragment:
+    """A swatch and a name for each stage; a button, so that it can be picked out by keyboard too."""
+    return el("div", *(_entry(stage) for stage in stages), class_="legend", role="group", aria_label="Stages")
+
+
+def _entry(stage: str) -> Fragment:
+    swatch = el(
+        "svg", el("rect", width=12, height=12, rx=2, fill=fill(stage), class_="segment"), width=12, height=12,
+        aria_hidden="true",
+    )  # fmt: skip
+    return el(
+        "button", swatch, words(stage), type="button", data_stage=stage, aria_pressed="false",
+        title=f"{words(stage)}: owner {owner(stage)}, {kind(stage)}",
+    )  # fmt: skip
+
+
+def owner_key() -> Fragment:
+    """Which colour means whom."""
+    pairs = [(name if name != "GPU" else "GPU prefill", c) for name, c in OWNER_COLOURS.items() if name != "nobody"]
+    pairs.append(("GPU decode", DECODE_COLOUR))
+    return group(
+        el("span", el("i", style=f"background:{c}"), name, class_="owner-key") for name, c in pairs
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""How numbers are written for people: three significant digits, the unit that keeps them short."""
+
+from __future__ import annotations
+
+import math
+
+DASH = "–"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """``value`` to so many significant digits, without an exponent: 1420.4 -> 1,420; 0.02345 -> 0.0235."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = round(value, decimals)
+    if abs(rounded) >= 10 ** (digits - decimals) and decimals:  # 9.996 -> 10.0, not 10.00
+        decimals -= 1
+    return f"{rounded:,.{decimals}f}"
+
+
+def duration(ms: float | None, digits: int = 3) -> str:
+    """Milliseconds as text with its unit: µs below 0.1 ms, s from 1,000 ms; a dash for None."""
+    if ms is None or not math.isfinite(ms):
+        return DASH
+    value, unit = in_unit(ms, unit_of(ms))
+    return f"{significant(value, digits)} {unit}"
+
+
+def unit_of(ms: float) -> str:
+    """The unit that ``duration`` writes this many milliseconds in."""
+    size = abs(ms)
+    if size >= 999.5:
+        return "s"
+    return "ms" if size >= 0.0995 or size == 0 else "µs"
+
+
+def in_unit(ms: float, unit: str) -> tuple[float, str]:
+    """Milliseconds as a number of ``unit`` (µs, ms or s)."""
+    return ms / {"s": 1000.0, "ms": 1.0, "µs": 0.001}[unit], unit
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """An interval in milliseconds, as ``1.31 .. 1.58`` in the unit of its upper end, or ``not estimable``."""
+    if low is None or high is None:
+        return "not estimable"
+    unit = unit_of(high)
+    return f"{significant(in_unit(low, unit)[0])} .. {significant(in_unit(high, unit)[0])} {unit}"
+
+
+def share(fraction: float | None) -> str:
+    """A fraction as per cent: 0.8612 -> 86 %, 0.0002 -> 0.02 %, below 0.01 % as such."""
+    if fraction is None or not math.isfinite(fraction):
+        return DASH
+    percent = 100 * fraction
+    if percent == 0:
+        return "0 %"
+    if abs(percent) < 0.01:
+        return "< 0.01 %"
+    return f"{significant(percent, 2 if abs(percent) < 99.5 else 3)} %"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separated."""
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def rate(per_second: float | None) -> str:
+    """A rate to three significant digits, with its unit."""
+    if per_second is None:
+        return DASH
+    text = significant(per_second)
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} req/s"
+
+
+def ticks(top: float, about: int = 6) -> list[float]:
+    """Round tick values (1, 2 or 5 times a power of ten apart) from 0 up to ``top``, about so many."""
+    if top <= 0:
+        return [0.0]
+    raw = top / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw)
+    return [step * i for i in range(int(top / step + 1e-9) + 1)]

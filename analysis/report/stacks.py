@@ -1,0 +1,188 @@
+"""The main picture: where typical and slow requests spend their time, on one axis, and what makes the difference.
+
+A band's stack is the mean over the real requests in it, stage by stage, so that the stages add up to the bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from analysis.report import marks
+from analysis.report.numbers import duration, in_unit, share, significant, ticks, unit_of
+from analysis.report.svg import Fragment, chart, el, group, percent
+
+_BAR, _ROW, _TOP = 34, 66, 26
+_WIDTHS = (560, 760, 1000)  # plot widths in px from which a label that needs them is shown
+_CHARACTER = 6.6  # px, of the labels' 12 px type, on the safe side
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Mean ledger of some requests: ``parts`` maps a stage (and the residual) to ms, in the order of the timeline."""
+
+    name: str
+    detail: str
+    n: int
+    total_ms: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Typical against slow requests up to one event; ``limit`` is the SLO on that metric in ms and in words."""
+
+    metric: str
+    event: str
+    typical: Band
+    slow: Band
+    limit: tuple[float, str] | None
+
+    def excess(self) -> list[tuple[str, float]]:
+        """Slow minus typical a stage, in ms, the largest first."""
+        stages = [*self.slow.parts, *(s for s in self.typical.parts if s not in self.slow.parts)]
+        gain = {s: self.slow.parts.get(s, 0.0) - self.typical.parts.get(s, 0.0) for s in stages}
+        return sorted(gain.items(), key=lambda item: -item[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    stage: str
+    start_ms: float
+    length_ms: float
+    label: str
+    title: str
+
+
+def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Fragment:
+    """The two stacks, their difference, the SLO line and the axis. ``stamp`` is written across (an invalid run)."""
+    typical, slow = comparison.typical, comparison.slow
+    longest = max(typical.total_ms, slow.total_ms)
+    limit = comparison.limit
+    top = max(longest * 1.02, limit[0] * 1.04) if limit and limit[0] <= 1.8 * longest else longest * 1.02
+    rows = [
+        _row(0, _band_head(typical), _stack(typical), top, typical.total_ms),
+        _row(1, _band_head(slow), _stack(slow), top, slow.total_ms),
+        _row(2, _difference_head(comparison), _difference(comparison), top, slow.total_ms),
+    ]
+    bottom = _TOP + 3 * _ROW
+    return chart(
+        name, bottom + 30, f"{comparison.metric}: typical against slow requests", describe(comparison),
+        _axis(top, bottom), *rows, _limit_line(limit, top, bottom), _stamp(stamp, bottom),
+    )  # fmt: skip
+
+
+def describe(comparison: Comparison) -> str:
+    """The picture in a sentence, for those who do not see it."""
+    slow, typical = comparison.slow, comparison.typical
+    stage, extra = comparison.excess()[0]
+    text = f"Typical requests take {duration(typical.total_ms)}, slow ones {duration(slow.total_ms)}"
+    return f"{text}; the largest part of the difference is {marks.words(stage)}, {duration(extra)}."
+
+
+def _band_head(band: Band) -> tuple[str, str]:
+    return f"{band.name} {duration(band.total_ms)}", f"{band.detail}, mean of {band.n:,}"
+
+
+def _difference_head(comparison: Comparison) -> tuple[str, str]:
+    extra = comparison.slow.total_ms - comparison.typical.total_ms
+    return f"difference {duration(extra)}", "what slow requests wait beyond typical ones, largest first"
+
+
+def _stack(band: Band) -> list[_Piece]:
+    pieces, at = [], 0.0
+    for stage, ms in band.parts.items():
+        if ms > 0:
+            title = _title(stage, ms, f"{share(ms / band.total_ms)} of the bar" if band.total_ms else "")
+            pieces.append(_Piece(stage, at, ms, marks.words(stage), title))
+            at += ms
+    return pieces
+
+
+def _difference(comparison: Comparison) -> list[_Piece]:
+    """Growth laid end to end up to the slow total; what shrank makes it begin before the typical total."""
+    grown = [(stage, ms) for stage, ms in comparison.excess() if ms > 0]
+    whole = comparison.slow.total_ms - comparison.typical.total_ms
+    at = comparison.slow.total_ms - sum(ms for _, ms in grown)
+    pieces = []
+    for stage, ms in grown:
+        part = share(ms / whole) if whole > 0 else ""
+        pieces.append(_Piece(stage, at, ms, f"{marks.words(stage)} {part}", _title(stage, ms, f"{part} of the excess")))
+        at += ms
+    return pieces
+
+
+def _title(stage: str, ms: float, part: str) -> str:
+    return f"{marks.words(stage)}: {duration(ms)}, {part} · {marks.owner(stage)} · {marks.kind(stage)}"
+
+
+def _row(number: int, head: tuple[str, str], pieces: Iterable[_Piece], top: float, total_ms: float) -> Fragment:
+    y = _TOP + number * _ROW
+    label = el(
+        "text", el("tspan", head[0], class_="strong"), el("tspan", f"  {head[1]}", class_="faint"), x=0, y=y + 13
+    )  # fmt: skip
+    return el("g", label, *(_segment(piece, y + 20, top) for piece in pieces), class_="row")
+
+
+def _segment(piece: _Piece, y: int, top: float) -> Fragment:
+    """A piece of a bar. What is thinner than a pixel is still drawn, since a stage is never hidden."""
+    width = piece.length_ms / top
+    box = el("rect", width="100%", height="100%", fill=marks.fill(piece.stage), class_="segment")
+    css = next((f"fit-{w}" for w in _WIDTHS if width * w >= _CHARACTER * len(piece.label) + 8), None)
+    label = el(
+        "text", piece.label, x="50%", y=_BAR / 2 + 4, text_anchor="middle", fill=marks.ink(piece.stage),
+        class_=f"inside {css}",
+    ) if css else ""  # fmt: skip
+    return el(
+        "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y, width=percent(width),
+        height=_BAR, class_="stage", data_stage=piece.stage, data_ms=round(piece.length_ms, 6),
+    )  # fmt: skip
+
+
+def _axis(top: float, bottom: int) -> Fragment:
+    unit = unit_of(top)
+    scale = in_unit(1.0, unit)[0]
+    parts = []
+    for value in ticks(top * scale):
+        x = percent(value / (top * scale))
+        text = f"{value:g}" if value else "0"
+        last = value == ticks(top * scale)[-1]
+        parts.append(el("line", x1=x, x2=x, y1=_TOP, y2=bottom, class_="grid"))
+        parts.append(el("text", f"{text} {unit}" if last else text, x=x, y=bottom + 18, class_="tick middle"))
+    return group(parts)
+
+
+def _limit_line(limit: tuple[float, str] | None, top: float, bottom: int) -> Fragment:
+    """The SLO across the bars, or where it lies when that is far to the right of them."""
+    if limit is None:
+        return Fragment("")
+    ms, expression = limit
+    if ms > top:
+        words = f"SLO {expression} is {significant(ms / top, 2)} times as far →"
+        return el("text", words, x="100%", y=12, class_="limit end")
+    x = percent(ms / top)
+    side = "end" if ms / top > 0.75 else "start"
+    return group(
+        [
+            el("line", x1=x, x2=x, y1=_TOP - 8, y2=bottom, class_="limit"),
+            el("text", f"SLO {expression}", x=x, y=12, class_=f"limit {side}"),
+        ]
+    )
+
+
+def _stamp(word: str | None, bottom: int) -> Fragment:
+    return el("text", word, x="50%", y=bottom / 2 + 34, class_="stamp", aria_hidden="true") if word else Fragment("")
+
+
+def table(comparison: Comparison) -> list[dict[str, str]]:
+    """The same as rows of text: stage, owner, typical, slow, difference."""
+    rows = []
+    for stage in comparison.slow.parts:
+        before, after = comparison.typical.parts.get(stage, 0.0), comparison.slow.parts[stage]
+        rows.append(
+            {
+                "stage": marks.words(stage), "owner": marks.owner(stage), "kind": marks.kind(stage),
+                "typical": duration(before), "slow": duration(after), "difference": duration(after - before),
+            }
+        )  # fmt: skip
+    return rows

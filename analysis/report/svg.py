@@ -1,0 +1,68 @@
+"""Builds SVG as text. Values are escaped here, so that no caller has to remember to.
+
+A chart's <svg> is exactly its plot area: horizontal positions are per cent of it, vertical ones pixels, and axis
+labels hang out of it (``overflow: visible``). It therefore follows the page's width while its text keeps its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup, escape
+
+Fragment = Markup
+
+
+def el(name: str, *children: object, **attributes: object) -> Fragment:
+    """One element. ``_`` in an attribute's name stands for ``-``, a trailing one for nothing; None leaves it out.
+
+    Text children and attribute values are escaped; fragments are taken as they are.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    inner = "".join(str(escape(child)) for child in children)
+    return Markup(f"<{name}{written}>{inner}</{name}>")  # every part was escaped above
+
+
+def group(parts: Iterable[Fragment]) -> Fragment:
+    return Markup("").join(parts)
+
+
+def percent(fraction: float) -> str:
+    """A horizontal position or width: a fraction of the plot area."""
+    return f"{_plain(round(100 * fraction, 3))}%"
+
+
+def path(points: Sequence[tuple[float, float]], closed: bool = False) -> str:
+    """The ``d`` of a polyline through ``points``."""
+    return "M" + "L".join(f"{_plain(x)} {_plain(y)}" for x, y in points) + ("Z" if closed else "")
+
+
+def stretched(height: float, *children: Fragment) -> Fragment:
+    """Paths drawn in a box 1000 wide that is stretched to the plot's width (strokes keep theirs)."""
+    return el(
+        "svg", *children, viewBox=f"0 0 1000 {_plain(height)}", preserveAspectRatio="none", width="100%",
+        height=height, class_="stretch",
+    )  # fmt: skip
+
+
+def chart(name: str, height: int, title: str, summary: str, *children: Fragment, css: str = "") -> Fragment:
+    """A whole chart, named and described for those who do not see it. ``name`` makes its ids unique in the page."""
+    return el(
+        "svg",
+        el("title", title, id=f"{name}-title"),
+        el("desc", summary, id=f"{name}-desc"),
+        *children,
+        width="100%", height=height, role="img", class_=f"chart {css}".strip(),
+        aria_labelledby=f"{name}-title {name}-desc",
+    )  # fmt: skip
+
+
+def _plain(value: object) -> object:
+    """Floats with at most two decimals and no needless zeros: most of a chart's bytes are coordinates."""
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return value

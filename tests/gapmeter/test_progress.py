@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import replace
+
+import pytest
+
+from gapmeter.progress import Progress, ProgressLine, follow, line
+
+NOW = Progress(
+    phase="load", elapsed_s=65.2, remaining_s=24.6, asked_per_s=8.0, sent_per_s=8.02, done_per_s=7.5, issued=534,
+    done=520, failed=0, in_flight=14, value_ms=612.0, limit_ms=500.0, lag_p99_ms=0.21,
+)  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_line_names_time_left_rates_flight_percentile_errors_and_lag() -> None:
+    assert line(NOW, 200) == (
+        "load 1:05, 0:25 left · asked/sent/done 8.0/8.0/7.5 per s · in flight 14 · p99 TTFT 612 ms > 500 ms"
+        " · no errors · lag p99 0.21 ms · 520 of 534 done"
+    )
+
+
+@pytest.mark.parametrize("width", range(20, 140, 7))
+def test_the_line_never_exceeds_the_width(width: int) -> None:
+    assert len(line(NOW, width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"remaining_s": None}, "load 1:05 · "),
+        ({"failed": 3}, "3 failed"),
+        ({"value_ms": None}, "p99 TTFT – · "),
+        ({"limit_ms": None}, "p99 TTFT 612 ms · "),
+        ({"value_ms": 321.0}, "p99 TTFT 321 ms ≤ 500 ms"),
+        ({"lag_p99_ms": None}, "lag p99 –"),
+    ],
+)
+def test_what_is_unknown_or_failed_is_said(change: dict[str, float | None], expected: str) -> None:
+    assert expected in line(replace(NOW, **change), 200)
+
+
+def test_a_terminal_gets_one_line_redrawn_at_most_four_times_a_second_and_cleared_at_the_end() -> None:
+    clock, stream, taken = [0.0], Terminal(), []
+    shown = ProgressLine(stream, lambda: clock[0])
+    for _ in range(1280):
+        shown.offer(lambda: taken.append(1) or NOW)
+        clock[0] += 1 / 128
+    shown.close()
+    assert len(taken) == 40
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().count("\r") == 41
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_file_gets_a_plain_line_every_ten_seconds() -> None:
+    clock, stream = [0.0], io.StringIO()
+    shown = ProgressLine(stream, lambda: clock[0])
+    for _ in range(280):
+        shown.offer(lambda: NOW)
+        clock[0] += 0.125
+    shown.close()
+    assert stream.getvalue() == f"{line(NOW, 200)}\n" * 3
+
+
+async def test_following_ends_with_a_clean_line_when_cancelled() -> None:
+    stream = Terminal()
+    task = asyncio.create_task(follow(lambda: NOW, stream))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stream.getvalue().startswith("\rload 1:05")
+    assert stream.getvalue().endswith("\r\x1b[K")
