@@ -1,0 +1,146 @@
+"""The tables of a run, rebuilt from the raw files in its folder: requests and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.trace import Trace
+from recording import NotRecords, Outcome, RecordFile, RunFolder, Span, read_records, wire
+from recording.stream import Answer, parse_answer
+
+_STAMPS = (
+    "due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "first_byte_ns", "end_ns",
+)  # fmt: skip
+_LATER = ("first_token_ns", "first_text_ns", "last_token_ns")
+_COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorFile:
+    """What one generator process recorded beside its requests."""
+
+    worker: int
+    notes: list[dict[str, Any]]
+    lag_ns: np.ndarray[Any, np.dtype[np.int64]]
+    complete: bool
+    dropped: int
+
+
+def read_requests(folder: RunFolder, measured_from: int, timeout_ns: int) -> tuple[pd.DataFrame, list[GeneratorFile]]:
+    """One row a request that was issued, in the order of due times, and what each generator process said.
+
+    ``measured_from`` is the plan's first request after the warm-up. A request that was sent but whose end was never
+    recorded is ``lost``. ``censored_ns`` is how long a failed request was given, at least: its latency is longer.
+    """
+    files = [read_records(path) for path in folder.record_files(folder.requests)]
+    if not files:
+        raise NotRecords(f"{folder.path}: no request was recorded")
+    records: dict[str, wire.WireRecord] = {}
+    for file in files:
+        for code, payload in file.blobs:
+            record = wire.decode(code, payload)
+            if code == wire.FINISHED or record.request_id not in records:
+                records[record.request_id] = record
+    rows = [_row(record, timeout_ns) for record in records.values()]
+    table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
+    for name in (*_STAMPS, *_LATER, *_COUNTS):
+        table[name] = table[name].astype("Int64")
+    table["measured"] = table["index"] >= measured_from
+    return table, [_generator(file) for file in files]
+
+
+def _row_names() -> tuple[str, ...]:
+    return (
+        "request_id", "index", "worker", "attempt", *_STAMPS, *_LATER, "prompt_tokens_asked", "output_tokens_asked",
+        *_COUNTS, "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
+        "censored_ns", "engine_metrics",
+    )  # fmt: skip
+
+
+def _row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
+    answer = parse_answer(record)
+    outcome = _outcome(record, answer)
+    stamps = {name: getattr(record, name) or None for name in _STAMPS}
+    arrived = answer.token_ns if len(answer.token_ns) else None
+    return {
+        **stamps,
+        "request_id": record.request_id,
+        "index": record.index,
+        "worker": record.worker,
+        "attempt": record.attempt,
+        "first_token_ns": None if arrived is None else int(arrived[0]),
+        "first_text_ns": answer.first_text_ns or None,
+        "last_token_ns": None if arrived is None else int(arrived[-1]),
+        "prompt_tokens_asked": record.prompt_tokens,
+        "output_tokens_asked": record.output_tokens,
+        "prompt_tokens": answer.prompt_tokens,
+        "output_tokens": answer.output_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "outcome": outcome.name.lower(),
+        "status": record.status,
+        "error": record.error or answer.error or "",
+        "finish_reason": answer.finish_reason,
+        "counted": answer.counted,
+        "token_ns": None if arrived is None else arrived,
+        "chunk_tokens": answer.chunk_tokens,
+        "censored_ns": None if outcome is Outcome.OK else max((record.end_ns or 0) - record.due_ns, timeout_ns),
+        "engine_metrics": answer.request_metrics,
+    }
+
+
+def _outcome(record: wire.WireRecord, answer: Answer) -> Outcome:
+    """The wire's outcome, unless the bytes that came say that the answer itself was no good."""
+    if record.outcome is not Outcome.OK:
+        return record.outcome
+    if answer.error:
+        return Outcome.MALFORMED
+    return Outcome.OK if len(answer.token_ns) else Outcome.WRONG_LENGTH
+
+
+def _generator(file: RecordFile) -> GeneratorFile:
+    lag = file.spans[file.spans["code"] == Span.LOOP_LAG]
+    return GeneratorFile(
+        worker=int(file.process.get("worker", 0)),
+        notes=file.notes,
+        lag_ns=np.asarray(lag["start_ns"] - lag["queued_ns"], dtype=np.int64),
+        complete=file.complete,
+        dropped=file.dropped,
+    )
+
+
+def steps_table(trace: Trace) -> pd.DataFrame:
+    """One row a step of the engine: what it ran, the state around it, and the time of each part, in ns."""
+    steps = trace.steps
+    table = pd.DataFrame(
+        {
+            "step": steps["seq"].astype(np.int64),
+            "flags": steps["code"].astype(np.int64),
+            **{n: steps[n].astype(np.int64) for n in ("running", "waiting", "free_blocks", "padded", "cpu_ns")},
+            "schedule_ns": steps["schedule_ns"],
+            "switches": steps["switches"].astype(np.int64),
+        }
+    ).set_index("step")
+    entries = pd.DataFrame({n: trace.entries[n] for n in ("step", "tokens", "flags")})
+    entries = entries[entries["tokens"] > 0]
+    prompt = (entries["flags"] & 1) != 0
+    table["requests"] = entries.groupby("step").size()
+    table["prompt_tokens"] = entries[prompt].groupby("step")["tokens"].sum()
+    table["decode_tokens"] = entries[~prompt].groupby("step")["tokens"].sum()
+    for code in Span:
+        rows = trace.step_spans[trace.step_spans["code"] == code]
+        if 100 <= code < 200 and len(rows):
+            spans = pd.DataFrame({n: rows[n] for n in ("step", "start", "end")}).groupby("step")
+            table[f"{code.name.lower()}_start_ns"] = spans["start"].min()
+            table[f"{code.name.lower()}_end_ns"] = spans["end"].max()
+    return table.sort_index().reset_index()
+
+
+def write_tables(folder: Path, tables: dict[str, pd.DataFrame]) -> None:
+    """Each table as ``<name>.parquet`` in the run's folder."""
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet", index=False)

@@ -1,0 +1,29 @@
+"""What can end a command, each with the exit code that says so."""
+
+from __future__ import annotations
+
+OK = 0
+USAGE = 2
+NOT_VALID = 98
+SLO_MISSED = 99
+BAD_SCENARIO = 104
+INTERRUPTED = 105
+UNREACHABLE = 106
+
+MEANING = {
+    OK: "every SLO met",
+    USAGE: "wrong usage",
+    NOT_VALID: "not valid as a measurement, or undecided",
+    SLO_MISSED: "SLO missed",
+    BAD_SCENARIO: "bad scenario",
+    INTERRUPTED: "interrupted",
+    UNREACHABLE: "target unreachable or never ready",
+}
+
+
+class UserError(Exception):
+    """A mistake that its user can mend: one sentence with the remedy, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
