@@ -122,9 +122,9 @@ def _counts_index(histogram: HdrHistogram, values: NDArray[np.int64]) -> NDArray
     The bucket is the position of the highest bit above the sub-bucket mask; ``frexp`` gives it exactly for values
     below 2**53, and larger ones lie far beyond the last bucket however they round.
     """
-    half_magnitude = histogram.sub_bucket_half_count_magnitude
-    unit = histogram.unit_magnitude
-    _, bits = np.frexp((values | histogram.sub_bucket_mask).astype(np.float64))
+    half_magnitude = int(histogram.sub_bucket_half_count_magnitude)
+    unit, half_count = int(histogram.unit_magnitude), int(histogram.sub_bucket_half_count)
+    _, bits = np.frexp((values | int(histogram.sub_bucket_mask)).astype(np.float64))
     bucket = bits.astype(np.int64) - unit - (half_magnitude + 1)
     shift = np.clip(bucket + unit, 0, 62)
-    return ((bucket + 1) << half_magnitude) + (values >> shift) - histogram.sub_bucket_half_count
+    return ((bucket + 1) << half_magnitude) + (values >> shift) - half_count

@@ -1,0 +1,257 @@
+"""Percentiles with intervals that hold for correlated latencies.
+
+Latencies of neighbouring requests are alike (they met the same queue), so n requests say less than n independent
+ones. The count that they are worth is n_eff = n / tau; the interval is the exact order-statistic (binomial) one
+with n_eff in place of n.
+
+*tau* is the integrated autocorrelation time of the indicator "above the quantile", summed by Geyer's initial
+positive sequence (Geyer 1992, Practical Markov chain Monte Carlo, section 3.3): with Gamma_k = rho_2k + rho_2k+1,
+tau = -1 + 2 * sum of Gamma_k up to the first that is not positive. At and above p95 it is the larger of the 95th's
+and the 99th's; below, the largest of the 50th's, 90th's and 95th's.
+
+*Pooled values* (token gaps) come in clusters: gaps of one request, and gaps that one engine step made in many
+requests. The share F above a threshold is then a ratio estimator (Cochran 1977, Sampling Techniques, section 9A):
+with c_j exceedances among the n_j values of cluster j, residuals r_j = c_j - F n_j, taken in time order with their
+own tau_r, var F = J mean(r^2) tau_r / N^2, and n_eff = F (1 - F) / var F. Two clusterings are used, by request
+(ordered by due time) and by time block; the smaller n_eff counts. For unpooled values this is n / tau.
+
+One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import fft, optimize, special
+
+from analysis.hdr import nearest_rank
+
+CONFIDENCE = 0.95
+TAIL = (1 - CONFIDENCE) / 2
+_BODY_LEVELS = (50.0, 90.0, 95.0)
+_TAIL_LEVELS = (95.0, 99.0)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Values of one metric and what they are worth.
+
+    ``ordered`` is sorted; infinity stands for an answer that never came. ``n_eff_body`` holds below p95,
+    ``n_eff_tail`` from there on.
+    """
+
+    ordered: Floats
+    n_eff_body: float
+    n_eff_tail: float
+
+    @property
+    def count(self) -> int:
+        return len(self.ordered)
+
+    def n_eff(self, percentile: float) -> float:
+        return self.n_eff_tail if percentile >= 95 else self.n_eff_body
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One percentile: its value, the ends of its 95 % interval (None where the sample does not reach), its support.
+
+    ``more`` is how many more values of the same kind would make it supported; 0 when it is.
+    """
+
+    percentile: float
+    value: float | None
+    low: float | None
+    high: float | None
+    count: int
+    n_eff: float
+    more: int
+
+    @property
+    def supported(self) -> bool:
+        return self.low is not None and self.high is not None
+
+
+def sample(values: ArrayLike, clusters: Iterable[NDArray[np.int64]] = ()) -> Sample:
+    """Measure how many independent values these are worth.
+
+    ``values``: shape (n,), in time order, NaN not allowed. ``clusters``: for pooled values, arrays of shape (n,)
+    that number each value's cluster in time order (0, 1, ...).
+    """
+    series = np.asarray(values, dtype=np.float64)
+    if np.isnan(series).any():
+        raise ValueError("a sample holds NaN; leave out what was not measured before asking for percentiles")
+    groupings = list(clusters)
+    at_level = {
+        level: min((_effective(series, level, grouping) for grouping in groupings), default=0.0)
+        if groupings
+        else _effective(series, level, None)
+        for level in {*_BODY_LEVELS, *_TAIL_LEVELS}
+    }
+    return Sample(
+        np.sort(series),
+        min(at_level[level] for level in _BODY_LEVELS),
+        min(at_level[level] for level in _TAIL_LEVELS),
+    )
+
+
+def estimate(values: Sample, percentile: float) -> Estimate:
+    """A percentile, by HdrHistogram's rank, and its 95 % interval by order statistics."""
+    count, n_eff = values.count, values.n_eff(percentile)
+    if not count:
+        return Estimate(percentile, None, None, None, 0, 0.0, values_needed(percentile))
+    low, high = interval_ranks(count, n_eff, percentile)
+    pick = values.ordered
+    more = 0 if low and high else math.ceil(values_needed(percentile) * count / n_eff) - count
+    return Estimate(
+        percentile,
+        float(pick[nearest_rank(percentile, count) - 1]),
+        float(pick[low - 1]) if low else None,
+        float(pick[high - 1]) if high else None,
+        count,
+        n_eff,
+        max(more, 0 if low and high else 1),
+    )
+
+
+def values_needed(percentile: float) -> int:
+    """The least number of independent values whose extremes enclose a percentile with 95 % confidence.
+
+    Both (1-q)^n and q^n at most 2.5 %: 368 for p99, 3,688 for p99.9.
+    """
+    share = 1 - percentile / 100
+    return math.ceil(math.log(TAIL) / math.log(max(share, 1 - share)) - 1e-9)
+
+
+def interval_ranks(count: int, n_eff: float, percentile: float) -> tuple[int | None, int | None]:
+    """1-based ranks of the interval's ends among ``count`` sorted values, None where there is no such value.
+
+    The upper end is the least value of which at most ``tolerable`` values lie above, the lower end the greatest
+    that at least ``damning`` values reach; both by the exact binomial, so that "the interval lies below a limit"
+    and "the exact test says that the percentile does" are one statement.
+    """
+    tolerable, damning = exceedances(n_eff, 1 - percentile / 100)
+    scale = count / n_eff
+    high = None if tolerable is None else count - math.floor(tolerable * scale + 1e-9)
+    low = None if damning is None else count - math.ceil(damning * scale - 1e-9) + 1
+    return (low if low and low >= 1 else None), high
+
+
+@functools.lru_cache(maxsize=4096)
+def exceedances(n_eff: float, share: float) -> tuple[float | None, float | None]:
+    """How many of ``n_eff`` values may exceed a limit before the share above it is proven.
+
+    First: the most exceedances (a real number) for which the Clopper-Pearson upper bound of the share above is
+    still at most ``share``; None when even no exceedance proves it. Second: the fewest for which its lower bound is
+    above ``share``; None when even all do not. Each bound is one-sided at 97.5 % (Clopper and Pearson 1934, in its
+    beta form, which takes real numbers).
+    """
+
+    def upper(k: float) -> float:
+        return float(special.betainc(k + 1, n_eff - k, share)) - (1 - TAIL)
+
+    def lower(k: float) -> float:
+        return float(special.betainc(k, n_eff - k + 1, share)) - TAIL
+
+    tolerable = damning = None
+    if upper(0.0) >= 0:
+        tolerable = float(optimize.brentq(upper, 0.0, n_eff * (1 - 1e-12)))
+    if n_eff > 0 and lower(n_eff) <= 0:
+        damning = float(optimize.brentq(lower, 1e-12, n_eff))
+    return tolerable, damning
+
+
+def share_bounds(hits: float, count: float) -> tuple[float, float]:
+    """Clopper-Pearson 95 % bounds of a share, ``hits`` of ``count``; real numbers allowed."""
+    if count <= 0:
+        return 0.0, 1.0
+    low = float(special.betaincinv(hits, count - hits + 1, TAIL)) if hits > 0 else 0.0
+    high = float(special.betaincinv(hits + 1, count - hits, 1 - TAIL)) if hits < count else 1.0
+    return low, high
+
+
+def growth_to_decide(hits: int, count: int, n_eff: float, share: float) -> float | None:
+    """By what factor the sample must grow until a share is proven above or below ``share``, if it stays what it is.
+
+    None when a thousandfold sample would not do: the truth is too close to the limit.
+    """
+
+    def decided(factor: float) -> bool:
+        tolerable, damning = exceedances(n_eff * factor, share)
+        k = hits / count * n_eff * factor
+        return (tolerable is not None and k <= tolerable) or (damning is not None and k >= damning)
+
+    if decided(1.0):
+        return 1.0
+    high = 2.0
+    while not decided(high):
+        high *= 2
+        if high > 1024:
+            return None
+    low = high / 2
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if decided(middle) else (middle, high)
+    return high
+
+
+def autocorrelation_time(series: Floats) -> float:
+    """Integrated autocorrelation time by Geyer's initial positive sequence; at least 1, and 1 for a constant."""
+    n = len(series)
+    centred = series - series.mean() if n else series
+    if n < 4 or not centred.any():
+        return 1.0
+    spectrum = fft.rfft(centred, fft.next_fast_len(2 * n, real=True))
+    covariance = fft.irfft(np.abs(spectrum) ** 2)[: n - n % 2]
+    pairs = (covariance / covariance[0]).reshape(-1, 2).sum(axis=1)
+    negative = np.flatnonzero(pairs <= 0)
+    stop = negative[0] if len(negative) else len(pairs)
+    return max(1.0, float(2 * pairs[:stop].sum() - 1))
+
+
+def time_blocks(at_ns: NDArray[np.int64], values_ns: Floats) -> NDArray[np.int64]:
+    """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbours.
+
+    A block is twice the median gap wide (a gap is about a step), and there are at most 4,096 of them. Gaps that
+    never ended (infinite) count where they are placed, not in the width.
+    """
+    if not len(at_ns):
+        return np.zeros(0, dtype=np.int64)
+    finite = values_ns[np.isfinite(values_ns)]
+    start, span = int(at_ns.min()), int(at_ns.max() - at_ns.min())
+    width = max(1, int(2 * np.median(finite)) if len(finite) else 1, span // 4096 + 1)
+    return (at_ns - start) // width
+
+
+def curve(values: Sample, points: int = 400) -> list[Estimate]:
+    """Percentiles evenly spaced on the HDR axis (log of 1 / (1 - q)), up to the last one that is supported."""
+    if not values.count:
+        return []
+    decades = np.linspace(0, math.log10(max(values.count, 10)), points)
+    along = (estimate(values, 100 * (1 - 10**-d)) for d in decades[1:])
+    return [point for point in along if point.supported]
+
+
+def _effective(series: Floats, level: float, clusters: NDArray[np.int64] | None) -> float:
+    """n_eff for the share above the series' own ``level``-th percentile, between 1 and n (0 for no values)."""
+    count = len(series)
+    if not count:
+        return 0.0
+    threshold = np.partition(series, nearest_rank(level, count) - 1)[nearest_rank(level, count) - 1]
+    above = (series > threshold).astype(np.float64)
+    share = above.mean()
+    if share in (0.0, 1.0):
+        return float(count) if clusters is None else float(min(count, len(np.unique(clusters))))
+    if clusters is None:
+        return max(1.0, count / autocorrelation_time(above))
+    sizes = np.bincount(clusters)
+    residuals = np.bincount(clusters, weights=above) - share * sizes
+    variance = len(sizes) * np.mean(residuals**2) * autocorrelation_time(residuals) / count**2
+    return float(np.clip(share * (1 - share) / variance, 1.0, count))

@@ -1,0 +1,179 @@
+"""Intervals hold what they promise, for independent and for correlated latencies."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from analysis import quantiles
+from analysis.hdr import nearest_rank
+
+Floats = NDArray[np.float64]
+
+
+def mm1_sojourns(rng: np.random.Generator, load: float, count: int) -> Floats:
+    """Times in a stationary M/M/1 queue with service rate 1, by Lindley's recursion: exponential of rate 1 - load."""
+    service, gaps = rng.exponential(1, count), rng.exponential(1 / load, count)
+    start = rng.exponential(1 / (1 - load)) if rng.random() < load else 0.0
+    walk = np.concatenate([[0.0], np.cumsum(service[:-1] - gaps[1:])])
+    waits = walk - np.minimum(np.minimum.accumulate(walk), -start)
+    return np.asarray(waits + service)
+
+
+def covered(estimate: quantiles.Estimate, truth: float) -> bool:
+    low = -math.inf if estimate.low is None else estimate.low
+    high = math.inf if estimate.high is None else estimate.high
+    return low <= truth <= high
+
+
+@pytest.mark.parametrize(("load", "count"), [(0.0, 1500), (0.3, 5000), (0.6, 10_000), (0.8, 20_000)])
+def test_the_95_percent_interval_of_p99_covers_the_truth_on_a_queue(load: float, count: int) -> None:
+    hits = naive_hits = 0
+    replications = 300
+    for seed in range(replications):
+        rng = np.random.default_rng([seed, 11])
+        values = mm1_sojourns(rng, load, count) if load else rng.exponential(1, count)
+        truth = -math.log(0.01) / (1 - load)
+        hits += covered(quantiles.estimate(quantiles.sample(values), 99), truth)
+        naive_hits += covered(quantiles.estimate(quantiles.Sample(np.sort(values), count, count), 99), truth)
+    assert 0.93 <= hits / replications <= 0.985
+    if load >= 0.6:
+        assert naive_hits / replications < 0.75, "this queue would not tell the two apart"
+
+
+def test_the_autocorrelation_time_of_an_ar1_series_is_the_known_one() -> None:
+    rng = np.random.default_rng(5)
+    for phi in (0.0, 0.5, 0.9):
+        noise = rng.normal(size=200_000)
+        series = np.zeros_like(noise)
+        for i in range(1, len(noise)):
+            series[i] = phi * series[i - 1] + noise[i]
+        assert quantiles.autocorrelation_time(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.1)
+
+
+@pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.0, 1.0] * 30])
+def test_constant_short_or_alternating_series_count_as_independent(series: list[float]) -> None:
+    assert quantiles.autocorrelation_time(np.array(series)) == 1.0
+
+
+@given(st.integers(1, 3000), st.sampled_from([50.0, 90.0, 95.0, 99.0, 99.9]))
+def test_interval_ranks_of_independent_values_are_the_textbook_binomial_ones(count: int, percentile: float) -> None:
+    low, high = quantiles.interval_ranks(count, float(count), percentile)
+    level = percentile / 100
+    below = stats.binom(count, level)
+    ranks = np.arange(1, count + 1)
+    lows = ranks[below.cdf(ranks - 1) <= 0.025]
+    highs = ranks[below.sf(ranks - 1) <= 0.025]
+    assert low == (lows.max() if len(lows) else None)
+    assert high == (highs.min() if len(highs) else None)
+
+
+@given(st.integers(1, 5000), st.floats(0.02, 1.0), st.sampled_from([50.0, 90.0, 99.0, 99.9]))
+def test_the_percentile_lies_within_its_interval(count: int, worth: float, percentile: float) -> None:
+    low, high = quantiles.interval_ranks(count, max(1.0, count * worth), percentile)
+    rank = nearest_rank(percentile, count)
+    assert low is None or 1 <= low <= rank
+    assert high is None or rank <= high <= count
+
+
+@pytest.mark.parametrize(("percentile", "needed"), [(50.0, 6), (90.0, 36), (95.0, 72), (99.0, 368), (99.9, 3688)])
+def test_a_percentile_is_supported_from_the_count_that_the_binomial_asks(percentile: float, needed: int) -> None:
+    assert quantiles.values_needed(percentile) == needed
+    for count, supported in ((needed - 1, False), (needed, True)):
+        values = quantiles.Sample(np.arange(count, dtype=float), count, count)
+        found = quantiles.estimate(values, percentile)
+        assert found.supported is supported
+        assert found.more == (0 if supported else 1)
+
+
+def test_how_many_more_values_are_needed_grows_with_their_correlation() -> None:
+    independent = quantiles.estimate(quantiles.Sample(np.arange(100.0), 100, 100), 99)
+    correlated = quantiles.estimate(quantiles.Sample(np.arange(100.0), 20, 20), 99)
+    assert (independent.more, correlated.more) == (268, 1740)
+
+
+def test_gaps_that_belong_to_few_requests_are_worth_few_values() -> None:
+    """Eight requests at a time, 60 gaps each, every request with a level of its own: 400 levels in all."""
+    rng = np.random.default_rng(8)
+    requests = np.repeat(np.arange(400).reshape(50, 8), 60, axis=0).ravel()
+    gaps = rng.lognormal(0, 1, 400)[requests] * rng.lognormal(0, 0.02, len(requests)) * 1e6
+    at_ns = np.repeat(np.arange(3000), 8) * 1_000_000
+    by_time = quantiles.sample(gaps, [quantiles.time_blocks(at_ns, gaps)])
+    both = quantiles.sample(gaps, [requests, quantiles.time_blocks(at_ns, gaps)])
+    assert both.n_eff_tail < 500
+    assert both.n_eff_tail <= by_time.n_eff_tail
+
+
+def test_gaps_that_one_step_made_in_many_requests_are_worth_one() -> None:
+    rng = np.random.default_rng(9)
+    steps, batch = 3000, 16
+    step_ms = rng.lognormal(2, 0.5, steps)
+    gaps = np.repeat(step_ms, batch) * 1e6
+    at_ns = np.repeat(np.cumsum(step_ms) * 1e6, batch).astype(np.int64)
+    requests = (np.arange(steps)[:, None] // 50 * batch + np.arange(batch)).ravel()
+    worth = quantiles.sample(gaps, [requests, quantiles.time_blocks(at_ns, gaps)])
+    assert worth.count == steps * batch
+    assert 0.4 * steps < worth.n_eff_tail < 1.3 * steps
+
+
+def test_the_interval_of_an_itl_percentile_covers_the_truth_when_steps_are_shared() -> None:
+    truth = math.exp(stats.norm.ppf(0.99) * 0.5)
+    hits, replications = 0, 200
+    for seed in range(replications):
+        rng = np.random.default_rng([seed, 3])
+        step = rng.lognormal(0, 0.5, 2000)
+        gaps = np.repeat(step, 8) * 1e6
+        at_ns = np.repeat(np.cumsum(step) * 1e6, 8).astype(np.int64)
+        requests = (np.arange(2000)[:, None] // 40 * 8 + np.arange(8)).ravel()
+        found = quantiles.estimate(quantiles.sample(gaps, [requests, quantiles.time_blocks(at_ns, gaps)]), 99)
+        hits += covered(found, truth * 1e6)
+    assert hits / replications >= 0.93
+
+
+def test_answers_that_never_came_push_the_percentile_to_infinity() -> None:
+    values = np.concatenate([np.linspace(1, 2, 960), np.full(40, math.inf)])
+    found = quantiles.estimate(quantiles.sample(np.random.default_rng(0).permutation(values)), 99)
+    assert found.value == math.inf
+    assert found.low == math.inf
+
+
+def test_values_that_were_not_measured_are_an_error_not_a_guess() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        quantiles.sample([1.0, math.nan])
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 10), (3, 300), (300, 300), (1, 712)])
+def test_share_bounds_are_clopper_and_pearsons(hits: int, count: int) -> None:
+    expected = stats.binomtest(hits, count).proportion_ci(0.95, method="exact")
+    assert quantiles.share_bounds(hits, count) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "grows"), [(0, 100, True), (5, 1000, True), (30, 1000, False), (10, 1000, None)]
+)
+def test_growth_says_how_large_a_sample_decides(hits: int, count: int, grows: bool | None) -> None:
+    growth = quantiles.growth_to_decide(hits, count, count, 0.01)
+    if grows is None:
+        assert growth is None, "a share that equals the limit is never decided"
+    elif not grows:
+        assert growth == 1.0
+    else:
+        assert growth is not None
+        assert growth > 1
+        low, high = quantiles.share_bounds(hits * growth, count * growth)
+        assert high == pytest.approx(0.01, rel=0.01) or low > 0.01
+
+
+def test_a_curve_ends_at_the_last_percentile_that_is_supported() -> None:
+    values = quantiles.sample(np.random.default_rng(2).exponential(1, 1000))
+    points = quantiles.curve(values, 200)
+    assert all(p.supported for p in points)
+    assert 99 < points[-1].percentile < 99.7
+    assert quantiles.values_needed(points[-1].percentile) <= 1000
+    assert quantiles.curve(quantiles.sample([])) == []
