@@ -1,0 +1,161 @@
+"""Every key that a scenario may have, once: what it means, how it is written, what it is when left out.
+
+The parser, the JSON Schema and the documentation are all made from this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scenarios.slo import slos
+from scenarios.values import (
+    Type,
+    arguments,
+    choice,
+    duration,
+    lengths,
+    positive,
+    precision,
+    share,
+    text,
+    url,
+    whole,
+)
+
+REQUIRED: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key. ``default`` is spelled as in a file; None means unset, REQUIRED that a file must say."""
+
+    key: str
+    type: Type
+    default: Any
+    doc: str
+
+    @property
+    def section(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def leaf(self) -> str:
+        return self.key.rpartition(".")[2]
+
+
+SECTIONS = {
+    "server": "Who answers.",
+    "workload": "What is asked.",
+    "load": "How it is asked.",
+}
+
+# Keys that the design names and that nothing reads yet.
+LATER = {
+    "sweep": "run once for each value",
+    "cost": "leave it out",
+}
+
+_NAME = text("a name", "chat-p99", r"^[a-z0-9][a-z0-9._-]*$")
+_WORDS = text("text", "a line of text")
+_COUNT = 2_000_000
+
+FIELDS: tuple[Field, ...] = (
+    Field("name", _NAME, None, "Names the scenario in its run's folder; the file's own name when left out."),
+    Field("summary", _WORDS, None, "One line that says which question this scenario answers."),
+    Field(
+        "server.engine",
+        choice(("transformers", "vllm", "attach", "simulated")),
+        "transformers",
+        "transformers and vllm are launched; attach asks a server that already runs at server.url; "
+        "simulated is a server of known stage times that proves the measurement itself.",
+    ),
+    Field("server.model", _WORDS, "builtin:tiny", "builtin:NAME, a folder, or a hub id."),
+    Field("server.precision", precision(), "float32", "float32, bfloat16, float16, or a word of the engine's own."),
+    Field(
+        "server.max_batch",
+        whole("a batch size", 1, 65536, 8),
+        8,
+        "The engine's cap on requests that run together.",
+    ),
+    Field(
+        "server.max_model_len",
+        whole("a context length", 2, 10_000_000, 2048),
+        None,
+        "Cap on prompt and output tokens of one request; longer prompts are cut to fit. The model's own when left out.",
+    ),
+    Field("server.args", arguments(), {}, "Further engine flags by name, passed through and recorded."),
+    Field("server.url", url(), None, "The address of a running server; engine attach only."),
+    Field("server.tokenizer", _WORDS, None, "Folder or hub id of the served model's tokenizer, when not the model's."),
+    Field(
+        "server.dialect",
+        choice(("full", "plain")),
+        "full",
+        "full asks for exact output lengths and running token counts (vLLM's fields ignore_eos, min_tokens and "
+        "continuous_usage_stats); plain leaves these out for servers that refuse them.",
+    ),
+    Field("server.ready_timeout", duration(least_ns=1), "10m", "How long a launched server may take until it answers."),
+    Field(
+        "workload.kind",
+        choice(("chat", "completion"), later=("conversation", "trace", "file")),
+        "chat",
+        "chat asks /v1/chat/completions with one user message, completion asks /v1/completions.",
+    ),
+    Field(
+        "workload.prompt_tokens",
+        lengths(),
+        REQUIRED,
+        "Prompt length in the served model's tokens, the chat template's own included.",
+    ),
+    Field("workload.output_tokens", lengths(), REQUIRED, "Length of the answer in tokens."),
+    Field("workload.shared_prefix", share(), 0.0, "Share of each prompt that is the same text in every request."),
+    Field("load.generator", choice(("asyncio",), later=("locust",)), "asyncio", "What issues the requests."),
+    Field(
+        "load.arrivals",
+        choice(("constant", "poisson", "gamma", "closed"), later=("onoff", "ramp", "trace")),
+        "poisson",
+        "constant, poisson and gamma are open loops: arrivals do not wait for answers. "
+        "closed: each of load.concurrency users asks again when answered.",
+    ),
+    Field("load.rate", positive("a rate", "requests per second", "20"), None, "Requests per second (open loop)."),
+    Field(
+        "load.burstiness",
+        positive("a burstiness", "squared coefficient of variation of the gaps; 1 is Poisson", "4"),
+        None,
+        "Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 comes in "
+        "bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness.",
+    ),
+    Field("load.concurrency", whole("a number of users", 1, 100_000, 16), None, "Users of the closed loop."),
+    Field("load.think_time", duration(), 0, "Closed loop: from an answer's end until the same user's next request."),
+    Field("load.duration", duration(least_ns=1), None, "How long the measured part lasts; or load.requests."),
+    Field(
+        "load.requests",
+        whole("a number of requests", 1, _COUNT, 500),
+        None,
+        "How many requests are measured; or load.duration.",
+    ),
+    Field(
+        "load.warmup",
+        duration(auto=True),
+        "auto",
+        "Load before the measured part, on top of it. auto: a tenth of the measured part, 2 s to 30 s "
+        "(closed loop of so many requests: two for each user).",
+    ),
+    Field(
+        "load.timeout",
+        duration(least_ns=1),
+        "60s",
+        "How long after it was due an answer is awaited; one that takes longer counts as failed.",
+    ),
+    Field("load.processes", whole("a number of processes", 1, 1024, 1), 1, "Generator processes that share the plan."),
+    Field("slo", slos(), [], "Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."),
+    Field("seed", whole("a seed", 0, 2**63 - 1, 1), 1, "Everything random in the plan follows from it."),
+    Field(
+        "repeat",
+        whole("a number of repeats", 1, 1000, 3),
+        1,
+        "How often the same trace is run, each time with fresh text.",
+    ),
+)
+
+BY_KEY: dict[str, Field] = {field.key: field for field in FIELDS}

@@ -1,0 +1,233 @@
+"""From a scenario file, the environment and the command line's flags to one frozen Scenario."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scenarios.errors import BadValue, Place, ScenarioError
+from scenarios.fields import BY_KEY, FIELDS, REQUIRED
+from scenarios.find import find, search_path
+from scenarios.model import OPEN_ARRIVALS, Load, Scenario, Server, Workload
+from scenarios.source import Given, Layer, read_environment, read_file, read_flag
+
+MOST_REQUESTS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the resolved scenario: its value as a file would spell it, and where that came from."""
+
+    key: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The winning value of a key, and how late its layer is (0 default, 1 file, 2 environment, 3 flags)."""
+
+    given: Given
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """``key`` makes sense only while ``mode`` has one of ``values``; ``remedy`` says so."""
+
+    key: str
+    mode: str
+    values: tuple[str, ...]
+    remedy: str
+
+
+_RULES = (
+    _Rule("load.rate", "load.arrivals", OPEN_ARRIVALS, "a closed loop has no rate; write load.concurrency"),
+    _Rule(
+        "load.concurrency",
+        "load.arrivals",
+        ("closed",),
+        "an open loop has no users; write load.rate, or arrivals: closed",
+    ),
+    _Rule("load.think_time", "load.arrivals", ("closed",), "an open loop has no users who think; leave it out"),
+    _Rule(
+        "load.burstiness", "load.arrivals", ("gamma",), "only gamma arrivals have a burstiness; write arrivals: gamma"
+    ),
+    _Rule("server.url", "server.engine", ("attach",), "only engine attach takes an address; write engine: attach"),
+)
+
+
+def load_scenario(
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    search: Sequence[Path] | None = None,
+) -> Scenario:
+    """The scenario of a file, or of a name found in ``search``, with ``KEY=VALUE`` overrides applied.
+
+    Precedence: defaults < file < environment (``GAPMETER_LOAD_RATE``; the process's own when None) < overrides.
+    Raises ScenarioError for every mistake of the user's.
+    """
+    path, chosen, sections = _resolve(path_or_name, overrides, environment, search)
+    return _build(path, chosen, sections)
+
+
+def provenance(
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    search: Sequence[Path] | None = None,
+) -> tuple[Setting, ...]:
+    """Every key of the resolved scenario, in the table's order, with where its value came from."""
+    path, chosen, sections = _resolve(path_or_name, overrides, environment, search)
+    document = _build(path, chosen, sections).to_dict()
+    return tuple(Setting(f.key, _at(document, f.key), _source(chosen.get(f.key))) for f in FIELDS)
+
+
+def _at(document: Mapping[str, Any], key: str) -> object:
+    value: Any = document
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _source(chosen: _Chosen | None) -> str:
+    if chosen is None:
+        return "default"
+    place = chosen.given.place
+    return place.source if place.line is None else f"{place.source}:{place.line}"
+
+
+def _resolve(
+    path_or_name: str | Path,
+    overrides: Sequence[str],
+    environment: Mapping[str, str] | None,
+    search: Sequence[Path] | None,
+) -> tuple[Path, dict[str, _Chosen], dict[str, Place]]:
+    path = find(str(path_or_name), search_path() if search is None else search)
+    file = read_file(path)
+    variables = read_environment(os.environ if environment is None else environment)
+    chosen: dict[str, _Chosen] = {}
+    _overlay(chosen, file, 1)
+    _overlay(chosen, variables, 2)
+    for flag in overrides:
+        _overlay(chosen, read_flag(flag), 3)
+    _attach_by_url(chosen)
+    _alternatives(chosen, "load.duration", "load.requests")
+    for rule in _RULES:
+        _apply(rule, chosen)
+    return path, chosen, file.sections
+
+
+def _overlay(chosen: dict[str, _Chosen], layer: Layer, level: int) -> None:
+    """Later layers replace values, except that a part of a mapping (``server.args.x``) joins the mapping."""
+    for key, given in layer.given.items():
+        if given.value is None:  # null unsets what lower layers said
+            chosen.pop(key, None)
+            continue
+        below = chosen.get(key)
+        if below is not None:
+            merged = _merged(below.given.value, given.value, is_open=key == "server.args")
+            given = Given(key, merged, given.place, given.node)
+        chosen[key] = _Chosen(given, level)
+
+
+def _merged(below: Any, above: Any, *, is_open: bool) -> Any:
+    if not isinstance(below, dict) or not isinstance(above, dict) or not (is_open or above.keys() <= below.keys()):
+        return above
+    inner = {key: _merged(below[key], value, is_open=False) if key in below else value for key, value in above.items()}
+    return below | inner
+
+
+def _attach_by_url(chosen: dict[str, _Chosen]) -> None:
+    """An address from a later layer than the engine's means attach: ``--set server.url=…`` alone is enough."""
+    url, engine = chosen.get("server.url"), chosen.get("server.engine")
+    if url is not None and url.layer > (engine.layer if engine else 0):
+        chosen["server.engine"] = _Chosen(Given("server.engine", "attach", url.given.place), url.layer)
+
+
+def _alternatives(chosen: dict[str, _Chosen], one: str, other: str) -> None:
+    """Of two keys that exclude each other the later layer's wins; two in one layer are a mistake."""
+    a, b = chosen.get(one), chosen.get(other)
+    if a is None or b is None:
+        return
+    if a.layer == b.layer:
+        raise ScenarioError(f"write {one} or {other}, not both", place=b.given.place, key=other)
+    del chosen[one if a.layer < b.layer else other]
+
+
+def _apply(rule: _Rule, chosen: dict[str, _Chosen]) -> None:
+    """A key that the mode has no use for is a mistake, unless a later layer changed the mode under it."""
+    key, mode = chosen.get(rule.key), chosen.get(rule.mode)
+    value = mode.given.value if mode else BY_KEY[rule.mode].default
+    if key is None or value in rule.values or value not in BY_KEY[rule.mode].type.schema["enum"]:
+        return
+    if mode is not None and key.layer < mode.layer:
+        del chosen[rule.key]
+        return
+    raise ScenarioError(f"{rule.remedy}", place=key.given.place, key=rule.key)
+
+
+def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Place]) -> Scenario:
+    values = {field.key: _read(field.key, chosen, sections) for field in FIELDS}
+
+    def section(name: str, make: Callable[..., Any]) -> Any:
+        ns = {"ready_timeout", "think_time", "duration", "warmup", "timeout"}
+        mine = {f.leaf: values[f.key] for f in FIELDS if f.section == name}
+        return make(**{f"{leaf}_ns" if leaf in ns else leaf: value for leaf, value in mine.items()})
+
+    scenario = Scenario(
+        name=values["name"] or path.stem,
+        summary=values["summary"] or "",
+        server=section("server", Server),
+        workload=section("workload", Workload),
+        load=section("load", Load),
+        slo=values["slo"],
+        seed=values["seed"],
+        repeat=values["repeat"],
+        source=path,
+    )
+    _check(scenario, chosen, sections, path)
+    return scenario
+
+
+def _read(key: str, chosen: Mapping[str, _Chosen], sections: Mapping[str, Place]) -> Any:
+    field, winner = BY_KEY[key], chosen.get(key)
+    if winner is None:
+        if field.default is REQUIRED:
+            raise ScenarioError(f"missing; {field.doc}", place=sections.get(field.section, sections[""]), key=key)
+        return None if field.default is None else field.type.read(field.default)
+    try:
+        return field.type.read(winner.given.value)
+    except BadValue as error:
+        names = [str(part) for part in error.path if isinstance(part, str)]
+        raise ScenarioError(error.text, place=winner.given.place_of(error.path), key=".".join([key, *names])) from error
+
+
+def _check(scenario: Scenario, chosen: Mapping[str, _Chosen], sections: Mapping[str, Place], path: Path) -> None:
+    """What no single key can know."""
+
+    def fail(key: str, text: str) -> ScenarioError:
+        place = chosen[key].given.place if key in chosen else sections.get(key.split(".")[0], Place(str(path), 1, 1))
+        return ScenarioError(text, place=place, key=key)
+
+    load, server = scenario.load, scenario.server
+    if load.loop == "open" and load.rate is None:
+        raise fail("load.rate", "missing; write how many requests per second arrive, for instance rate: 8")
+    if load.loop == "closed" and load.concurrency is None:
+        raise fail("load.concurrency", "missing; write how many users ask, for instance concurrency: 16")
+    if load.arrivals == "gamma" and load.burstiness is None:
+        raise fail("load.burstiness", "missing; write for instance burstiness: 4 (1 is Poisson, more comes in bursts)")
+    if load.duration_ns is None and load.requests is None:
+        raise fail("load.duration", "missing; write how long to measure, for instance duration: 75s, or requests: 500")
+    if server.engine == "attach" and server.url is None:
+        raise fail("server.url", "missing; engine attach needs an address, for instance http://127.0.0.1:8000")
+    if load.concurrency is not None and load.processes > load.concurrency:
+        raise fail("load.processes", f"{load.processes} processes cannot share {load.concurrency} users; write fewer")
+    if load.loop == "closed" and load.requests is not None and load.warmup_ns:
+        raise fail("load.warmup", "a closed loop of so many requests warms up by requests; write auto or 0")
+    if load.rate is not None and load.duration_ns is not None and load.rate * load.duration_ns / 1e9 > MOST_REQUESTS:
+        raise fail("load.rate", f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either")

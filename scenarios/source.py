@@ -1,0 +1,254 @@
+"""From YAML text to keys with their values and places: a file, an environment variable or a ``--set`` flag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scenarios.errors import Place, ScenarioError, either, nearest, quoted
+from scenarios.fields import BY_KEY, LATER, SECTIONS
+
+ENVIRONMENT_PREFIX = "GAPMETER_"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain scalars: ``1e3`` is a number, ``1:30`` and ``no`` are text, as people who type them mean."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|)$"), ["~", "n", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), ["t", "f"])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.\d+|\d+\.\d*|(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+)$"),
+    list("-+.0123456789"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One key as somebody wrote it. ``node`` leads from a part of the value to its own line and column."""
+
+    key: str
+    value: Any
+    place: Place
+    node: yaml.Node | None = None
+
+    def place_of(self, path: tuple[str | int, ...]) -> Place:
+        """Where the part of the value at ``path`` was written."""
+        node = _descend(self.node, path)
+        return self.place if node is None or self.place.line is None else _place(self.place.source, node)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """All that one source says: keys, and where its sections begin."""
+
+    given: dict[str, Given]
+    sections: dict[str, Place]
+
+
+def read_file(path: Path) -> Layer:
+    """The keys of a scenario file; lengths in a ``file:`` are found beside the scenario."""
+    shown = str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"cannot read it: {error.strerror}", place=Place(shown)) from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"not UTF-8 text: {error.reason}", place=Place(shown)) from error
+    root = compose(text, shown)
+    if root is None:
+        raise ScenarioError(f"the file is empty; it needs at least {either(SECTIONS)}", place=Place(shown, 1, 1))
+    layer = Layer({}, {"": _place(shown, root)})
+    _flatten(root, "", shown, layer)
+    for given in list(layer.given.values()):
+        layer.given[given.key] = _beside(given, path.parent)
+    return layer
+
+
+def read_flag(flag: str) -> Layer:
+    """The key of one ``KEY=VALUE``."""
+    key, equals, text = flag.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ScenarioError(
+            f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8", place=Place("--set")
+        )
+    return _one_key(key, text, "--set")
+
+
+def read_environment(environment: Mapping[str, str]) -> Layer:
+    """The keys that ``GAPMETER_LOAD_RATE`` and its like set; an empty one counts as unset."""
+    names = {environment_name(key): key for key in BY_KEY}
+    layer = Layer({}, {})
+    for name, text in sorted(environment.items()):
+        if name in names and text.strip():
+            layer.given.update(_one_key(names[name], text, name).given)
+        elif name not in names and name.startswith(tuple(f"{ENVIRONMENT_PREFIX}{s.upper()}_" for s in SECTIONS)):
+            close = nearest(name, {known.lower(): known for known in names})
+            hint = f"; did you mean {close.upper()}?" if close else "; `gapmeter config SCENARIO` lists the keys"
+            raise ScenarioError(f"no key of a scenario has this name{hint}", place=Place(name))
+    return layer
+
+
+def environment_name(key: str) -> str:
+    """``GAPMETER_LOAD_RATE`` for ``load.rate``."""
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
+
+
+def compose(text: str, shown: str, *, lines: bool = True) -> yaml.Node | None:
+    """The node tree of a YAML text, checked for duplicate keys and for nodes that contain themselves."""
+    loader = _Loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(shown, mark.line + 1, mark.column + 1) if mark and lines else Place(shown)
+        context = f" {error.context}" if error.context else ""
+        raise ScenarioError(f"not valid YAML: {error.problem}{context}", place=place) from error
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"not valid YAML: {str(error).splitlines()[0]}", place=Place(shown)) from error
+    finally:
+        loader.dispose()
+    if node is not None:
+        _check_nodes(node, shown if lines else "", set(), [])
+    return node
+
+
+def plain(node: yaml.Node, shown: str) -> Any:
+    """The node's value in Python's own types."""
+    builder = yaml.constructor.SafeConstructor()
+    try:
+        return builder.construct_document(node)
+    except yaml.constructor.ConstructorError as error:
+        raise ScenarioError(f"not plain YAML: {error.problem}", place=_place(shown, node)) from error
+    except ValueError as error:
+        raise ScenarioError(f"not plain YAML: {error}", place=_place(shown, node)) from error
+
+
+def _one_key(key: str, text: str, source: str) -> Layer:
+    """The layer of a flag or variable: a document with nothing but this key in it."""
+    place = Place(source)
+    try:
+        node = compose(text, source, lines=False)
+    except ScenarioError as error:
+        raise ScenarioError(f"{quoted(text)} is {error.text}", place=place, key=key) from error
+    leaf = _owner(key)
+    if leaf is None and key not in SECTIONS:
+        raise unknown_key(key, place)
+    value = None if node is None else plain(node, source)
+    layer = Layer({}, {})
+    if leaf is None:
+        if not isinstance(node, yaml.MappingNode):
+            raise ScenarioError("this is a group of keys; write --set GROUP.KEY=VALUE", place=place, key=key)
+        _flatten(node, key, source, layer)
+        layer.given.update({k: Given(k, g.value, place) for k, g in layer.given.items()})
+        return layer
+    for part in reversed(key[len(leaf) :].split(".")[1:]):
+        value = {part: value}
+    layer.given[leaf] = Given(leaf, value, place)
+    return layer
+
+
+def _owner(key: str) -> str | None:
+    """The field that a dotted key belongs to: itself, or the one of which it names a part (``server.args.x``)."""
+    parts = key.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((head for head in heads if head in BY_KEY), None)
+
+
+def _flatten(node: yaml.Node, prefix: str, shown: str, layer: Layer) -> None:
+    """Put every key below ``node`` into the layer; sections are gone through, a field's value is kept whole."""
+    if not isinstance(node, yaml.MappingNode):
+        what = f"{prefix} needs keys below it" if prefix else "a scenario is a mapping of keys"
+        raise ScenarioError(f"{what}, not {quoted(plain(node, shown))}", place=_place(shown, node), key=prefix)
+    for key_node, value_node in node.value:
+        name = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+        key = f"{prefix}.{name}" if prefix else f"{name}"
+        if key in SECTIONS:
+            layer.sections[key] = _place(shown, key_node)
+            _flatten(value_node, key, shown, layer)
+        elif key in BY_KEY:
+            layer.given[key] = Given(key, plain(value_node, shown), _place(shown, value_node), value_node)
+        else:
+            raise unknown_key(key, _place(shown, key_node))
+
+
+def unknown_key(key: str, place: Place) -> ScenarioError:
+    """The error for a key that no field has, with the nearest that one has."""
+    if key in LATER:
+        return ScenarioError(f"not supported yet; {LATER[key]}", place=place, key=key)
+    section, _, leaf = key.rpartition(".")
+    siblings = [field.leaf for field in BY_KEY.values() if field.section == section]
+    if not section:
+        siblings += list(SECTIONS)
+    elsewhere = [field.key for field in BY_KEY.values() if field.leaf == leaf]
+    close = nearest(leaf, siblings)
+    found = (f"{section}.{close}" if section else close) if close else nearest(key, BY_KEY)
+    found = elsewhere[0] if elsewhere else found
+    hint = f"; did you mean {found}?" if found else ""
+    listed = f" ({section or 'the file'} has {', '.join(siblings)})" if section in ("", *SECTIONS) else ""
+    return ScenarioError(f"no such key{hint}{listed}", place=place, key=key)
+
+
+def _beside(given: Given, folder: Path) -> Given:
+    value = given.value
+    if isinstance(value, dict) and given.key.startswith("workload.") and isinstance(value.get("file"), str):
+        value = value | {"file": str(folder / value["file"])}
+    return Given(given.key, value, given.place, given.node)
+
+
+def _check_nodes(node: yaml.Node, shown: str, seen: set[int], above: list[int]) -> None:
+    if id(node) in above:
+        raise ScenarioError("this value contains itself", place=_place(shown, node))
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    for child in _children(node):
+        _check_nodes(child, shown, seen, [*above, id(node)])
+    if isinstance(node, yaml.MappingNode):
+        _check_duplicates(node, shown)
+
+
+def _check_duplicates(node: yaml.MappingNode, shown: str) -> None:
+    first: dict[str, yaml.Node] = {}
+    for key_node, _ in node.value:
+        name = str(key_node.value)
+        if name in first:
+            line = first[name].start_mark.line + 1
+            raise ScenarioError(
+                f"the key stands twice; it was first given in line {line}", place=_place(shown, key_node), key=name
+            )
+        first[name] = key_node
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            yield from pair
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def _descend(node: yaml.Node | None, path: tuple[str | int, ...]) -> yaml.Node | None:
+    """The node at ``path``: the key's for the last name of a mapping that has no such value, else the value's."""
+    for step in path:
+        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+        elif isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == step), node)
+        else:
+            break
+    return node
+
+
+def _place(shown: str, node: yaml.Node) -> Place:
+    return Place(shown, node.start_mark.line + 1, node.start_mark.column + 1)
