@@ -19,7 +19,7 @@ from analysis.report.numbers import count, duration, in_unit, significant, ticks
 from analysis.report.svg import Fragment, chart, el, group, path, percent, stretched
 
 _HEIGHT = 190
-_TICKS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 Floats = NDArray[np.float64]
 
 
@@ -35,15 +35,17 @@ class Curve:
     low_ms: Floats
     high_ms: Floats
     max_ms: float
+    unanswered: int
     limits: tuple[tuple[float, float, str], ...]  # SLOs: percentile as a fraction, ms, expression
 
 
 def curve_of(metric: str, values: Sample, limits: Sequence[tuple[float, float, str]]) -> Curve | None:
-    """The supported part of a metric's distribution, ``values`` in ms; None when not even the median is supported.
+    """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
     Requests that were never answered count as infinite: where they begin, the curve ends.
     """
     points = [e for e in supported_curve(values) if e.value is not None and math.isfinite(e.value)]
+    answered = values.ordered[np.isfinite(values.ordered)]
     if len(points) < 2 or points[-1].percentile < 50:
         return None
     return Curve(
@@ -51,10 +53,11 @@ def curve_of(metric: str, values: Sample, limits: Sequence[tuple[float, float, s
         n=values.count,
         n_eff=values.n_eff_tail,
         p=np.array([e.percentile / 100 for e in points]),
-        value_ms=np.array([e.value for e in points], dtype=np.float64),
-        low_ms=np.array([e.low for e in points], dtype=np.float64),
-        high_ms=np.array([e.high for e in points], dtype=np.float64),
-        max_ms=float(values.ordered[-1]),
+        value_ms=np.array([e.value for e in points], dtype=np.float64) / 1e6,
+        low_ms=np.array([e.low for e in points], dtype=np.float64) / 1e6,
+        high_ms=np.array([e.high for e in points], dtype=np.float64) / 1e6,
+        max_ms=float(answered[-1]) / 1e6,
+        unanswered=values.count - len(answered),
         limits=tuple(limits),
     )
 
@@ -111,7 +114,8 @@ class _Scale:
 
     @classmethod
     def of(cls, curve: Curve) -> _Scale:
-        depth = max(2.0, math.ceil(-math.log10(1 - float(curve.p[-1])) - 0.02))
+        asked = [0.3 - math.log10(1 - p) for p, _, _ in curve.limits if p < 1]
+        depth = max(2.0, math.ceil(-math.log10(1 - float(curve.p[-1])) - 0.02), *asked)
         highest = float(curve.high_ms[np.isfinite(curve.high_ms)].max(initial=curve.value_ms[-1]))
         top = max([highest, *(ms for _, ms, _ in curve.limits if ms <= 2.5 * highest)]) * 1.08
         lowest = float(curve.low_ms.min())
@@ -136,6 +140,8 @@ class _Scale:
                 x = percent(self.x(p))
                 parts.append(el("line", x1=x, x2=x, y1=0, y2=_HEIGHT, class_="grid"))
                 parts.append(el("text", f"p{_nines(p)}", x=x, y=_HEIGHT + 18, class_="tick middle"))
+        if self.logarithmic:
+            parts.append(el("text", "logarithmic", x=6, y=12, class_="note"))
         return group(parts)
 
     def _level(self, ms: float, text: str) -> Fragment:
@@ -197,7 +203,8 @@ def table(curve: Curve) -> list[dict[str, str]]:
 
 def caption(curve: Curve) -> str:
     worth = "" if curve.n_eff >= 0.95 * curve.n else f", worth {count(curve.n_eff)} independent ones"
-    return f"{curve.n:,} samples{worth}; largest {duration(curve.max_ms)}"
+    lost = f"; {count(curve.unanswered)} never answered, counted as infinite" if curve.unanswered else ""
+    return f"{curve.n:,} samples{worth}; largest {duration(curve.max_ms)}{lost}"
 
 
 def _nines(p: float) -> str:

@@ -19,9 +19,11 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def duration(ms: float | None, digits: int = 3) -> str:
-    """Milliseconds as text with its unit: µs below 0.1 ms, s from 1,000 ms; a dash for None."""
-    if ms is None or not math.isfinite(ms):
+    """Milliseconds as text with its unit: µs below 0.1 ms, s from 1,000 ms; a dash for None, ∞ for infinite."""
+    if ms is None or math.isnan(ms):
         return DASH
+    if math.isinf(ms):
+        return "∞"
     value, unit = in_unit(ms, unit_of(ms))
     return f"{significant(value, digits)} {unit}"
 
@@ -43,7 +45,9 @@ def bounds(low: float | None, high: float | None) -> str:
     """An interval in milliseconds, as ``1.31 .. 1.58`` in the unit of its upper end, or ``not estimable``."""
     if low is None or high is None:
         return "not estimable"
-    unit = unit_of(high)
+    unit = unit_of(low if math.isinf(high) else high)
+    if math.isinf(high):
+        return f"{duration(low)} .. ∞"
     return f"{significant(in_unit(low, unit)[0])} .. {significant(in_unit(high, unit)[0])} {unit}"
 
 

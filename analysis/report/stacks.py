@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from analysis.report import marks
 from analysis.report.numbers import duration, in_unit, share, significant, ticks, unit_of
 from analysis.report.svg import Fragment, chart, el, group, percent
+from analysis.stages import UNEXPLAINED
 
 _BAR, _ROW, _TOP = 34, 66, 26
 _WIDTHS = (560, 760, 1000)  # plot widths in px from which a label that needs them is shown
@@ -92,7 +93,7 @@ def _difference_head(comparison: Comparison) -> tuple[str, str]:
 def _stack(band: Band) -> list[_Piece]:
     pieces, at = [], 0.0
     for stage, ms in band.parts.items():
-        if ms > 0:
+        if ms > 0 or stage == UNEXPLAINED:
             title = _title(stage, ms, f"{share(ms / band.total_ms)} of the bar" if band.total_ms else "")
             pieces.append(_Piece(stage, at, ms, marks.words(stage), title))
             at += ms
@@ -125,16 +126,17 @@ def _row(number: int, head: tuple[str, str], pieces: Iterable[_Piece], top: floa
 
 
 def _segment(piece: _Piece, y: int, top: float) -> Fragment:
-    """A piece of a bar. What is thinner than a pixel is still drawn, since a stage is never hidden."""
+    """A piece of a bar, with its name where that fits. The residual is drawn even when it is too small to see."""
     width = piece.length_ms / top
-    box = el("rect", width="100%", height="100%", fill=marks.fill(piece.stage), class_="segment")
+    least = 4 if piece.stage == UNEXPLAINED and width < 0.004 else None
+    box = el("rect", width=least or "100%", height="100%", fill=marks.fill(piece.stage), class_="segment")
     css = next((f"fit-{w}" for w in _WIDTHS if width * w >= _CHARACTER * len(piece.label) + 8), None)
     label = el(
         "text", piece.label, x="50%", y=_BAR / 2 + 4, text_anchor="middle", fill=marks.ink(piece.stage),
         class_=f"inside {css}",
     ) if css else ""  # fmt: skip
     return el(
-        "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y, width=percent(width),
+        "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y, width=least or percent(width),
         height=_BAR, class_="stage", data_stage=piece.stage, data_ms=round(piece.length_ms, 6),
     )  # fmt: skip
 

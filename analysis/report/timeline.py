@@ -85,14 +85,14 @@ def _dot_class(ms: float, limit: tuple[float, str] | None) -> str:
 
 def _cross(x: str, outcome: str, at: float) -> Fragment:
     """A failed request: a mark and its word, never by colour alone."""
-    return el("text", el("title", f"{outcome} at {at:.2f} s"), "✕", x=x, y=10, class_="failed middle")
+    return el("text", el("title", f"{outcome} at {at:.2f} s"), "✕", x=x, y=-5, class_="failed middle")
 
 
 def _warmup(span: Span, height: int) -> Fragment:
     if span.warmup_s <= 0:
         return Fragment("")
-    shade = el("rect", x=0, y=0, width=span.x(span.warmup_s), height=height, class_="warmup")
-    return group([shade, el("text", "warm-up, left out", x=4, y=height - 6, class_="note")])
+    title = el("title", f"warm-up, the first {span.warmup_s:.1f} s: left out of every figure")
+    return el("rect", title, x=0, y=0, width=span.x(span.warmup_s), height=height, class_="warmup")
 
 
 def _levels(top_ms: float, height: int) -> Fragment:
@@ -112,7 +112,7 @@ def _limit(limit: tuple[float, str] | None, top: float, height: int) -> list[Fra
     y = height * (1 - limit[0] / top)
     return [
         el("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"),
-        el("text", f"SLO {limit[1]}", x="100%", y=y - 5, class_="limit end"),
+        el("text", f"SLO {limit[1]}", x="100%", y=y - 5 if y > 16 else y + 14, class_="limit end"),
     ]
 
 
@@ -137,7 +137,7 @@ def count_panel(name: str, title: str, at: Floats, value: Floats, span: Span, *,
     step = 1000 / len(low)
     upper = [(x, height * (1 - v / top)) for i, v in enumerate(high) for x in (i * step, (i + 1) * step)]
     lower = [(x, height * (1 - v / top)) for i, v in enumerate(low) for x in (i * step, (i + 1) * step)]
-    parts = [_warmup_shade(span, height)]
+    parts = [_warmup(span, height)]
     for mark in (0.0, largest):
         y = height * (1 - mark / top)
         parts.append(el("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
@@ -153,12 +153,6 @@ def count_panel(name: str, title: str, at: Floats, value: Floats, span: Span, *,
         parts.append(_seconds(span, height))
     said = f"{title} over time, at most {largest:g}."
     return chart(f"timeline-{name}", height + (28 if last else 6), title, said, *parts)
-
-
-def _warmup_shade(span: Span, height: int) -> Fragment:
-    if span.warmup_s <= 0:
-        return Fragment("")
-    return el("rect", x=0, y=0, width=span.x(span.warmup_s), height=height, class_="warmup")
 
 
 def _envelope(at: Floats, value: Floats, length: float) -> tuple[Floats, Floats]:

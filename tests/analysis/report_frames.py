@@ -1,0 +1,139 @@
+"""A run's tables from a small queueing simulation: a batch of at most eight, prompts first come, first served.
+
+Times are made so that every ledger balances to the nanosecond, as the real one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from analysis.stages import STAGES, column
+
+_ORIGIN_NS = 5_000_000_000
+_FIXED_US = {
+    "generator_lag": 60, "connect": 0, "network_in": 90, "ingress": 210, "template": 120, "tokenize": 240,
+    "handoff": 80, "output": 110, "detokenize": 40, "egress": 60, "network_out": 70,
+}  # fmt: skip
+_UNMEASURED = ("launch_gap",)
+_BEFORE = ("generator_lag", "connect", "network_in", "ingress", "template", "tokenize", "handoff")
+_AFTER = ("output", "detokenize", "egress", "network_out")
+
+
+@dataclass
+class _Request:
+    index: int
+    due_ns: int
+    prompt: int
+    output: int
+    added_ns: int = 0
+    stages: dict[str, int] = field(default_factory=lambda: dict.fromkeys((s.name for s in STAGES), 0))
+    first: dict[str, int] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Frames:
+    requests: pd.DataFrame
+    ledger: pd.DataFrame
+    steps: pd.DataFrame
+
+
+def simulate(
+    count: int, *, rate: float = 8.0, slots: int = 8, seed: int = 1, warmup: int = 20, failures: int = 0,
+    error: str = "", unmeasured: tuple[str, ...] = _UNMEASURED,
+) -> Frames:  # fmt: skip
+    """``count`` measured requests after ``warmup`` ones; ``failures`` of them, spread out, were answered with 500."""
+    rng = np.random.default_rng(seed)
+    total = count + warmup
+    due = _ORIGIN_NS + np.cumsum(rng.exponential(1e9 / rate, total)).astype(np.int64)
+    prompts = np.clip(rng.lognormal(np.log(96), 0.6, total), 8, 1024).astype(int)
+    outputs = np.clip(rng.lognormal(np.log(32), 0.42, total), 2, 256).astype(int)
+    everyone = [_Request(i, int(due[i]), int(prompts[i]), int(outputs[i])) for i in range(total)]
+    steps = _run(everyone, slots, rng)
+    failed = set(np.linspace(warmup, total - 1, failures).astype(int).tolist()) if failures else set()
+    requests = pd.DataFrame([_request_row(r, warmup, r.index in failed, error) for r in everyone])
+    for name in requests.columns:
+        if name.endswith("_ns") and name != "token_ns":
+            requests[name] = requests[name].astype("Int64")
+    good = [r for r in everyone if r.index not in failed]
+    rows = [_ledger_row(r, "first_token", unmeasured) for r in good]
+    rows += [_ledger_row(r, "last_token", unmeasured) for r in good]
+    return Frames(requests, pd.DataFrame(rows), pd.DataFrame(steps))
+
+
+def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list[dict[str, int]]:
+    """Advance the engine step by step, adding each step's parts to the ledgers of those inside."""
+    before_ns = sum(_FIXED_US[name] for name in _BEFORE) * 1000
+    for request in everyone:
+        request.added_ns = request.due_ns + before_ns
+        for name in _BEFORE:
+            request.stages[name] = _FIXED_US[name] * 1000
+    waiting, running, steps = list(everyone), [], []
+    now = waiting[0].added_ns
+    while waiting or running:
+        if not running and waiting[0].added_ns > now:
+            now = waiting[0].added_ns
+        started = []
+        while waiting and len(running) + len(started) < slots and waiting[0].added_ns <= now:
+            started.append(waiting.pop(0))
+        prompt_tokens = sum(r.prompt for r in started)
+        parts = {
+            "scheduling": int(rng.normal(300_000, 20_000)),
+            "input_prep": int(rng.normal(1_900_000, 100_000)),
+            "decode": int(rng.normal(5_500_000, 200_000)) + 40_000 * len(running) + 25_000 * prompt_tokens,
+            "sampling": int(rng.normal(200_000, 10_000)),
+        }
+        for request in started:
+            request.stages["queue"] = now - request.added_ns
+        for request in (*running, *started):
+            for name, ns in parts.items():
+                own = "prefill" if name == "decode" and request in started else name
+                request.stages[own] += ns
+        behind = sum(1 for r in waiting if r.added_ns <= now)
+        steps.append({"step": len(steps), "schedule_ns": now, "running": len(running) + len(started), "waiting": behind})
+        now += sum(parts.values())
+        running = _emit(running + started, now)
+    return steps
+
+
+def _emit(batch: list[_Request], now: int) -> list[_Request]:
+    after_ns = sum(_FIXED_US[name] for name in _AFTER) * 1000
+    for request in batch:
+        request.tokens.append(now + after_ns)
+        if len(request.tokens) == 1:
+            request.first = {**request.stages, **{name: _FIXED_US[name] * 1000 for name in _AFTER}}
+        if len(request.tokens) == request.output:
+            request.stages.update({name: _FIXED_US[name] * 1000 for name in _AFTER})
+    return [r for r in batch if len(r.tokens) < r.output]
+
+
+def _request_row(r: _Request, warmup: int, failed: bool, error: str) -> dict[str, object]:
+    sent = r.due_ns + 60_000
+    return {
+        "request_id": f"r-{r.index}", "index": r.index, "worker": 0, "due_ns": r.due_ns, "write_ns": sent - 5_000,
+        "sent_ns": sent, "connect_start_ns": None, "connect_end_ns": None,
+        "first_byte_ns": None if failed else r.tokens[0] - 1_000, "end_ns": sent + 900_000 if failed else r.tokens[-1],
+        "first_token_ns": None if failed else r.tokens[0], "first_text_ns": None if failed else r.tokens[0],
+        "last_token_ns": None if failed else r.tokens[-1], "prompt_tokens": r.prompt, "prompt_tokens_asked": r.prompt,
+        "output_tokens": 0 if failed else r.output, "output_tokens_asked": r.output, "cached_tokens": 0,
+        "outcome": "http_5xx" if failed else "ok", "status": 500 if failed else 200, "error": error if failed else "",
+        "finish_reason": "" if failed else "length", "counted": "usage", "attempt": 0, "engine_metrics": None,
+        "token_ns": None if failed else r.tokens, "chunk_tokens": None if failed else [1] * r.output,
+        "censored_ns": 30_000_000_000 if failed else None, "measured": r.index >= warmup,
+    }  # fmt: skip
+
+
+def _ledger_row(r: _Request, event: str, unmeasured: tuple[str, ...]) -> dict[str, object]:
+    stages = r.first if event == "first_token" else r.stages
+    total = r.tokens[0 if event == "first_token" else -1] - r.due_ns
+    values = {name: np.nan if name in unmeasured else float(ns) for name, ns in stages.items()}
+    unexplained = total - sum(ns for name, ns in stages.items() if name not in unmeasured)
+    transit = sum(stages[s.name] for s in STAGES if s.kind == "transit" and s.name not in unmeasured)
+    return {
+        "request_id": f"r-{r.index}", "event": event, **{column(name): ns for name, ns in values.items()},
+        "unexplained_ns": unexplained, "transit_ns": transit, "strict_ns": unexplained + transit, "total_ns": total,
+        "hidden_host_ns": 0, "joined": True,
+    }  # fmt: skip

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.report.numbers import bounds, duration, rate, share, significant, ticks
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (1420.4, "1,420"), (0.02346, "0.0235"), (9.996, "10.0"), (0.9996, "1.00"), (99.96, "100"),
+        (8, "8.00"), (-3.14159, "-3.14"), (123456.7, "123,457"),
+    ],
+)  # fmt: skip
+def test_numbers_keep_three_significant_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, "–"), (math.nan, "–"), (math.inf, "∞"), (0.0, "0 ms"), (0.05, "50.0 µs"), (0.1, "0.100 ms"),
+        (41.23, "41.2 ms"), (999.4, "999 ms"), (999.6, "1.00 s"), (1420.0, "1.42 s"), (75_000.0, "75.0 s"),
+    ],
+)  # fmt: skip
+def test_durations_take_the_unit_that_keeps_them_short(ms: float | None, text: str) -> None:
+    assert duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1310.0, 1580.0, "1.31 .. 1.58 s"), (40.0, 43.0, "40.0 .. 43.0 ms"), (950.0, 1100.0, "0.950 .. 1.10 s"),
+        (None, 43.0, "not estimable"), (40.0, None, "not estimable"),
+    ],
+)  # fmt: skip
+def test_an_interval_is_written_in_one_unit(low: float | None, high: float | None, text: str) -> None:
+    assert bounds(low, high) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(0.8612, "86 %"), (0.0002, "0.020 %"), (0.00001, "< 0.01 %"), (0.0, "0 %"), (1.0, "100 %"), (None, "–")],
+)
+def test_shares_are_per_cent(fraction: float | None, text: str) -> None:
+    assert share(fraction) == text
+
+
+def test_rates_lose_needless_zeros() -> None:
+    assert [rate(r) for r in (8.0, 7.95, 120.0, None)] == ["8 req/s", "7.95 req/s", "120 req/s", "–"]
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9))
+def test_ticks_start_at_zero_stay_inside_and_are_evenly_apart(top: float) -> None:
+    found = ticks(top)
+    assert found[0] == 0
+    assert found[-1] <= top * (1 + 1e-6)
+    assert 3 <= len(found) <= 8
+    assert all(math.isclose(b - a, found[1], rel_tol=1e-6) for a, b in zip(found, found[1:], strict=False))
