@@ -163,7 +163,10 @@ def _itl_sample(requests: pd.DataFrame, good: Bools, failures: bool) -> Sample:
 
 
 def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:
-    """Row and time of every gap that failed requests owe: tokens asked for, less one, less gaps that came; at least 1."""
+    """Row and time of every gap that failed requests owe: tokens asked for, less the first, less those that came.
+
+    At least one a request.
+    """
     came = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(requests))
     asked = np.nan_to_num(_numbers(requests, "output_tokens_asked"))
     owed = np.where(failed, np.maximum(asked - 1 - came, 1), 0).astype(np.int64)

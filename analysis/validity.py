@@ -1,0 +1,288 @@
+"""Was this a measurement at all? Rules about the load tester and its evidence, each with a value and a limit.
+
+A broken rule makes the run INVALID, whatever the latencies say; a strained one is a warning beside the numbers that
+it touches. What could not be measured is said to be unmeasured and breaks nothing. Thresholds that compare with
+chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in ten thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.hdr import nearest_rank
+from analysis.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
+from analysis.quantiles import Floats
+from analysis.report.numbers import count, duration, share, significant
+
+OK, WARN, BROKEN, UNMEASURED = "ok", "warn", "broken", "unmeasured"
+
+RATE_TOLERANCE = 0.01
+CHANCE = 1e-4
+CONSTANT_DISPERSION = 0.3
+LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
+LAG_SHARES = (0.02, 0.10)  # of TTFT p99
+LOOP_LAG_FLOORS_NS = (2e6, 10e6)
+ERROR_SHARES = (0.01, 0.10)
+LENGTH_SHARES = (0.0, 0.01)
+CPU_SHARES = (0.70, 0.90)
+CANARY_SPREAD = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a run beside its tables. None: not measured (or, for limits, not asked for).
+
+    ``arrivals`` is constant, poisson, gamma, ... or closed; ``burstiness`` the squared coefficient of variation of
+    gaps that was asked for. ``client_cpu_share`` is the busiest generator process's share of one core,
+    ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths
+    were forced on the server, and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed
+    piece of work. ``slo_on_errors``: an SLO judges them, so no rule does.
+    """
+
+    loop: str
+    arrivals: str
+    requested_rate: float | None = None
+    burstiness: float | None = None
+    concurrency: int | None = None
+    processes: int = 1
+    planned: int | None = None
+    incomplete: str = ""
+    client_cpu_share: float | None = None
+    client_loop_lag_ns: Floats | None = None
+    records_dropped: int = 0
+    cores_shared: bool | None = None
+    output_enforced: bool = True
+    prompt_exact: bool = True
+    canary_spread: float | None = None
+    ledger_refused: tuple[str, ...] = ()
+    slo_on_errors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule: what was found, what it may be, and the plain sentence. ``value`` None where unmeasured."""
+
+    rule: str
+    status: str
+    value: float | None
+    limit: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunWarning:
+    """What was seen, the likely cause, the exact flag to try (or nothing), and the numbers that it touches."""
+
+    code: str
+    text: str
+    cause: str
+    flag: str
+    touches: tuple[str, ...]
+
+
+def check_run(requests: pd.DataFrame, evidence: Evidence) -> list[Check]:
+    """Every rule's finding. ``requests`` as from ``measured_requests``."""
+    if not len(requests):
+        return [Check("requests", BROKEN, 0.0, 1.0, "no request was issued after the warm-up"), *_recording(evidence)]
+    return [*_arrivals(requests, evidence), *_instrument(requests, evidence), *_answers(requests, evidence),
+            *_recording(evidence)]  # fmt: skip
+
+
+def invalid_reasons(checks: list[Check]) -> list[str]:
+    return [check.text for check in checks if check.status == BROKEN]
+
+
+def warnings_of(checks: list[Check], evidence: Evidence) -> list[RunWarning]:
+    """A warning for every rule that is broken or strained, with a flag that can be typed as it stands."""
+    half = f"--set load.rate={evidence.requested_rate / 2:g}" if evidence.requested_rate else ""
+    flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}"}
+    out = []
+    for check in checks:
+        if check.status in (WARN, BROKEN):
+            cause, flag, touches = _ADVICE[check.rule]
+            out.append(RunWarning(check.rule, check.text, cause, flags.get(flag, flag), touches))
+    return out
+
+
+def rates(requests: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Requests per second as planned (by due times) and as delivered (by sent times), from first to last."""
+    both = []
+    for name in ("due_ns", "sent_ns"):
+        at = requests[name].dropna().to_numpy(np.int64)
+        span = float(at.max() - at.min()) if len(at) > 1 else 0.0
+        both.append((len(at) - 1) / span * 1e9 if span else None)
+    return both[0], both[1]
+
+
+def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
+    """Index of dispersion of sent requests (variance over mean of counts in equal windows), and the windows.
+
+    Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
+    chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
+    """
+    sent = requests["sent_ns"].dropna().to_numpy(np.int64)
+    windows = min(len(sent) // 5, 200)
+    if windows < 10:
+        return None, windows
+    counts, _ = np.histogram(sent - sent.min(), bins=windows)
+    return float(counts.var(ddof=1) / counts.mean()), windows
+
+
+def percentile_of(values: Floats, percentile: float) -> float | None:
+    """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
+    known = np.sort(values[~np.isnan(values)])
+    return float(known[nearest_rank(percentile, len(known)) - 1]) if len(known) else None
+
+
+def _arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    if evidence.loop != "open" or evidence.requested_rate is None:
+        return
+    planned, delivered = rates(requests)
+    if planned is None or delivered is None:
+        yield Check("rate", UNMEASURED, None, None, "too few requests to tell the delivered rate")
+        return
+    asked, n = evidence.requested_rate, len(requests)
+    variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.burstiness or 1.0)
+    slack = RATE_TOLERANCE + float(stats.norm.isf(CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
+    off = abs(planned / asked - 1)
+    yield Check(
+        "rate", BROKEN if off > slack else OK, planned, asked,
+        f"{significant(asked)} requests per second were asked for, {significant(planned)} were due"
+        f" ({share(off)} off; chance and rounding allow {share(slack)})",
+    )  # fmt: skip
+    late = abs(delivered / planned - 1)
+    yield Check(
+        "delivered", BROKEN if late > RATE_TOLERANCE else OK, delivered, planned,
+        f"{significant(planned)} requests per second were due, {significant(delivered)} were sent"
+        f" ({share(late)} off; {share(RATE_TOLERANCE)} allowed)",
+    )  # fmt: skip
+    yield from _dispersion(requests, evidence)
+
+
+def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    index, windows = dispersion(requests)
+    if evidence.arrivals not in ("poisson", "constant"):
+        return
+    if index is None:
+        yield Check("dispersion", UNMEASURED, None, None, "too few requests to tell how evenly they were sent")
+        return
+    low, high = 0.0, CONSTANT_DISPERSION
+    if evidence.arrivals == "poisson":
+        low, high = (float(end) / (windows - 1) for end in stats.chi2.interval(1 - CHANCE, windows - 1))
+    yield Check(
+        "dispersion", OK if low <= index <= high else BROKEN, index, high,
+        f"index of dispersion of {evidence.arrivals} arrivals {index:.2f}, expected {low:.2f} .. {high:.2f}",
+    )  # fmt: skip
+
+
+def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    """How late and how busy the load tester was, against what it measured."""
+    good = succeeded(requests)
+    ttft = percentile_of(elapsed_ns(requests, "due_ns", "first_token_ns")[good], 99) or 0.0
+    lag = percentile_of(generator_lag_ns(requests), 99)
+    yield _against("lag", lag, _limits(LAG_FLOORS_NS, ttft), "requests were sent late: generator lag p99")
+    loop = None if evidence.client_loop_lag_ns is None else percentile_of(evidence.client_loop_lag_ns, 99)
+    yield _against("loop_lag", loop, _limits(LOOP_LAG_FLOORS_NS, ttft), "the load tester's event loop was late: p99")
+    cpu = evidence.client_cpu_share
+    if cpu is None:
+        yield Check("client_cpu", UNMEASURED, None, None, "the load tester's CPU share was not measured")
+    else:
+        text = f"the busiest generator process used {share(cpu)} of a core (warning from {share(CPU_SHARES[0])})"
+        yield Check("client_cpu", _grade(cpu, CPU_SHARES), cpu, CPU_SHARES[1], text)
+    if evidence.cores_shared is not None:
+        text = "server and load tester shared cores" if evidence.cores_shared else "the load tester had its own cores"
+        yield Check("cores", WARN if evidence.cores_shared else OK, float(evidence.cores_shared), 0.0, text)
+    if evidence.canary_spread is not None:
+        text = f"a fixed piece of work took {evidence.canary_spread:.2f} times as long at p95 as at p50"
+        status = WARN if evidence.canary_spread > CANARY_SPREAD else OK
+        yield Check("machine", status, evidence.canary_spread, CANARY_SPREAD, text)
+
+
+def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    """Failures, and whether answers and prompts had the lengths that were asked for."""
+    good = succeeded(requests)
+    failed = float(1 - good.mean())
+    status = _grade(failed, ERROR_SHARES)
+    if evidence.slo_on_errors and status == BROKEN:
+        status = WARN
+    classes = requests.loc[~good, "outcome"].value_counts()
+    worst = f", most of them {classes.index[0]}" if len(classes) else ""
+    text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
+    yield Check("errors", status, failed, ERROR_SHARES[1], text)
+    for rule, column, enforced in (
+        ("output_length", "output_tokens", evidence.output_enforced),
+        ("prompt_length", "prompt_tokens", evidence.prompt_exact),
+    ):
+        yield _lengths(requests, good, rule, column, enforced)
+
+
+def _lengths(requests: pd.DataFrame, good: Bools, rule: str, column: str, enforced: bool) -> Check:
+    name = rule.replace("_length", "s")
+    pair = requests.loc[good, [column, f"{column}_asked"]].dropna()
+    if not len(pair):
+        return Check(rule, UNMEASURED, None, None, f"how many tokens {name} had was not reported")
+    wrong = float((pair[column] != pair[f"{column}_asked"]).mean())
+    status = _grade(wrong, LENGTH_SHARES)
+    if status == BROKEN and not enforced:
+        status = WARN
+    mean = float(pair[column].astype(float).mean()), float(pair[f"{column}_asked"].astype(float).mean())
+    text = (
+        f"{share(wrong)} of {name} had another length than asked for"
+        f" (mean {significant(mean[0])} tokens, asked {significant(mean[1])}; {share(LENGTH_SHARES[1])} allowed)"
+    )
+    return Check(rule, status, wrong, LENGTH_SHARES[1], text)
+
+
+def _recording(evidence: Evidence) -> Iterator[Check]:
+    dropped = evidence.records_dropped
+    text = f"{count(dropped)} records were dropped because the disk was full" if dropped else "no record was dropped"
+    yield Check("records", BROKEN if dropped else OK, float(dropped), 0.0, text)
+    text = f"the run is incomplete: {evidence.incomplete}" if evidence.incomplete else "the run is complete"
+    yield Check("complete", BROKEN if evidence.incomplete else OK, float(bool(evidence.incomplete)), 0.0, text)
+    refused = evidence.ledger_refused
+    text = f"the ledger is refused: {'; '.join(refused)}" if refused else "the ledger was not refused"
+    yield Check("ledger", BROKEN if refused else OK, float(len(refused)), 0.0, text)
+
+
+def _limits(floors_ns: tuple[float, float], ttft_p99_ns: float) -> tuple[float, float]:
+    """Where lag is worth a warning and where it spoils the figures: a share of TTFT p99, never below the floor."""
+    return max(floors_ns[0], LAG_SHARES[0] * ttft_p99_ns), max(floors_ns[1], LAG_SHARES[1] * ttft_p99_ns)
+
+
+def _against(rule: str, value_ns: float | None, limits_ns: tuple[float, float], what: str) -> Check:
+    if value_ns is None:
+        return Check(rule, UNMEASURED, None, limits_ns[1], f"{what} unmeasured")
+    warn, broken = (duration(limit / 1e6) for limit in limits_ns)
+    text = f"{what} {duration(value_ns / 1e6)} (warning from {warn}, invalid from {broken})"
+    return Check(rule, _grade(value_ns, limits_ns), value_ns, limits_ns[1], text)
+
+
+def _grade(value: float, limits: tuple[float, float]) -> str:
+    return BROKEN if value > limits[1] else WARN if value > limits[0] else OK
+
+
+_ALL = ("ttft", "itl", "tpot", "e2e")
+# rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
+_ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", _ALL),
+    "rate": ("the plan does not hold the rate that was asked for; a defect of the load tester", "", ("load",)),
+    "delivered": ("the load tester could not keep up with its plan", "MORE", ("load", *_ALL)),
+    "dispersion": ("requests were bunched or evened out on their way to the socket", "MORE", ("load", *_ALL)),
+    "lag": ("the load tester was busy, or another process held its core", "MORE", ("ttft", "e2e")),
+    "loop_lag": ("the load tester was busy, or another process held its core", "MORE", _ALL),
+    "client_cpu": ("one generator process is not enough for this many tokens a second", "MORE", _ALL),
+    "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", _ALL),
+    "machine": ("another job ran beside this one, or the CPU changed its clock", "", _ALL),
+    "errors": ("the server refused or broke off; its log lies in the run's folder", "LESS", _ALL),
+    "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
+    "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
+    "records": ("the disk is full", "", _ALL),
+    "complete": ("the run was interrupted, or a process of it died", "", _ALL),
+    "ledger": ("stamps are missing or contradict each other", "", ("stages", "tail", "upgrade")),
+}
