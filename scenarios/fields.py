@@ -109,6 +109,12 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("workload.output_tokens", lengths(), REQUIRED, "Length of the answer in tokens."),
     Field("workload.shared_prefix", share(), 0.0, "Share of each prompt that is the same text in every request."),
+    Field(
+        "workload.temperature",
+        share(most=2),
+        0.0,
+        "Sampling temperature; 0 takes the likeliest token, so that equal requests get equal answers.",
+    ),
     Field("load.generator", choice(("asyncio",), later=("locust",)), "asyncio", "What issues the requests."),
     Field(
         "load.arrivals",

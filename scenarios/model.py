@@ -81,6 +81,7 @@ class Workload:
     prompt_tokens: Lengths
     output_tokens: Lengths
     shared_prefix: float
+    temperature: float
 
 
 @dataclass(frozen=True, slots=True)

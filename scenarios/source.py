@@ -19,9 +19,8 @@ ENVIRONMENT_PREFIX = "GAPMETER_"
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's plain scalars: ``1e3`` is a number, ``1:30`` and ``no`` are text, as people who type them mean."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
-
+_Loader.yaml_implicit_resolvers = {}
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|)$"), ["~", "n", ""])
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), ["t", "f"])
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from scenarios.errors import BadValue, either, nearest, quoted
 from scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
@@ -34,7 +34,7 @@ class Type:
     schema: Schema
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -79,15 +79,15 @@ def positive(what: str, unit: str, example: str) -> Type:
     return Type(read, {"type": "number", "exclusiveMinimum": 0})
 
 
-def share() -> Type:
-    """A fraction from 0 to 1."""
+def share(most: int = 1) -> Type:
+    """A number from 0 to ``most``."""
 
     def read(value: Any) -> float:
-        if not is_number(value) or not 0 <= value <= 1:
-            raise BadValue(f"{quoted(value)} is not a share; write a number from 0 to 1, for instance 0.5")
+        if not is_number(value) or not 0 <= value <= most:
+            raise BadValue(f"{quoted(value)} is out of range; write a number from 0 to {most}, for instance 0.5")
         return float(value)
 
-    return Type(read, {"type": "number", "minimum": 0, "maximum": 1})
+    return Type(read, {"type": "number", "minimum": 0, "maximum": most})
 
 
 def duration(*, least_ns: int = 0, auto: bool = False) -> Type:
@@ -118,9 +118,9 @@ def _range_of(least_ns: int) -> str:
     return f"from {least_ns / 1e9:g} s to " if least_ns else "up to "
 
 
-def _duration_ns(value: object) -> int | None:
+def _duration_ns(value: Any) -> int | None:
     if is_number(value):
-        return round(float(value) * 1e9) if isinstance(value, float) else int(value) * _UNIT_NS["s"]  # type: ignore[call-overload,no-any-return]
+        return round(value * 1e9)
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     return round(float(found.group(1)) * _UNIT_NS[found.group(2)]) if found else None
 
@@ -201,7 +201,7 @@ def _read_lengths(value: Any) -> Lengths:
     if not isinstance(value, dict) or len(value) != 1:
         raise BadValue(f"{quoted(value)} is not a length in tokens; write {_SHAPES}")
     (shape, inner), *_ = value.items()
-    readers = {"uniform": _uniform, "lognormal": _lognormal, "file": _sampled}
+    readers: dict[str, Callable[[object], Lengths]] = {"uniform": _uniform, "lognormal": _lognormal, "file": _sampled}
     if shape not in readers:
         close = nearest(shape, readers) if isinstance(shape, str) else None
         raise BadValue(f"no such distribution{f'; did you mean {close}?' if close else ''}; write {_SHAPES}", (shape,))

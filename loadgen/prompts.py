@@ -1,0 +1,143 @@
+"""Prompts of exact token counts whose texts differ from each other from their first own word on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.errors import PlanError
+from loadgen.tokenizer import PromptTokenizer
+
+# Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
+_COMMON = """
+about after again air all also always and animal another answer any are around ask away back because been
+before below between big book both boy but call came can car change children city close come could country
+cut day did different do does down each earth eat end enough even every eye face family far father feet few
+find first follow food for form found four from get girl give go good great group grow had hand hard has have
+head hear help her here high him his home house how idea if important in into is it just keep kind know land
+large last late learn leave left let letter life light like line list little live long look made make man many
+may me mean men might mile more most mother mountain move much must my name near need never new next night no
+not now number of off often old on once one only open or other our out over own page paper part people place
+plant play point put question quick quite read really right river run said same saw say school sea second see
+seem sentence set she should show side small so some something soon sound spell start state still stop story
+study such take talk tell than that the their them then there these they thing think this those thought three
+through time to together too took tree try turn two under until up us use very walk want was watch water way we
+well went were what when where which while white who why will with without word work world would write year you
+"""
+_ROUNDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What prompts are made of. A text of n words costs ``overhead`` + n tokens when its first is a starter.
+
+    ``starters`` are words that cost one token at a text's start, ``joined`` those that do after a joiner.
+    """
+
+    joined: list[str]
+    starters: list[str]
+    joiner: str
+    overhead: int
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens that a prompt can have."""
+        return self.overhead + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Texts with their lengths. ``firsts`` are each text's first own word and the character where it stands ("": none).
+
+    ``lengthened`` counts those that were asked shorter than ``words.shortest``.
+    """
+
+    texts: list[str]
+    tokens: NDArray[np.int64]
+    firsts: list[tuple[str, int]]
+    words: Words
+    exact: bool
+    lengthened: int
+
+
+def survey(tokenizer: PromptTokenizer | None, kind: str) -> Words:
+    """Find the words of a tokenizer's vocabulary that can be counted on; without one, common words, one token each."""
+    if tokenizer is None:
+        common = _COMMON.split()
+        return Words(common, common, " ", 0)
+    joined, joiner = tokenizer.words()
+    alone = tokenizer.counts(joined, kind)
+    least = int(alone.min())
+    return Words(joined, [w for w, tokens in zip(joined, alone, strict=True) if tokens == least], joiner, least - 1)
+
+
+def make_prompts(
+    tokenizer: PromptTokenizer | None,
+    kind: str,
+    asked: NDArray[np.int64],
+    shared_prefix: float,
+    stream: Callable[[int], np.random.Generator],
+) -> Prompts:
+    """One prompt for each asked token count, verified by the tokenizer.
+
+    ``stream(i)`` is request i's own randomness (what one prompt says depends on no other), ``stream(-1)`` the shared
+    text's. Raises PlanError when a count cannot be met exactly.
+    """
+    words = survey(tokenizer, kind)
+    target = np.maximum(asked, words.shortest)
+    content = target - words.overhead
+    shared_counts = np.rint(content * shared_prefix).astype(np.int64)
+    shared = _pick(words, int(shared_counts.max(initial=0)), stream(-1), starts=True)
+    heads = [shared[:count] for count in shared_counts]
+    own = [
+        _pick(words, int(total - len(head)), stream(i), starts=not head)
+        for i, (total, head) in enumerate(zip(content, heads, strict=True))
+    ]
+    if tokenizer is not None:
+        _fit(tokenizer, kind, words, heads, own, target, stream)
+    texts = [words.joiner.join(head + rest) for head, rest in zip(heads, own, strict=True)]
+    firsts = [(rest[0] if rest else "", _start(words.joiner, head)) for head, rest in zip(heads, own, strict=True)]
+    lengthened = int(np.count_nonzero(asked < words.shortest))
+    return Prompts(texts, target, firsts, words, tokenizer is not None, lengthened)
+
+
+def _pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) -> list[str]:
+    picked = [words.joined[i] for i in rng.integers(0, len(words.joined), count)]
+    if starts and picked:
+        picked[0] = words.starters[int(rng.integers(0, len(words.starters)))]
+    return picked
+
+
+def _start(joiner: str, head: list[str]) -> int:
+    return len(joiner.join(head)) + len(joiner) if head else 0
+
+
+def _fit(
+    tokenizer: PromptTokenizer,
+    kind: str,
+    words: Words,
+    heads: list[list[str]],
+    own: list[list[str]],
+    target: NDArray[np.int64],
+    stream: Callable[[int], np.random.Generator],
+) -> None:
+    """Count every prompt, and lengthen or shorten (in place) those that came out otherwise than asked."""
+    todo = list(range(len(own)))
+    for _ in range(_ROUNDS):
+        counted = tokenizer.counts([words.joiner.join(heads[i] + own[i]) for i in todo], kind)
+        missing = target[todo] - counted
+        wrong = [(i, int(miss)) for i, miss in zip(todo, missing, strict=True) if miss]
+        if not wrong:
+            return
+        for i, miss in wrong:
+            extra = _pick(words, max(miss, 0), stream(i), starts=False)
+            own[i][max(len(own[i]) + min(miss, 0), 0) :] = extra
+        todo = [i for i, _ in wrong]
+    i = todo[0]
+    raise PlanError(
+        f"cannot make a {kind} prompt of {target[i]} tokens with the tokenizer of {tokenizer.name}; "
+        f"{len(todo)} of {len(own)} prompts came out otherwise"
+    )
