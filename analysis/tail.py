@@ -59,20 +59,22 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests") -> Anatomy | None:
     """
     if len(ledgers) < FEWEST:
         return None
-    rows = ledgers.sort_values("total_ns", kind="stable")
-    names = [s.name for s in STAGES if column(s.name) in rows and rows[column(s.name)].notna().any()]
-    # A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
-    parts = rows[[*(column(n) for n in names), column(UNEXPLAINED)]].to_numpy(np.float64, na_value=0.0)
+    names = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
+    parts = ledgers[[*(column(n) for n in names), column(UNEXPLAINED)]]
     names.append(UNEXPLAINED)
-    n = len(rows)
-    typical = parts[int(TYPICAL[0] * n) : int(np.ceil(TYPICAL[1] * n))]
-    slow = parts[-slow_count(n) :]
+    n = len(ledgers)
+    order = np.argsort(ledgers["total_ns"].to_numpy(np.float64), kind="stable")
+    # A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
+    typical, slow = (
+        parts.iloc[band].to_numpy(np.float64, na_value=0.0)
+        for band in (order[int(TYPICAL[0] * n) : int(np.ceil(TYPICAL[1] * n))], order[-slow_count(n) :])
+    )
     more = slow.mean(axis=0) - typical.mean(axis=0)
     if more.sum() <= 0:
         return None
     shares = more / more.sum()
-    order = np.argsort(-shares, kind="stable")
-    top = int(order[0])
+    ranking = np.argsort(-shares, kind="stable")
+    top = int(ranking[0])
     low, high = _bootstrap_share(typical, slow, top)
     return Anatomy(
         count=n,
@@ -81,7 +83,7 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests") -> Anatomy | None:
         typical_ns=float(typical.mean(axis=0).sum()),
         slow_ns=float(slow.mean(axis=0).sum()),
         stages=tuple(zip(names, typical.mean(axis=0).tolist(), slow.mean(axis=0).tolist(), strict=True)),
-        ranked=tuple((names[i], float(shares[i])) for i in order),
+        ranked=tuple((names[i], float(shares[i])) for i in ranking),
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),

@@ -1,0 +1,101 @@
+"""The summary as Markdown, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.figures import percentile_key
+from analysis.hdr import PERCENTILES
+from analysis.junit import slo_interval, slo_value
+from analysis.report.numbers import count, duration, rate
+from analysis.tail import owner_of
+
+_SMALL = 0.01  # stages below this share of both bands are summed into one line
+_NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """A heading with the verdict, the SLOs, where the time goes, percentiles, warnings. Ends with a line feed."""
+    parts = [
+        f"### {summary['verdict']}: {_plain(summary['name'] or 'run')}",
+        _plain(summary["headline"]),
+        _load(summary),
+        _slos(summary["slo"]),
+        _tail(summary["tail"]),
+        _metrics(summary["metrics"]),
+        _warnings(summary["warnings"]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _load(summary: Mapping[str, Any]) -> str:
+    load, counts = summary["load"], summary["counts"]
+    users = f"{load['concurrency']} users, closed loop"
+    how = f"{rate(load['delivered_rate'])}, open loop" if load["loop"] == "open" else users
+    failed, trust = sum(counts["failed"].values()), summary["trust"]["sentence"]
+    size = f"{load['window_s']:.0f} s, n = {count(counts['measured'])}, {count(failed)} failed"
+    return f"{how}, {size}. Trust: {_plain(trust)}."
+
+
+def _slos(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        (row["status"], f"`{row['text']}`", slo_value(row), slo_interval(row), count(row["count"]), row["stage"] or "")
+        for row in rows
+    ]
+    return _table(("", "SLO", "measured", "95 % interval", "n", "what slow ones wait for"), lines)
+
+
+def _tail(tail: Mapping[str, Any]) -> str:
+    if tail["metric"] is None:
+        return ""
+    found = tail[tail["metric"]]
+    typical, slow = found["typical"], found["slow"]
+    lines: list[tuple[str, ...]] = []
+    small = (0.0, 0.0)
+    for stage, usual in typical["stages_ms"].items():
+        late = slow["stages_ms"][stage]
+        if max(abs(usual) / typical["total_ms"], abs(late) / slow["total_ms"]) < _SMALL:
+            small = (small[0] + usual, small[1] + late)
+        else:
+            lines.append((stage, owner_of(stage), duration(usual), duration(late), duration(late - usual)))
+    if any(small):
+        lines.append(("the rest", "", *(duration(ms) for ms in (*small, small[1] - small[0]))))
+    sums = (typical["total_ms"], slow["total_ms"], found["difference_ms"])
+    lines.append(("**sum**", "", *(duration(ms) for ms in sums)))
+    name = _NAMES[tail["metric"]]
+    return _table((f"{name}: where it goes", "owner", "typical (p45-p55)", "slow (p98.5+)", "difference"), lines)
+
+
+def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    keys = [percentile_key(p) for p in PERCENTILES]
+    lines = [
+        (
+            _NAMES[name],
+            *(duration(known[f"{key}_ms"]) for key in keys),
+            duration(known["max_ms"]),
+            count(known["count"]),
+        )
+        for name, known in metrics.items()
+    ]
+    return _table(("", *(f"p{p:g}" for p in PERCENTILES), "max", "n"), lines)
+
+
+def _warnings(warnings: Iterable[Mapping[str, Any]]) -> str:
+    return "\n".join(
+        f"- {_plain(w['text'])}. Likely: {_plain(w['cause'])}." + (f" Try `{w['flag']}`." if w["flag"] else "")
+        for w in warnings
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML leave as it is, on one line."""
+    flat = " ".join(text.split())
+    return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
