@@ -153,12 +153,13 @@ def make_plan(
     model_name: str,
     repeat: int = 0,
     id_prefix: str = "gap",
+    dialect: str | None = None,
 ) -> Plan:
     """Draw the whole plan from the scenario's seed.
 
     ``tokenizer`` None: prompts are counted in words, and ``prompt_tokens_exact`` is False. ``repeat`` n is the same
     trace (arrivals, lengths) with fresh text, so that a repeat does not measure the prefix cache. ``id_prefix`` must
-    differ between runs against one server. Raises PlanError when prompts cannot be made as asked.
+    differ between runs against one server. ``dialect`` None means the scenario's. Raises PlanError when prompts cannot be made as asked.
     """
     load, workload, seed = scenario.load, scenario.workload, scenario.seed
     warmup_ns, warmup_requests = warmup_span(load)
@@ -176,7 +177,7 @@ def make_plan(
     prompts = make_prompts(tokenizer, workload.kind, fitting, workload.shared_prefix, contents)
     sampling = np.random.default_rng([seed, _SAMPLING, repeat]).integers(0, 2**31, count)
     bodies = [
-        encode_body(workload, model_name, text, int(tokens), int(draw), scenario.server.dialect)
+        encode_body(workload, model_name, text, int(tokens), int(draw), dialect or scenario.server.dialect)
         for text, tokens, draw in zip(prompts.texts, output, sampling, strict=True)
     ]
     return Plan(

@@ -1,7 +1,7 @@
 """What to ask: scenario files, and the one place that parses them into plain values."""
 
 from scenarios.errors import Place, ScenarioError
-from scenarios.find import Listing, available
+from scenarios.find import list_scenarios
 from scenarios.model import (
     Constant,
     Lengths,
@@ -19,7 +19,6 @@ from scenarios.parse import Setting, load_scenario, provenance
 __all__ = [
     "Constant",
     "Lengths",
-    "Listing",
     "Load",
     "Lognormal",
     "Place",
@@ -31,7 +30,7 @@ __all__ = [
     "Slo",
     "Uniform",
     "Workload",
-    "available",
+    "list_scenarios",
     "load_scenario",
     "provenance",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -11,15 +10,6 @@ import yaml
 
 from scenarios.errors import Place, ScenarioError, quoted
 from scenarios.source import compose, plain
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A scenario that could be run, as ``make help`` lists it."""
-
-    name: str
-    summary: str
-    path: Path
 
 
 def search_path() -> tuple[Path, ...]:
@@ -40,17 +30,17 @@ def find(path_or_name: str, search: Sequence[Path]) -> Path:
     raise ScenarioError(_unknown(path_or_name, search))
 
 
-def available(search: Sequence[Path] | None = None) -> list[Listing]:
-    """Every scenario that a name reaches, in alphabetical order, with its summary."""
+def list_scenarios(search: Sequence[Path] | None = None) -> list[tuple[str, str]]:
+    """Every scenario that a name reaches, in alphabetical order: its name and its summary."""
     paths: dict[str, Path] = {}
     for folder in search_path() if search is None else search:
         for path in sorted(folder.glob("*.yaml")):
             paths.setdefault(path.stem, path)
-    return [Listing(name, _summary(path), path) for name, path in sorted(paths.items())]
+    return [(name, _summary(path)) for name, path in sorted(paths.items())]
 
 
 def _unknown(name: str, search: Sequence[Path]) -> str:
-    names = [listing.name for listing in available(search)]
+    names = [known for known, _ in list_scenarios(search)]
     if not names:
         return f"no scenario {quoted(name)}: there are none in {', '.join(map(str, search))}"
     names.sort(key=lambda known: -SequenceMatcher(None, name.lower(), known).ratio())
