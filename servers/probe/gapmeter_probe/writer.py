@@ -37,7 +37,7 @@ from gapmeter_probe.records import (
 )
 
 CHUNK_BYTES = 4 << 20
-_PROBE_DIR = "GAPMETER_PROBE_DIR"
+PROBE_DIR = "GAPMETER_PROBE_DIR"
 
 
 def _padded(size: int) -> int:
@@ -197,7 +197,7 @@ def open_probe(role: str, describe: dict[str, Any]) -> RecordWriter | None:
     ``role`` names the process in the file's name and head: api, core, worker or engine. The file is closed at exit
     and on SIGTERM (a handler that was there before still runs).
     """
-    folder = os.environ.get(_PROBE_DIR)
+    folder = os.environ.get(PROBE_DIR)
     if not folder:
         return None
     os.makedirs(folder, exist_ok=True)
@@ -210,7 +210,10 @@ def open_probe(role: str, describe: dict[str, Any]) -> RecordWriter | None:
 
 def _close_on_sigterm(writer: RecordWriter) -> None:
     """Records survive without this (the kernel owns the pages); it only adds the END mark when nobody else would."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         return
 
     def finish(signum: int, frame: object) -> None:

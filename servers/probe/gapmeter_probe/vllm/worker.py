@@ -1,0 +1,192 @@
+"""The worker: its remote calls, and inside them input preparation, forward and sampling of each step.
+
+It may be a process of its own (the usual case on a CPU and with several GPUs) or live in the engine core's.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gapmeter_probe.records import Span
+from gapmeter_probe.vllm.core import SEQ
+from gapmeter_probe.vllm.device import DeviceClock, open_device
+from gapmeter_probe.vllm.install import Hook, Probe, now
+from gapmeter_probe.vllm.settings import describe
+
+GRAPH = 1 << 31  # the bit of INPUT_PREP's n that says "ran as a captured graph"; the rest is the padded batch size
+_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
+_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
+_PROC = "vllm.v1.executor.multiproc_executor:WorkerProc."
+_STEP = ("prefill", "decode")
+
+
+class _Local(threading.local):
+    received_ns = 0
+
+
+class WorkerProbe(Probe):
+    """Records of a worker. The runner's methods run on the worker's main thread."""
+
+    role = "worker"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local = _Local()
+        self._separate = False  # a process of its own, that answers over a queue
+        self._unanswered: deque[tuple[int, int, int] | None] = deque()
+        self._call: tuple[int, int, int] | None = None  # start, step and number of the remote call in progress
+        self._seq = self._last_seq = 0  # of the remote call in progress; of the latest execute_model
+        self._prep = self._forward = 0
+        self._padded = 0
+        self._device: DeviceClock | None = None
+
+    def hooks(self) -> list[Hook]:
+        return [
+            _both(self.after((f"{_V1}__init__", f"{_V2}__init__"), (), self._opened)),
+            self.before("vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.get_data", (), self._got),
+            self.around("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", _STEP, self._execute),
+            self.around("vllm.v1.worker.gpu_worker:Worker.sample_tokens", ("sampling",), self._sample),
+            self.before(f"{_PROC}worker_busy_loop", (), self._answers),
+            self.before(f"{_PROC}handle_output", (), self._handing),
+            self.after(f"{_PROC}enqueue_output", (), self._answered),
+            _both(self.around((f"{_V1}execute_model", f"{_V2}execute_model"), _STEP, self._run)),
+            _both(self.after((f"{_V1}sample_tokens", f"{_V2}sample_tokens"), ("sampling",), self._sampled)),
+            self.before(f"{_V1}_model_forward", _STEP, self._forwarding),
+            Hook(
+                (
+                    "vllm.v1.worker.gpu.async_utils:StepTimingCollector.forward_start",
+                    "vllm.v1.worker.gpu.model_runner:set_forward_context",
+                ),
+                _STEP,
+                self.before("", _STEP, self._forwarding).wrap,
+            ),
+            self.after(f"{_V1}_determine_batch_execution_and_padding", (), self._padding_v1),
+            self.after("vllm.v1.worker.gpu.model_runner:dispatch_cg_and_sync_dp", (), self._padding_v2),
+        ]
+
+    def around(
+        self, targets: str | tuple[str, ...], stages: tuple[str, ...], handle: Callable[..., Callable[[], None] | None]
+    ) -> Hook:
+        """``handle(*args)`` before the call; what it returns is called after it, also when the call raised."""
+        names = (targets,) if isinstance(targets, str) else targets
+        fail = functools.partial(self.failed, names[0], stages)
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def called(*args: Any, **kwargs: Any) -> Any:
+                finish = None
+                try:
+                    finish = handle(*args)
+                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
+                    fail(error)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    if finish is not None:
+                        try:
+                            finish()
+                        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
+                            fail(error)
+
+            return called
+
+        return Hook(names, stages, wrap)
+
+    def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        runner = args[0]
+        version = 2 if ".gpu.model_runner" in "".join(c.__module__ for c in type(runner).__mro__) else 1
+        device = str(getattr(runner, "device", "unknown"))
+        self.open({**describe(), "model_runner": version, "device": device})
+        if self.writer:
+            self._device = open_device(self.writer, device)
+
+    # -- remote calls
+
+    def _got(self, *_: Any) -> None:
+        self._local.received_ns = now()
+
+    def _answers(self, *_: Any) -> None:
+        self._separate = True
+
+    def _begin(self, seq: int, number: int) -> Callable[[], None]:
+        self._call = (self._local.received_ns if self._separate else now(), seq, number)
+        self._seq = seq
+        return self._end
+
+    def _end(self) -> None:
+        self._seq = 0
+        if not self._separate and self._call and self.writer:
+            start, seq, number = self._call
+            self._call = None
+            self.writer.span(Span.WORKER, seq, start, now(), number)
+
+    def _execute(self, worker: Any, scheduled: Any, *_: Any) -> Callable[[], None] | None:
+        seq = getattr(scheduled, SEQ, 0)
+        if not self.writer or not seq:
+            return None
+        self._last_seq = seq
+        return self._begin(seq, 0)
+
+    def _sample(self, *_: Any) -> Callable[[], None] | None:
+        return self._begin(self._last_seq, 1) if self.writer and self._last_seq else None
+
+    def _handing(self, *_: Any) -> None:
+        self._unanswered.append(self._call)
+        self._call = None
+
+    def _answered(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        call = self._unanswered.popleft() if self._unanswered else None
+        if self.writer and call:
+            self.writer.span(Span.WORKER, call[1], call[0], end, call[2])
+
+    # -- the model runner
+
+    def _run(self, *_: Any) -> Callable[[], None] | None:
+        if not self._seq or not self.writer:
+            return None
+        self._forward = self._padded = 0
+        if self._device:
+            self._device.begin(self._seq)
+        self._prep = now()
+        return self._ran
+
+    def _forwarding(self, *_: Any) -> None:
+        if self._seq and not self._forward:
+            if self._device:
+                self._device.forward_start()
+            self._forward = now()
+
+    def _ran(self) -> None:
+        seq, writer, forward = self._seq, self.writer, self._forward
+        if not forward or not writer:
+            return
+        end = now()
+        writer.span(Span.INPUT_PREP, seq, self._prep, forward, self._padded)
+        if self._device and self._device.forward_end(forward):
+            writer.span(Span.HOST_LAUNCH, seq, forward, end)
+        else:
+            writer.span(Span.FORWARD, seq, forward, end, 0)
+
+    def _sampled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        if self._seq and self.writer:
+            self.writer.span(Span.SAMPLING, self._seq, start, end)
+
+    def _padding_v1(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        if self._seq:
+            self._padded = _padded(result[0], result[1])
+
+    def _padding_v2(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        if self._seq:
+            self._padded = _padded(result[0].cg_mode, result[0])
+
+
+def _both(hook: Hook) -> Hook:
+    return Hook(hook.targets, hook.stages, hook.wrap, every=True)
+
+
+def _padded(mode: Any, batch: Any) -> int:
+    return int(batch.num_tokens) | (0 if mode.name == "NONE" else GRAPH)

