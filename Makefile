@@ -1,0 +1,89 @@
+# gapmeter: every target sets up what it needs by itself. `make help` lists targets and scenarios.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done; true)
+
+# Nothing is cached outside this checkout, unless you say where.
+XDG_CACHE_HOME ?= $(CURDIR)/.cache
+PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
+HF_HOME ?= $(CURDIR)/.cache/huggingface
+TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/torchinductor
+TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
+VLLM_CACHE_ROOT ?= $(CURDIR)/.cache/vllm
+VLLM_CONFIG_ROOT ?= $(CURDIR)/.cache/vllm-config
+NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
+CUDA_CACHE_PATH ?= $(CURDIR)/.cache/cuda
+export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT VLLM_CONFIG_ROOT \
+  NUMBA_CACHE_DIR CUDA_CACHE_PATH
+export SCENARIO ENGINE URL ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
+
+RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
+
+own := .venv/bin/python
+python := $(if $(PYTHON),$(PYTHON),echo 'gapmeter needs Python 3.11 or newer, and found none; name one: make PYTHON=/path/to/python3.12' >&2; false)
+setup = @$(python) setup/environment.py
+
+
+.DEFAULT_GOAL := help
+.PHONY: help loadtest report doctor test test-fast check format bench setup vllm clean clean-all
+
+help:  ## targets and scenarios, a line each
+	@echo 'make TARGET [VARIABLE=value …]'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@echo; echo 'scenarios (make loadtest SCENARIO=NAME)'
+	@for f in scenarios/*.yaml; do \
+	  printf '  %-12s %s\n' "$$(basename "$$f" .yaml)" "$$(sed -n 's/^summary: *//p' "$$f" | head -n 1)"; done
+	@echo; echo 'variables: PYTHON, TORCH_INDEX (where pip also looks for torch), TORCH_BUILD (cpu or cuda), VLLM_VERSION'
+
+loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust ARGS='...']
+	@test -n "$$SCENARIO" || { echo 'which scenario? make loadtest SCENARIO=NAME, one of:' \
+	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
+	$(setup) run
+	@$(own) -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
+	  $(if $(GENERATOR),--set load.generator=$(GENERATOR)) $(ARGS)
+
+report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
+	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name a folder: make report RUN=FOLDER' >&2; exit 2; }
+	$(setup) core
+	@$(own) -m gapmeter report "$(RUN)" $(ARGS)
+
+doctor:  ## what this machine can and cannot do, each miss with its remedy
+	$(setup) core
+	@$(own) -m gapmeter doctor $(ARGS)
+
+test:  ## everything that proves it, both engines included (about 15 minutes on two cores)
+	$(setup) core dev transformers vllm
+	@$(own) -m pytest $(ARGS)
+
+test-fast:  ## the tests that need no engine (under a minute)
+	$(setup) core dev transformers
+	@$(own) -m pytest -m 'not transformers and not vllm' $(ARGS)
+
+check:  ## what CI expects of a change: ruff, mypy --strict, and make test
+	$(setup) core dev transformers
+	@$(own) -m ruff check .
+	@$(own) -m ruff format --check .
+	@$(own) -m mypy
+	@$(MAKE) --no-print-directory test
+
+format:  ## put the code into the house's format
+	$(setup) core dev
+	@$(own) -m ruff check --fix .
+	@$(own) -m ruff format .
+
+bench:  ## the figures in docs/results.md, measured on this machine
+	$(setup) core dev transformers vllm
+	@$(own) -m bench $(ARGS)
+
+setup:  ## only set up .venv: gapmeter, Transformers, the tools for development
+	$(setup) core dev transformers
+
+vllm:  ## only set up .venv-vllm: vLLM for this machine's hardware, with the probe
+	$(setup) vllm
+
+clean:  ## remove caches and build products; runs and environments stay
+	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+clean-all: clean  ## remove the environments too; runs stay
+	rm -rf .venv .venv-vllm
