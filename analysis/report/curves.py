@@ -96,7 +96,7 @@ def samples(curve: Curve) -> list[tuple[float, float, float, float]]:
     """(p, value, low, high) at the percentiles that have names, as far as they are supported."""
     found = []
     for wanted in (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999):
-        if wanted <= curve.p[-1] + 1e-12:
+        if curve.p[0] <= wanted <= curve.p[-1] + 1e-12:
             i = min(int(np.searchsorted(curve.p, wanted)), len(curve.p) - 1)
             found.append((wanted, float(curve.value_ms[i]), float(curve.low_ms[i]), float(curve.high_ms[i])))
     return found
@@ -105,7 +105,8 @@ def samples(curve: Curve) -> list[tuple[float, float, float, float]]:
 @dataclass(frozen=True, slots=True)
 class _Scale:
     """Where a percentile and a value lie in the plot. Values are laid out in proportion, or by their logarithm where
-    the largest is more than twenty times the median."""
+    the largest is more than twenty times the median.
+    """
 
     depth: float
     bottom_ms: float

@@ -15,13 +15,16 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from analysis.metrics import measured_requests, metric_sample
-from analysis.report import curves, marks, stacks, timeline
+from analysis.report import curves, head, marks, stacks, tables, timeline
 from analysis.report.numbers import duration
-from analysis.report.run import Run
+from analysis.report.run import Run, read_run
+from analysis.report.slowest import slowest
 from analysis.report.svg import Fragment
 from analysis.report.tables import METRICS
 from analysis.stages import UNEXPLAINED
+from recording import RunFolder
 
+_EVENTS = {"ttft": ("first_token", "stages_to_first_token"), "e2e": ("last_token", "stages")}
 _FILES = {
     "summary.json": "every figure of this page",
     "manifest.json": "what ran, with what, where",
@@ -48,8 +51,8 @@ def render(context: dict[str, Any]) -> str:
     template = environment.from_string((folder / "report.html").read_text())
     return template.render(
         **context,
-        style=Markup((folder / "report.css").read_text()),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
+        style=Markup((folder / "report.css").read_text()),
+        script=Markup(script),
         script_hash=f"sha256-{digest}",
         definitions=marks.definitions(),
         owner_key=marks.owner_key(),
@@ -167,10 +170,102 @@ class StackView:
     unmeasured: str
 
 
+def page(folder: RunFolder) -> str:
+    """The whole page of an analysed run. Raises FileNotFoundError and ValueError as ``read_run`` does."""
+    run = read_run(folder)
+    summary = run.summary
+    stamp = "INVALID" if summary["verdict"] == "INVALID" else None
+    main = {metric: head.main_limit(summary, metric) for metric in METRICS}
+    return render(
+        {
+            "head": _head(run),
+            "stacks": _stacks(run, stamp),
+            "slos": head.slo_lines(summary),
+            "warnings": head.warnings(summary),
+            "curves": curve_views(run, head.limits(summary), stamp),
+            "percentile_names": list(tables.percentile_names(summary).values()),
+            "metrics": tables.metric_rows(summary),
+            "timeline": timeline_view(run, main, stamp),
+            "stages": tables.stage_rows(summary),
+            "residual": tables.residual_rows(summary),
+            "no_ledger": _no_ledger(summary),
+            "checks": head.checks(summary),
+            "upgrade": head.upgrade_rows(summary),
+            "upgrade_lead": head.upgrade_sentence(summary),
+            "slow_requests": slowest(run, _EVENTS[_first_metric(summary)][0]),
+            "slow_event": _EVENTS[_first_metric(summary)][0].replace("_", " "),
+            "repeat": repeat_view(run),
+        }
+    )
+
+
+def _first_metric(summary: dict[str, Any]) -> str:
+    """Which of TTFT and E2E the page shows first: the one that the tail is told of."""
+    return "e2e" if summary["tail"]["metric"] == "e2e" else "ttft"
+
+
+def _head(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    return {
+        "verdict": summary["verdict"],
+        "scenario": summary["name"] or run.folder.path.name,
+        "target": head.target(run.manifest),
+        "load": head.load(summary),
+        "sentence": head.sentence(summary),
+        "reasons": summary["invalid_reasons"],
+        "owner": head.owner_sentence(summary),
+        "bracket": head.upgrade_sentence(summary),
+        "trusted": summary["trust"]["valid"],
+        "trust_word": "Valid." if summary["trust"]["valid"] else "Not valid.",
+        "trust": head.trust_figures(summary),
+        "version": run.manifest.get("versions", {}).get("gapmeter", ""),
+    }
+
+
+def _no_ledger(summary: dict[str, Any]) -> str:
+    refused = [c["text"] for c in summary["checks"] if c["rule"] == "ledger" and c["status"] == "broken"]
+    return refused[0] if refused else "no process of the server recorded its stages, or no request succeeded."
+
+
+def _stacks(run: Run, stamp: str | None) -> list[StackView]:
+    """TTFT's and E2E's stacks, the one first that the tail is told of."""
+    first = _first_metric(run.summary)
+    return [_stack_of(run, metric, stamp) for metric in (first, "ttft" if first == "e2e" else "e2e")]
+
+
+def _stack_of(run: Run, metric: str, stamp: str | None) -> StackView:
+    event, part = _EVENTS[metric]
+    found = run.summary["tail"].get(metric)
+    if found is None:
+        why = "too few ledgers for two bands, or the slow requests are no slower."
+        return StackView(
+            _stack_title(metric), "", _no_ledger(run.summary) if not run.summary[part] else why, None, [], None, ""
+        )
+    bands = (
+        _band("typical", "requests from p45 to p55", found["typical"]),
+        _band("slow", "the slowest, from p98.5 up", found["slow"]),
+    )
+    limit = head.main_limit(run.summary, metric)
+    missing = [name for name, figures in run.summary[part].items() if figures["kind"] == "unmeasured"]
+    return stack_view(stacks.Comparison(METRICS[metric], event, *bands, limit), missing, stamp)
+
+
+def _band(name: str, detail: str, found: dict[str, Any]) -> stacks.Band:
+    return stacks.Band(name, detail, found["count"], found["total_ms"], found["stages_ms"])
+
+
+def _stack_title(metric: str) -> str:
+    return f"Where {METRICS[metric]} goes: typical against slow requests"
+
+
 def stack_view(comparison: stacks.Comparison, unmeasured: list[str], stamp: str | None) -> StackView:
-    shown = [s for s, ms in comparison.slow.parts.items() if max(ms, comparison.typical.parts.get(s, 0)) > 0 or s == UNEXPLAINED]
+    shown = [
+        s
+        for s, ms in comparison.slow.parts.items()
+        if max(ms, comparison.typical.parts.get(s, 0)) > 0 or s == UNEXPLAINED
+    ]
     return StackView(
-        title=f"Where {comparison.metric} goes: typical against slow requests",
+        title=_stack_title(comparison.metric.lower()),
         lead=f"{stacks.describe(comparison)} Every bar is the mean of real requests, so its stages add up.",
         refused="",
         picture=stacks.picture(comparison, f"stack-{comparison.event.replace('_', '-')}", stamp),

@@ -5,7 +5,6 @@ A band's stack is the mean over the real requests in it, stage by stage, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from analysis.report import marks
@@ -14,7 +13,7 @@ from analysis.report.svg import Fragment, chart, el, group, percent
 from analysis.stages import UNEXPLAINED
 
 _BAR, _ROW, _TOP = 34, 66, 26
-_WIDTHS = (560, 760, 1000)  # plot widths in px from which a label that needs them is shown
+_WIDTHS = (320, 560, 760, 1000)  # plot widths in px from which a label that needs them is shown
 _CHARACTER = 6.6  # px, of the labels' 12 px type, on the safe side
 
 
@@ -62,14 +61,16 @@ def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Frag
     limit = comparison.limit
     top = max(longest * 1.02, limit[0] * 1.04) if limit and limit[0] <= 1.8 * longest else longest * 1.02
     rows = [
-        _row(0, _band_head(typical), _stack(typical), top, typical.total_ms),
-        _row(1, _band_head(slow), _stack(slow), top, slow.total_ms),
-        _row(2, _difference_head(comparison), _difference(comparison), top, slow.total_ms),
+        (_band_head(typical), _stack(typical)),
+        (_band_head(slow), _stack(slow)),
+        (_difference_head(comparison), _difference(comparison)),
     ]
+    heads = [_head(number, head) for number, (head, _) in enumerate(rows)]
+    bars = [_segment(piece, _top(number) + 20, top) for number, (_, pieces) in enumerate(rows) for piece in pieces]
     bottom = _TOP + 3 * _ROW
     return chart(
         name, bottom + 30, f"{comparison.metric}: typical against slow requests", describe(comparison),
-        _axis(top, bottom), *rows, _limit_line(limit, top, bottom), _stamp(stamp, bottom),
+        _axis(top, bottom), *bars, _limit_line(limit, top, bottom), *heads, _stamp(stamp, bottom),
     )  # fmt: skip
 
 
@@ -117,12 +118,14 @@ def _title(stage: str, ms: float, part: str) -> str:
     return f"{marks.words(stage)}: {duration(ms)}, {part} · {marks.owner(stage)} · {marks.kind(stage)}"
 
 
-def _row(number: int, head: tuple[str, str], pieces: Iterable[_Piece], top: float, total_ms: float) -> Fragment:
-    y = _TOP + number * _ROW
-    label = el(
-        "text", el("tspan", head[0], class_="strong"), el("tspan", f"  {head[1]}", class_="faint"), x=0, y=y + 13
-    )  # fmt: skip
-    return el("g", label, *(_segment(piece, y + 20, top) for piece in pieces), class_="row")
+def _top(row: int) -> int:
+    return _TOP + row * _ROW
+
+
+def _head(row: int, head: tuple[str, str]) -> Fragment:
+    """What a bar is, above it; with a halo, since the SLO's line may pass behind."""
+    strong, rest = el("tspan", head[0], class_="strong"), el("tspan", f"  {head[1]}", class_="faint rest")
+    return el("text", strong, rest, x=0, y=_top(row) + 13, class_="halo")
 
 
 def _segment(piece: _Piece, y: int, top: float) -> Fragment:
@@ -132,7 +135,7 @@ def _segment(piece: _Piece, y: int, top: float) -> Fragment:
     box = el("rect", width=least or "100%", height="100%", fill=marks.fill(piece.stage), class_="segment")
     css = next((f"fit-{w}" for w in _WIDTHS if width * w >= _CHARACTER * len(piece.label) + 8), None)
     label = el(
-        "text", piece.label, x="50%", y=_BAR / 2 + 4, text_anchor="middle", fill=marks.ink(piece.stage),
+        "text", piece.label, x="50%", y=_BAR / 2 + 4, text_anchor="middle", style=f"fill:{marks.ink(piece.stage)}",
         class_=f"inside {css}",
     ) if css else ""  # fmt: skip
     return el(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.figures import percentile_key
+from analysis.hdr import PERCENTILES
 from analysis.report import marks
-from analysis.report.numbers import DASH, count, duration, share
+from analysis.report.numbers import count, duration, share
 from analysis.report.svg import Fragment, el
 from analysis.stages import STAGES
 
-PERCENTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p999_ms", "max_ms")
-PERCENTILE_NAMES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 METRICS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _STAGE_PERCENTILES = ("p50_ms", "p90_ms", "p99_ms")
 
@@ -23,10 +24,24 @@ class Cell:
     key: str
     raw: str
     text: str
+    hint: str
 
 
-def cell(key: str, value: float | None) -> Cell:
-    return Cell(key, "null" if value is None else repr(value), duration(value))
+def cell(key: str, figures: Mapping[str, Any], name: str) -> Cell:
+    """The figure ``name`` (such as p99_ms) of one distribution, with what it would need if it is not supported."""
+    value, short = figures.get(name), name.removesuffix("_ms")
+    if value is None and short in figures.get("infinite", ()):
+        return Cell(f"{key}.{name}", "null", "∞", "so many requests were never answered")
+    needs = figures.get("needs", {}).get(short)
+    hint = f"needs {count(needs['requests'])} more requests" if needs else ""
+    return Cell(f"{key}.{name}", "null" if value is None else repr(value), duration(value), hint)
+
+
+def percentile_names(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Column name to title: those always printed, any that an SLO names, and the largest."""
+    named = {float(slo["percentile"]) for slo in summary["slo"] if slo["percentile"] is not None}
+    known = {f"{percentile_key(p)}_ms": f"p{p:g}" for p in sorted({*PERCENTILES, *named})}
+    return {**known, "max_ms": "max"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +53,24 @@ class MetricRow:
     count: str
 
 
-def metric_rows(summary: dict[str, Any]) -> list[MetricRow]:
-    """Every metric counted from due, and the same from sent; between two tokens there is no difference."""
-    rows = []
-    for name, title in METRICS.items():
-        for part, origin in (("metrics", "due"), ("metrics_from_sent", "sent")):
-            known = summary.get(part, {}).get(name)
-            if known is not None and not (origin == "sent" and name in ("itl", "tpot")):
-                cells = [cell(f"{part}.{name}.{p}", known.get(p)) for p in PERCENTILES]
-                between = name in ("itl", "tpot")
-                rows.append(
-                    MetricRow(title, "token to token" if between else origin, origin == "due", cells, count(known.get("count")))
-                )
+def metric_rows(summary: Mapping[str, Any]) -> list[MetricRow]:
+    """Every metric counted from due, with its failures as infinite where there are any, and counted from sent.
+
+    Between two tokens it makes no difference when the request was sent.
+    """
+    names, rows = percentile_names(summary), []
+    for metric, title in METRICS.items():
+        between = metric in ("itl", "tpot")
+        parts = [("metrics", "token to token" if between else "due", summary["metrics"][metric])]
+        failures = summary["metrics"][metric].get("with_failures")
+        if failures:
+            parts.append(("metrics", f"{parts[0][1]}, failures as infinite", failures))
+        if not between:
+            parts.append(("metrics_from_sent", "sent", summary["metrics_from_sent"][metric]))
+        for number, (part, origin, figures) in enumerate(parts):
+            key = f"{part}.{metric}.with_failures" if figures is failures else f"{part}.{metric}"
+            cells = [cell(key, figures, name) for name in names]
+            rows.append(MetricRow(title if not number else "", origin, not number, cells, count(figures["count"])))
     return rows
 
 
@@ -69,9 +90,9 @@ class StageRow:
     parts: list[StagePart]
 
 
-def stage_rows(summary: dict[str, Any]) -> list[StageRow]:
+def stage_rows(summary: Mapping[str, Any]) -> list[StageRow]:
     """Every stage in the order of the timeline, also the ones that nobody could stamp."""
-    first, last = summary.get("stages_to_first_token", {}), summary.get("stages", {})
+    first, last = summary["stages_to_first_token"], summary["stages"]
     if not first and not last:
         return []
     return [
@@ -87,11 +108,11 @@ def stage_rows(summary: dict[str, Any]) -> list[StageRow]:
     ]
 
 
-def _part(key: str, name: str, known: dict[str, Any]) -> StagePart:
+def _part(key: str, name: str, known: Mapping[str, Any]) -> StagePart:
     figures = known.get(name)
-    if not figures or figures.get("max_ms") is None:
+    if not figures or figures["kind"] == "unmeasured":
         return StagePart(True, [])
-    return StagePart(False, [cell(f"{key}.{name}.{p}", figures.get(p)) for p in _STAGE_PERCENTILES])
+    return StagePart(False, [cell(f"{key}.{name}", figures, p) for p in _STAGE_PERCENTILES])
 
 
 def _swatch(stage: str) -> Fragment:
@@ -99,17 +120,14 @@ def _swatch(stage: str) -> Fragment:
     return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")
 
 
-def residual_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def residual_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the ledgers left unexplained, and strictly, to each event."""
     rows = []
-    for event, figures in summary.get("residual", {}).items():
+    for event, figures in summary["residual"].items():
         for which in ("unexplained", "strict"):
-            known = (figures or {}).get(which)
-            if known:
-                cells = [duration(known.get("p50_ms")), duration(known.get("p99_ms"))]
-                cells += [share(known.get("p50_share")), share(known.get("p99_share"))]
+            if figures:
+                known = figures[which]
+                cells = [duration(known[f"{p}_ms"]) for p in ("p50", "p99", "max")]
+                cells += [share(known[f"{p}_share"]) for p in ("p50", "p99", "max")]
                 rows.append({"event": f"to the {event.replace('_', ' ')}", "which": which, "cells": cells})
     return rows
-
-
-__all__ = ["DASH", "METRICS", "PERCENTILE_NAMES", "metric_rows", "residual_rows", "stage_rows"]

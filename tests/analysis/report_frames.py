@@ -6,11 +6,17 @@ Times are made so that every ledger balances to the nanosecond, as the real one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.stages import STAGES, column
+from analysis.summary import build_summary, write_summary
+from analysis.tables import write_tables
+from analysis.validity import Evidence
+from recording import RunFolder
 
 _ORIGIN_NS = 5_000_000_000
 _FIXED_US = {
@@ -93,7 +99,9 @@ def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list
                 own = "prefill" if name == "decode" and request in started else name
                 request.stages[own] += ns
         behind = sum(1 for r in waiting if r.added_ns <= now)
-        steps.append({"step": len(steps), "schedule_ns": now, "running": len(running) + len(started), "waiting": behind})
+        steps.append(
+            {"step": len(steps), "schedule_ns": now, "running": len(running) + len(started), "waiting": behind}
+        )
         now += sum(parts.values())
         running = _emit(running + started, now)
     return steps
@@ -136,4 +144,48 @@ def _ledger_row(r: _Request, event: str, unmeasured: tuple[str, ...]) -> dict[st
         "request_id": f"r-{r.index}", "event": event, **{column(name): ns for name, ns in values.items()},
         "unexplained_ns": unexplained, "transit_ns": transit, "strict_ns": unexplained + transit, "total_ns": total,
         "hidden_host_ns": 0, "joined": True,
+    }  # fmt: skip
+
+
+def write_run(
+    path: Path, *, slos: tuple[str, ...] = ("ttft p99 <= 500 ms", "itl p99 <= 100 ms", "errors <= 1 %"),
+    name: str = "chat-p99", model: str = "builtin:tiny", evidence: dict[str, Any] | None = None,
+    with_ledger: bool = True, rate: float = 8.0, **simulation: Any,
+) -> RunFolder:  # fmt: skip
+    """Simulate a run and write its folder as the analysis leaves it, summary.json by the real analysis."""
+    frames = simulate(rate=rate, **simulation)
+    folder = RunFolder(path)
+    path.mkdir(parents=True)
+    tables = {"requests": frames.requests, "steps": frames.steps}
+    tables |= {"ledger": frames.ledger} if with_ledger else {}
+    write_tables(path, tables)
+    known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **(evidence or {}))
+    summary = build_summary(
+        frames.requests, frames.ledger if with_ledger else None, None, [_slo(text) for text in slos], known, name=name
+    )
+    write_summary(path, summary)
+    folder.write_json(
+        folder.manifest,
+        {
+            "schema_version": 1, "command": f"gapmeter run {name}", "started_wall": "2026-01-02T03:04:05+0000",
+            "scenario": {
+                "name": name, "load": {"rate": rate},
+                "server": {"engine": "transformers", "model": model, "precision": "float32", "max_batch": 8},
+            },
+            "hardware": {"cpu": "A processor", "cores": 2, "memory_gib": 24.0, "system": "Linux 6.1", "gpus": []},
+            "placement": {"generator": [1], "server": [0], "shared": False},
+            "versions": {"python": "3.11.2", "gapmeter": "0.1.0", "transformers": "5.19.0"},
+        },
+    )  # fmt: skip
+    return folder
+
+
+def _slo(text: str) -> dict[str, Any]:
+    """The mapping that the analysis takes, from ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
+    words = text.split()
+    if words[0] == "errors":
+        return {"metric": "errors", "percentile": None, "limit_share": float(words[2]) / 100, "text": text}
+    return {
+        "metric": words[0], "percentile": float(words[1][1:]), "limit_ns": float(words[3]) * 1e6, "limit_share": None,
+        "text": text,
     }  # fmt: skip

@@ -1,0 +1,200 @@
+"""What a person reads first, taken from summary.json: the verdict in sentences, the SLOs, the warnings, the trust.
+
+The page and the terminal say the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.junit import slo_interval, slo_value
+from analysis.report import marks
+from analysis.report.numbers import count, duration, rate
+
+WORDS = {"PASS": "met", "FAIL": "missed", "INCONCLUSIVE": "undecided", "INVALID": "not measured"}
+SIGNS = {"PASS": "v", "FAIL": "x", "INCONCLUSIVE": "?", "INVALID": "-"}
+_CSS = {"PASS": "met", "FAIL": "missed", "INCONCLUSIVE": "open", "INVALID": "missed"}
+_CHECKS = {
+    "ok": ("ok", "met"),
+    "warn": ("strained", "open"),
+    "broken": ("broken", "missed"),
+    "unmeasured": ("unmeasured", ""),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SloLine:
+    """One SLO as text. ``raw`` is the measured value as it stands in summary.json (ms, or a share)."""
+
+    status: str
+    sign: str
+    word: str
+    css: str
+    expression: str
+    measured: str
+    interval: str
+    n: str
+    note: str
+    raw: str
+
+
+def sentence(summary: Mapping[str, Any]) -> str:
+    """The verdict's own sentence: the SLO that decided it, or why there is none."""
+    verdict, slos = summary["verdict"], summary["slo"]
+    if verdict == "INVALID":
+        return "Not valid as a measurement."
+    telling = next((slo for slo in slos if slo["status"] == verdict), None)
+    if telling is None:
+        return "Measured; the scenario sets no SLO."
+    told = telling["sentence"].rstrip(".") + "."
+    if verdict != "PASS" or len(slos) == 1:
+        return str(told)
+    return f"{len(slos)} of {len(slos)} SLOs met; the first: {told}"
+
+
+def owner_sentence(summary: Mapping[str, Any]) -> str:
+    """What slow requests wait for beyond typical ones, and whose it is; nothing without a ledger."""
+    told = summary["tail"]["sentence"]
+    return f"{told.rstrip('.')}." if told else ""
+
+
+def upgrade_sentence(summary: Mapping[str, Any]) -> str:
+    told = summary["upgrade"]["sentence"]
+    return f"{told[0].upper()}{told[1:].rstrip('.')}." if told else ""
+
+
+def trust_figures(summary: Mapping[str, Any]) -> str:
+    """The figures of the trust line, without its first word."""
+    return str(summary["trust"]["sentence"]).partition(": ")[2]
+
+
+def target(manifest: Mapping[str, Any]) -> str:
+    """What was loaded: engine and its version, model, precision, batch cap."""
+    server = manifest.get("scenario", {}).get("server", {})
+    engine = str(server.get("engine", "server"))
+    version = manifest.get("server", {}).get("version") or manifest.get("versions", {}).get(engine, "")
+    parts = [f"{engine} {version}".strip(), server.get("model"), server.get("precision")]
+    parts.append(f"max batch {server['max_batch']}" if server.get("max_batch") else None)
+    return " · ".join(str(part) for part in parts if part)
+
+
+def load(summary: Mapping[str, Any]) -> str:
+    """How it was loaded: rate and loop, how long, how many requests are behind the figures."""
+    known, counts = summary["load"], summary["counts"]
+    if known["loop"] == "open":
+        how = f"{rate(known['requested_rate'] or known['delivered_rate'])} open loop"
+    else:
+        how = f"{known['concurrency']} users, closed loop"
+    return f"{how}, {known['window_s']:.0f} s, n = {count(counts['measured'])}"
+
+
+def slo_lines(summary: Mapping[str, Any]) -> list[SloLine]:
+    return [_slo_line(slo) for slo in summary["slo"]]
+
+
+def _slo_line(slo: Mapping[str, Any]) -> SloLine:
+    value = slo["value_share" if slo["metric"] == "errors" else "value_ms"]
+    status = slo["status"]
+    return SloLine(
+        status=status,
+        sign=SIGNS[status],
+        word=WORDS[status],
+        css=_CSS[status],
+        expression=slo["text"],
+        measured=slo_value(slo),
+        interval=slo_interval(slo),
+        n=count(slo["count"]),
+        note=_note(slo),
+        raw="null" if value is None else repr(value),
+    )
+
+
+def _note(slo: Mapping[str, Any]) -> str:
+    """What the slow ones wait for, or what it would take to decide."""
+    needs = slo["needs"]
+    if slo["status"] == "INCONCLUSIVE":
+        if needs is None:
+            return "too close to decide"
+        minutes = needs["minutes"]
+        span = f"~{minutes:.0f} min" if minutes and minutes >= 1 else f"{count(needs['requests'])} requests"
+        return f"needs {span} more"
+    if slo["status"] == "INVALID":
+        return "never occurred"
+    return marks.words(slo["stage"]) if slo["stage"] else ""
+
+
+def limits(summary: Mapping[str, Any]) -> dict[str, list[tuple[float, float, str]]]:
+    """The latency SLOs of each metric: percentile as a fraction, ms, expression."""
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    for slo in summary["slo"]:
+        if slo["metric"] != "errors":
+            found.setdefault(slo["metric"], []).append((slo["percentile"] / 100, slo["limit_ms"], slo["text"]))
+    return found
+
+
+def main_limit(summary: Mapping[str, Any], metric: str) -> tuple[float, str] | None:
+    """The SLO that a picture of slow requests shows: the one on the highest percentile."""
+    known = limits(summary).get(metric, [])
+    return max(known, key=lambda limit: limit[0])[1:] if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was seen, its likely cause, the flag to try."""
+
+    text: str
+    cause: str
+    flag: str
+
+
+def warnings(summary: Mapping[str, Any]) -> list[Advice]:
+    return [
+        Advice(_sentence(w["text"]), f"Likely: {_stop(w['cause'])}" if w["cause"] else "", w["flag"])
+        for w in summary["warnings"]
+    ]
+
+
+def _sentence(text: str) -> str:
+    return _stop(text[:1].upper() + text[1:])
+
+
+def _stop(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLine:
+    rule: str
+    text: str
+    word: str
+    css: str
+
+
+def checks(summary: Mapping[str, Any]) -> list[CheckLine]:
+    return [
+        CheckLine(check["rule"].replace("_", " "), check["text"], *_CHECKS[check["status"]])
+        for check in summary["checks"]
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeRow:
+    metric: str
+    percentile: str
+    now: str
+    low: str
+    high: str
+
+
+def upgrade_rows(
+    summary: Mapping[str, Any], percentiles: Iterable[str] = ("p50", "p90", "p95", "p99")
+) -> list[UpgradeRow]:
+    rows = []
+    for metric in ("ttft", "e2e"):
+        known = summary["upgrade"].get(metric)
+        for p in percentiles if known else ():
+            now, low, high = (known[end].get(f"{p}_ms") for end in ("now", "lower", "upper"))
+            rows.append(UpgradeRow(metric.upper(), p, duration(now), duration(low), duration(high)))
+    return rows
