@@ -66,8 +66,8 @@ def line(now: Progress, width: int) -> str:
 def _percentile(now: Progress) -> str:
     if now.limit_ms is None or now.value_ms is None:
         return f"{now.slo} {duration(now.value_ms)}"
-    above = now.value_ms is not None and now.value_ms > now.limit_ms
-    return f"{now.slo} {duration(now.value_ms)} {'>' if above else '≤'} {duration(now.limit_ms)}"
+    sign = ">" if now.value_ms > now.limit_ms else "≤"
+    return f"{now.slo} {duration(now.value_ms)} {sign} {duration(now.limit_ms)}"
 
 
 def _clock(seconds: float) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from analysis.quantiles import Sample
 from analysis.quantiles import curve as supported_curve
 from analysis.report.numbers import count, duration, in_unit, significant, ticks, unit_of
-from analysis.report.svg import Fragment, chart, el, group, path, percent, stretched
+from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stretched
 
 _HEIGHT = 190
 _TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
@@ -79,7 +79,9 @@ def picture(curve: Curve, name: str, stamp: str | None = None) -> Fragment:
             el("text", f"supported to p{_nines(last)}", x=x, y=_HEIGHT - 6, dx=-4, class_="note end"),
         ]
     )
-    mark = el("text", stamp, x="50%", y=_HEIGHT / 2 + 12, class_="stamp small", aria_hidden="true") if stamp else ""
+    mark = (
+        el("text", stamp, x="50%", y=_HEIGHT / 2 + 12, class_="stamp small", aria_hidden="true") if stamp else NOTHING
+    )
     return chart(
         name, _HEIGHT + 26, f"{curve.metric} by percentile", describe(curve),
         scale.axes(), drawn, end, *(_step(limit, scale) for limit in curve.limits), *_hovers(curve, scale), mark,
@@ -104,8 +106,9 @@ def samples(curve: Curve) -> list[tuple[float, float, float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Where a percentile and a value lie in the plot. Values are laid out in proportion, or by their logarithm where
-    the largest is more than twenty times the median.
+    """Where a percentile and a value lie in the plot.
+
+    Values are laid out in proportion, or by their logarithm where the largest is over twenty times the median.
     """
 
     depth: float

@@ -48,21 +48,26 @@ def sentence(summary: Mapping[str, Any]) -> str:
     telling = next((slo for slo in slos if slo["status"] == verdict), None)
     if telling is None:
         return "Measured; the scenario sets no SLO."
-    told = telling["sentence"].rstrip(".") + "."
+    told = _sentence(telling["sentence"])
     if verdict != "PASS" or len(slos) == 1:
-        return str(told)
+        return told
     return f"{len(slos)} of {len(slos)} SLOs met; the first: {told}"
 
 
 def owner_sentence(summary: Mapping[str, Any]) -> str:
     """What slow requests wait for beyond typical ones, and whose it is; nothing without a ledger."""
     told = summary["tail"]["sentence"]
-    return f"{told.rstrip('.')}." if told else ""
+    return _sentence(told) if told else ""
+
+
+def reasons(summary: Mapping[str, Any]) -> list[str]:
+    """Why the run is not valid, a sentence each."""
+    return [_sentence(reason) for reason in summary["invalid_reasons"]]
 
 
 def upgrade_sentence(summary: Mapping[str, Any]) -> str:
     told = summary["upgrade"]["sentence"]
-    return f"{told[0].upper()}{told[1:].rstrip('.')}." if told else ""
+    return _sentence(told) if told else ""
 
 
 def trust_figures(summary: Mapping[str, Any]) -> str:
@@ -118,8 +123,8 @@ def _note(slo: Mapping[str, Any]) -> str:
         if needs is None:
             return "too close to decide"
         minutes = needs["minutes"]
-        span = f"~{minutes:.0f} min" if minutes and minutes >= 1 else f"{count(needs['requests'])} requests"
-        return f"needs {span} more"
+        span = f"~{minutes:.0f} min" if minutes and minutes >= 1 else ""
+        return f"needs {span} more" if span else f"needs {count(needs['requests'])} more req"
     if slo["status"] == "INVALID":
         return "never occurred"
     return marks.words(slo["stage"]) if slo["stage"] else ""
@@ -157,7 +162,8 @@ def warnings(summary: Mapping[str, Any]) -> list[Advice]:
 
 
 def _sentence(text: str) -> str:
-    return _stop(text[:1].upper() + text[1:])
+    named = text[1:2].isdigit()  # p99 stays p99
+    return _stop(text if named else text[:1].upper() + text[1:])
 
 
 def _stop(text: str) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
@@ -143,7 +144,7 @@ def _by_second(run: Run, length_s: float) -> tuple[list[str], list[list[str]]]:
     good = (requests["outcome"] == "ok").to_numpy()
     edges = np.linspace(0, length_s, 21)
     rows = []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         inside = (at >= low) & (at < high)
         if inside.any():
             rows.append([f"{low:.1f} to {high:.1f} s", f"{int(inside.sum())}", f"{int((inside & ~good).sum())}"])
@@ -212,7 +213,7 @@ def _head(run: Run) -> dict[str, Any]:
         "target": head.target(run.manifest),
         "load": head.load(summary),
         "sentence": head.sentence(summary),
-        "reasons": summary["invalid_reasons"],
+        "reasons": head.reasons(summary),
         "owner": head.owner_sentence(summary),
         "bracket": head.upgrade_sentence(summary),
         "trusted": summary["trust"]["valid"],

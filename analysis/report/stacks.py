@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from analysis.report import marks
 from analysis.report.numbers import duration, in_unit, share, significant, ticks, unit_of
-from analysis.report.svg import Fragment, chart, el, group, percent
+from analysis.report.svg import NOTHING, Fragment, chart, el, group, percent
 from analysis.stages import UNEXPLAINED
 
 _BAR, _ROW, _TOP = 34, 66, 26
@@ -139,8 +139,9 @@ def _segment(piece: _Piece, y: int, top: float) -> Fragment:
         class_=f"inside {css}",
     ) if css else ""  # fmt: skip
     return el(
-        "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y, width=least or percent(width),
-        height=_BAR, class_="stage", data_stage=piece.stage, data_ms=round(piece.length_ms, 6),
+        "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y,
+        width=least or percent(width), height=_BAR, class_="stage", data_stage=piece.stage,
+        data_ms=round(piece.length_ms, 6),
     )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def _axis(top: float, bottom: int) -> Fragment:
 def _limit_line(limit: tuple[float, str] | None, top: float, bottom: int) -> Fragment:
     """The SLO across the bars, or where it lies when that is far to the right of them."""
     if limit is None:
-        return Fragment("")
+        return NOTHING
     ms, expression = limit
     if ms > top:
         words = f"SLO {expression} is {significant(ms / top, 2)} times as far →"
@@ -176,7 +177,7 @@ def _limit_line(limit: tuple[float, str] | None, top: float, bottom: int) -> Fra
 
 
 def _stamp(word: str | None, bottom: int) -> Fragment:
-    return el("text", word, x="50%", y=bottom / 2 + 34, class_="stamp", aria_hidden="true") if word else Fragment("")
+    return el("text", word, x="50%", y=bottom / 2 + 34, class_="stamp", aria_hidden="true") if word else NOTHING
 
 
 def table(comparison: Comparison) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from markupsafe import Markup, escape
 
 Fragment = Markup
+NOTHING = Markup("")
 
 
 def el(name: str, *children: object, **attributes: object) -> Fragment:

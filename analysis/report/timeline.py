@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.report.numbers import duration, in_unit, ticks, unit_of
-from analysis.report.svg import Fragment, chart, el, group, path, percent, stretched
+from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stretched
 
 _DOTS = 2000
 _COLUMNS = 500
@@ -75,7 +75,7 @@ def latency_panel(
     return chart(
         f"timeline-{metric.lower()}", height + 6, f"{metric} over time", said, _warmup(span, height),
         _levels(top, height), *_limit(drawn_limit, top, height), *dots, *crosses,
-        el("text", stamp, x="50%", y=height / 2 + 12, class_="stamp small", aria_hidden="true") if stamp else "",
+        el("text", stamp, x="50%", y=height / 2 + 12, class_="stamp small", aria_hidden="true") if stamp else NOTHING,
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _cross(x: str, outcome: str, at: float) -> Fragment:
 
 def _warmup(span: Span, height: int) -> Fragment:
     if span.warmup_s <= 0:
-        return Fragment("")
+        return NOTHING
     title = el("title", f"warm-up, the first {span.warmup_s:.1f} s: left out of every figure")
     return el("rect", title, x=0, y=0, width=span.x(span.warmup_s), height=height, class_="warmup")
 
@@ -145,7 +145,8 @@ def count_panel(name: str, title: str, at: Floats, value: Floats, span: Span, *,
     area = [(0.0, float(height)), *upper, (1000.0, float(height))]
     parts.append(
         stretched(
-            height, el("path", d=path(area, closed=True), class_="area"), el("path", d=path(upper), class_="curve thin"),
+            height, el("path", d=path(area, closed=True), class_="area"),
+            el("path", d=path(upper), class_="curve thin"),
             el("path", d=path(lower), class_="curve faint"),
         )
     )  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -60,4 +61,4 @@ def test_ticks_start_at_zero_stay_inside_and_are_evenly_apart(top: float) -> Non
     assert found[0] == 0
     assert found[-1] <= top * (1 + 1e-6)
     assert 3 <= len(found) <= 8
-    assert all(math.isclose(b - a, found[1], rel_tol=1e-6) for a, b in zip(found, found[1:], strict=False))
+    assert all(math.isclose(b - a, found[1], rel_tol=1e-6) for a, b in itertools.pairwise(found))
