@@ -159,7 +159,8 @@ def make_plan(
 
     ``tokenizer`` None: prompts are counted in words, and ``prompt_tokens_exact`` is False. ``repeat`` n is the same
     trace (arrivals, lengths) with fresh text, so that a repeat does not measure the prefix cache. ``id_prefix`` must
-    differ between runs against one server. ``dialect`` None means the scenario's. Raises PlanError when prompts cannot be made as asked.
+    differ between runs against one server. ``dialect`` None means the scenario's.
+    Raises PlanError when it cannot be made as asked.
     """
     load, workload, seed = scenario.load, scenario.workload, scenario.seed
     warmup_ns, warmup_requests = warmup_span(load)

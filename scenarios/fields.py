@@ -62,7 +62,12 @@ _COUNT = 2_000_000
 
 FIELDS: tuple[Field, ...] = (
     Field("name", _NAME, None, "Names the scenario in its run's folder; the file's own name when left out."),
-    Field("summary", _WORDS, None, "One line that says which question this scenario answers."),
+    Field(
+        "summary",
+        text("a line of text", "one sentence", r"^(\S(.*\S)?)?$"),
+        "",
+        "One line that says which question this scenario answers.",
+    ),
     Field(
         "server.engine",
         choice(("transformers", "vllm", "attach", "simulated")),

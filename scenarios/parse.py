@@ -165,6 +165,8 @@ def _apply(rule: _Rule, chosen: dict[str, _Chosen]) -> None:
     value = mode.given.value if mode else BY_KEY[rule.mode].default
     if key is None or value in rule.values or value not in BY_KEY[rule.mode].type.schema["enum"]:
         return
+    if key.given.value == BY_KEY[rule.key].default:  # says what holds anyway
+        return
     if mode is not None and key.layer < mode.layer:
         del chosen[rule.key]
         return
@@ -181,7 +183,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
 
     scenario = Scenario(
         name=values["name"] or path.stem,
-        summary=values["summary"] or "",
+        summary=values["summary"],
         server=section("server", Server),
         workload=section("workload", Workload),
         load=section("load", Load),

@@ -55,25 +55,29 @@ def _errors(found: re.Match[str], limit: float, at: int) -> Slo:
     if found["percentile"]:
         raise BadValue("errors is a share and has no percentile; write errors <= 1 %", (at,))
     if found["unit"] != "%":
-        raise BadValue(f"the limit {quoted(found['value'] + found['unit'])} lacks its unit; write {limit:g} %", (at,))
+        raise BadValue(
+            f"the limit {quoted(found['value'] + found['unit'])} lacks its unit; write {limit:.12g} %", (at,)
+        )
     if limit > 100:
-        raise BadValue(f"{limit:g} % is more than every request; write at most 100 %", (at,))
-    return Slo("errors", None, None, limit / 100, f"errors <= {limit:g} %")
+        raise BadValue(f"{limit:.12g} % is more than every request; write at most 100 %", (at,))
+    return Slo("errors", None, None, limit / 100, f"errors <= {limit:.12g} %")
 
 
 def _time(metric: str, found: re.Match[str], limit: float, at: int) -> Slo:
     if not found["percentile"]:
-        raise BadValue(f"{metric} lacks its percentile; write {metric} p99 <= {limit:g} ms", (at,))
+        raise BadValue(f"{metric} lacks its percentile; write {metric} p99 <= {limit:.12g} ms", (at,))
     percentile = _number(found["percentile"][1:], at)
     if not 0 < percentile < 100:
-        raise BadValue(f"p{percentile:g} is not a percentile; write one between p0 and p100, for instance p99", (at,))
+        raise BadValue(
+            f"p{percentile:.12g} is not a percentile; write one between p0 and p100, for instance p99", (at,)
+        )
     unit = found["unit"]
     if unit not in _UNIT_NS:
-        problem = f"{quoted(unit)} is not a unit of time" if unit else f"the limit {limit:g} lacks its unit"
-        raise BadValue(f"{problem}; write {limit:g} ms or {limit:g} s", (at,))
+        problem = f"{quoted(unit)} is not a unit of time" if unit else f"the limit {limit:.12g} lacks its unit"
+        raise BadValue(f"{problem}; write {limit:.12g} ms or {limit:.12g} s", (at,))
     if limit == 0:
         raise BadValue("a limit of 0 can never hold; write what users can wait, for instance 500 ms", (at,))
-    text = f"{metric} p{percentile:g} <= {limit:g} {unit}"
+    text = f"{metric} p{percentile:.12g} <= {limit:.12g} {unit}"
     return Slo(metric, percentile, round(limit * _UNIT_NS[unit]), None, text)
 
 

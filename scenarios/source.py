@@ -170,8 +170,11 @@ def _flatten(node: yaml.Node, prefix: str, shown: str, layer: Layer) -> None:
         what = f"{prefix} needs keys below it" if prefix else "a scenario is a mapping of keys"
         raise ScenarioError(f"{what}, not {quoted(plain(node, shown))}", place=_place(shown, node), key=prefix)
     for key_node, value_node in node.value:
-        name = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-        key = f"{prefix}.{name}" if prefix else f"{name}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ScenarioError(
+                "a key must be a word, not a list or mapping", place=_place(shown, key_node), key=prefix
+            )
+        key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
         if key in SECTIONS:
             layer.sections[key] = _place(shown, key_node)
             _flatten(value_node, key, shown, layer)

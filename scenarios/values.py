@@ -204,7 +204,8 @@ def _read_lengths(value: Any) -> Lengths:
     readers: dict[str, Callable[[object], Lengths]] = {"uniform": _uniform, "lognormal": _lognormal, "file": _sampled}
     if shape not in readers:
         close = nearest(shape, readers) if isinstance(shape, str) else None
-        raise BadValue(f"no such distribution{f'; did you mean {close}?' if close else ''}; write {_SHAPES}", (shape,))
+        hint = f"did you mean {close}? " if close else ""
+        raise BadValue(f"no such distribution; {hint}write {_SHAPES}", (shape,))
     return readers[shape](inner)
 
 

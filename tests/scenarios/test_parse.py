@@ -1,0 +1,511 @@
+"""A scenario file becomes frozen values, or one sentence with its place and remedy."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scenarios import Constant, Lognormal, Sampled, Scenario, ScenarioError, Uniform, load_scenario
+from scenarios.fields import FIELDS, LATER, SECTIONS
+from scenarios.parse import MOST_REQUESTS, provenance
+from scenarios.source import environment_name
+
+SHIPPED = ("burst", "chat-p99", "long-prompt", "smoke")
+GOOD = """\
+server:
+  engine: transformers
+workload:
+  prompt_tokens: 64
+  output_tokens: {uniform: [8, 16]}
+load:
+  arrivals: poisson
+  rate: 8
+  duration: 75s
+"""
+
+
+def written(tmp_path: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def parsed(tmp_path: Path, text: str, *overrides: str, **environment: str) -> Scenario:
+    return load_scenario(written(tmp_path, text), overrides, environment)
+
+
+def mistake(tmp_path: Path, text: str, *overrides: str, **environment: str) -> str:
+    """The error's text, with the temporary folder's name taken out."""
+    with pytest.raises(ScenarioError) as caught:
+        parsed(tmp_path, text, *overrides, **environment)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+FILE_MISTAKES = {
+    "a rate with a unit": (
+        "  rate: 8",
+        "  rate: 20rps",
+        'mine.yaml:8:9 load.rate: "20rps" is not a rate; write 20 (requests per second)',
+    ),
+    "a negative rate": (
+        "  rate: 8",
+        "  rate: -8",
+        "mine.yaml:8:9 load.rate: -8 is not a rate; write 20 (requests per second)",
+    ),
+    "an infinite rate": (
+        "  rate: 8",
+        "  rate: .inf",
+        'mine.yaml:8:9 load.rate: ".inf" is not a rate; write 20 (requests per second)',
+    ),
+    "a truth value for a number": (
+        "  rate: 8",
+        "  rate: true",
+        "mine.yaml:8:9 load.rate: true is not a rate; write 20 (requests per second)",
+    ),
+    "a misspelt key": (
+        "  rate: 8",
+        "  raet: 8",
+        "mine.yaml:8:3 load.raet: no such key; did you mean load.rate? (load has generator, arrivals, rate, "
+        "burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)",
+    ),
+    "a key in the wrong group": (
+        "  rate: 8",
+        "  rate: 8\n  max_batch: 4",
+        "mine.yaml:9:3 load.max_batch: no such key; did you mean server.max_batch? (load has generator, arrivals, "
+        "rate, burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)",
+    ),
+    "a misspelt group": (
+        "workload:",
+        "worklaod:",
+        "mine.yaml:3:1 worklaod: no such key; did you mean workload? (the file has name, summary, slo, seed, repeat, "
+        "server, workload, load)",
+    ),
+    "an unknown engine": (
+        "engine: transformers",
+        "engine: vlm",
+        'mine.yaml:2:11 server.engine: "vlm" is not one of the choices; did you mean vllm? '
+        "write transformers, vllm, attach or simulated",
+    ),
+    "arrivals that are not written yet": (
+        "arrivals: poisson",
+        "arrivals: onoff",
+        'mine.yaml:7:13 load.arrivals: "onoff" is not supported yet; write constant, poisson, gamma or closed',
+    ),
+    "a kind that is not written yet": (
+        "workload:",
+        "workload:\n  kind: conversation",
+        'mine.yaml:4:9 workload.kind: "conversation" is not supported yet; write chat or completion',
+    ),
+    "a sweep": (
+        "server:",
+        "sweep: {server.max_batch: [1, 2]}\nserver:",
+        "mine.yaml:1:1 sweep: not supported yet; run once for each value",
+    ),
+    "a duration that is a clock time": (
+        "75s",
+        "1:15",
+        'mine.yaml:9:13 load.duration: "1:15" is not a duration; write 1s, 500ms or 2m',
+    ),
+    "an unknown unit of time": (
+        "75s",
+        "75 secs",
+        'mine.yaml:9:13 load.duration: "75 secs" is not a duration; write 75s, 500ms or 2m',
+    ),
+    "no time at all": (
+        "75s",
+        "0s",
+        'mine.yaml:9:13 load.duration: "0s" is out of range; write a duration from 1e-09 s to 30 days',
+    ),
+    "a wrong value deep inside": (
+        "prompt_tokens: 64",
+        "prompt_tokens: {lognormal: {median: 96, p95: 32}}",
+        "mine.yaml:4:48 workload.prompt_tokens.lognormal.p95: 32 lies below the median, 96",
+    ),
+    "a missing part": (
+        "prompt_tokens: 64",
+        "prompt_tokens: {lognormal: {median: 96}}",
+        "mine.yaml:4:30 workload.prompt_tokens.lognormal: p95 is missing; write {median: 96, p95: 256}",
+    ),
+    "an unknown distribution": (
+        "prompt_tokens: 64",
+        "prompt_tokens: {lognorml: {median: 96, p95: 256}}",
+        "mine.yaml:4:29 workload.prompt_tokens.lognorml: no such distribution; did you mean lognormal? write a "
+        "number, {uniform: [64, 128]}, {lognormal: {median: 96, p95: 256}} or {file: lengths.txt}",
+    ),
+    "a range upside down": (
+        "[8, 16]",
+        "[16, 8]",
+        "mine.yaml:5:28 workload.output_tokens.uniform: the lowest, 16, lies above the highest, 8; write [8, 16]",
+    ),
+    "half a token": (
+        "[8, 16]",
+        "[8, 16.5]",
+        "mine.yaml:5:32 workload.output_tokens.uniform: 16.5 is not a number of tokens; "
+        "write a whole number from 1 to 10000000",
+    ),
+    "a file of lengths that is not there": (
+        "prompt_tokens: 64",
+        "prompt_tokens: {file: lengths.txt}",
+        "mine.yaml:4:25 workload.prompt_tokens.file: cannot read lengths.txt: No such file or directory",
+    ),
+    "lengths forgotten": (
+        "  prompt_tokens: 64\n",
+        "",
+        "mine.yaml:3:1 workload.prompt_tokens: missing; Prompt length in the served model's tokens, the chat "
+        "template's own included.",
+    ),
+    "a rate forgotten": (
+        "  rate: 8\n",
+        "",
+        "mine.yaml:6:1 load.rate: missing; write how many requests per second arrive, for instance rate: 8",
+    ),
+    "a duration forgotten": (
+        "  duration: 75s\n",
+        "",
+        "mine.yaml:6:1 load.duration: missing; write how long to measure, for instance duration: 75s, or requests: 500",
+    ),
+    "duration and requests": (
+        "duration: 75s",
+        "duration: 75s\n  requests: 100",
+        "mine.yaml:10:13 load.requests: write load.duration or load.requests, not both",
+    ),
+    "a rate in a closed loop": (
+        "arrivals: poisson",
+        "arrivals: closed",
+        "mine.yaml:8:9 load.rate: a closed loop has no rate; write load.concurrency",
+    ),
+    "users in an open loop": (
+        "arrivals: poisson",
+        "concurrency: 4",
+        "mine.yaml:7:16 load.concurrency: an open loop has no users; write load.rate, or arrivals: closed",
+    ),
+    "bursts that are not gamma": (
+        "arrivals: poisson",
+        "burstiness: 4",
+        "mine.yaml:7:15 load.burstiness: only gamma arrivals have a burstiness; write arrivals: gamma",
+    ),
+    "gamma without its burstiness": (
+        "arrivals: poisson",
+        "arrivals: gamma",
+        "mine.yaml:6:1 load.burstiness: missing; write for instance burstiness: 4 (1 is Poisson, more comes in bursts)",
+    ),
+    "attach to nowhere": (
+        "engine: transformers",
+        "engine: attach",
+        "mine.yaml:1:1 server.url: missing; engine attach needs an address, for instance http://127.0.0.1:8000",
+    ),
+    "an address for an engine that we launch": (
+        "engine: transformers",
+        "engine: transformers\n  url: http://127.0.0.1:8000",
+        "mine.yaml:3:8 server.url: only engine attach takes an address; write engine: attach",
+    ),
+    "an address without a scheme": (
+        "engine: transformers",
+        "engine: attach\n  url: 127.0.0.1:8000",
+        'mine.yaml:3:8 server.url: "127.0.0.1:8000" is not a server\'s address; write for instance '
+        "http://127.0.0.1:8000",
+    ),
+    "more than a plan can hold": (
+        "  rate: 8",
+        "  rate: 1e6",
+        "mine.yaml:8:9 load.rate: rate times duration is more than 2,000,000 requests; write less of either",
+    ),
+    "a key twice": (
+        "  rate: 8",
+        "  rate: 8\n  rate: 9",
+        "mine.yaml:9:3 rate: the key stands twice; it was first given in line 8",
+    ),
+    "a group that is a list": (
+        "server:\n  engine: transformers",
+        "server: [transformers]",
+        'mine.yaml:1:9 server: server needs keys below it, not ["transformers"]',
+    ),
+    "an SLO without a unit": (
+        "server:",
+        "slo:\n  - errors <= 1 %\n  - ttft p99 <= 500\nserver:",
+        "mine.yaml:3:5 slo: the limit 500 lacks its unit; write 500 ms or 500 s",
+    ),
+    "an unknown metric": (
+        "server:",
+        "slo: [tftt p99 <= 500 ms]\nserver:",
+        'mine.yaml:1:7 slo: "tftt" is not a metric; did you mean ttft? write ttft, itl, tpot, e2e or errors',
+    ),
+    "one SLO instead of a list": (
+        "server:",
+        "slo: ttft p99 <= 500 ms\nserver:",
+        'mine.yaml:1:6 slo: "ttft p99 <= 500 ms" is not a list of SLOs; write ["ttft p99 <= 500 ms"]',
+    ),
+    "a name with a slash": (
+        "server:",
+        "name: a/b\nserver:",
+        'mine.yaml:1:7 name: "a/b" is not a name; write for instance chat-p99',
+    ),
+    "a key without a name": (
+        "server:",
+        "[1, 2]: 3\nserver:",
+        "mine.yaml:1:1: a key must be a word, not a list or mapping",
+    ),
+    "a tab": (
+        "  rate: 8",
+        "\trate: 8",
+        "mine.yaml:8:1: not valid YAML: found character '\\t' that cannot start any token while scanning for the "
+        "next token",
+    ),
+    "an open bracket": (
+        "[8, 16]",
+        "[8, 16",
+        "mine.yaml:5:34: not valid YAML: expected ',' or ']', but got '}' while parsing a flow sequence",
+    ),
+    "a value that contains itself": (
+        "server:",
+        "slo: &me [*me]\nserver:",
+        "mine.yaml:1:6: this value contains itself",
+    ),
+    "a Python object": (
+        "  rate: 8",
+        "  rate: !!python/name:os.system 8",
+        "mine.yaml:8:9: not plain YAML: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/name:os.system'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "says"), FILE_MISTAKES.values(), ids=FILE_MISTAKES)
+def test_a_mistake_in_a_file_names_line_column_key_and_remedy(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in GOOD
+    assert mistake(tmp_path, GOOD.replace(old, new, 1)) == says
+
+
+FLAG_MISTAKES = {
+    "load.rate=20rps": '--set load.rate: "20rps" is not a rate; write 20 (requests per second)',
+    "load.rate": '--set: "load.rate" is not KEY=VALUE; write for instance --set load.rate=8',
+    "load={rate: 8": '--set load: "{rate: 8" is not valid YAML: expected \',\' or \'}\', but got \'<stream end>\' while '
+    "parsing a flow mapping",
+    "load=8": "--set load: this is a group of keys; write --set GROUP.KEY=VALUE",
+    "rate=8": "--set rate: no such key; did you mean load.rate? (the file has name, summary, slo, seed, repeat, server, "
+    "workload, load)",
+    "load.warmup=soon": '--set load.warmup: "soon" is not a duration; write auto, 75s, 500ms or 2m',
+    "workload.output_tokens.uniform.low=8": "--set workload.output_tokens.uniform: "
+    '{"low": 8} is not a range; write [lowest, highest]',
+    "load.arrivals=closed": "mine.yaml:6:1 load.concurrency: missing; write how many users ask, for instance "
+    "concurrency: 16",
+    "server.args=8": "--set server.args: 8 is not a mapping of engine flags; write for instance {num_blocks: 256}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("flag", "says"), FLAG_MISTAKES.items(), ids=FLAG_MISTAKES)
+def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path, flag: str, says: str) -> None:
+    assert mistake(tmp_path, GOOD, flag) == says
+
+
+def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:
+    says = 'GAPMETER_LOAD_RATE load.rate: "fast" is not a rate; write 20 (requests per second)'
+    assert mistake(tmp_path, GOOD, GAPMETER_LOAD_RATE="fast") == says
+    says = "GAPMETER_LOAD_RAET: no key of a scenario has this name; did you mean GAPMETER_LOAD_RATE?"
+    assert mistake(tmp_path, GOOD, GAPMETER_LOAD_RAET="8") == says
+
+
+def test_other_variables_of_ours_and_empty_ones_are_no_mistake(tmp_path: Path) -> None:
+    scenario = parsed(tmp_path, GOOD, GAPMETER_PROBE_DIR="/tmp/x", GAPMETER_LOAD_RATE="", PATH="/bin")
+    assert scenario.load.rate == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "mine.yaml:1:1: the file is empty; it needs at least server, workload or load"),
+        ("# only words\n", "mine.yaml:1:1: the file is empty; it needs at least server, workload or load"),
+        ("just words\n", 'mine.yaml:1:1: a scenario is a mapping of keys, not "just words"'),
+    ],
+)
+def test_a_file_without_keys_says_so(tmp_path: Path, text: str, says: str) -> None:
+    assert mistake(tmp_path, text) == says
+
+
+def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"load: \xff\xfe")
+    with pytest.raises(ScenarioError, match=r"binary.yaml: not UTF-8 text: invalid start byte"):
+        load_scenario(path, environment={})
+    with pytest.raises(ScenarioError, match=r"none.yaml: no such file"):
+        load_scenario(tmp_path / "none.yaml", environment={})
+
+
+def test_an_unknown_name_lists_those_there_are_nearest_first(tmp_path: Path) -> None:
+    for name in ("smoke", "chat-p99", "burst"):
+        written(tmp_path, GOOD, f"{name}.yaml")
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario("chat-p9", environment={}, search=[tmp_path])
+    assert str(caught.value) == 'no scenario "chat-p9"; there are chat-p99, burst, smoke'
+    with pytest.raises(ScenarioError, match="there are none in"):
+        load_scenario("chat-p9", environment={}, search=[tmp_path / "empty"])
+
+
+def test_a_name_is_found_in_the_first_folder_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    written(tmp_path, GOOD, "smoke.yaml")
+    written(tmp_path, GOOD.replace("rate: 8", "rate: 9"), "own/smoke.yaml")
+    assert load_scenario("smoke", environment={}, search=[tmp_path / "own", tmp_path]).load.rate == 9
+
+
+def test_a_file_is_parsed_into_the_values_it_says(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("5\n7\n11\n")
+    text = """\
+        summary: All of it.
+        server: {engine: vllm, precision: bf16, max_batch: 4, args: {enforce_eager: true}}
+        workload:
+          kind: completion
+          prompt_tokens: {lognormal: {median: 96, p95: 256, max: 512}}
+          output_tokens: {file: lengths.txt}
+          shared_prefix: 0.25
+        load: {arrivals: gamma, burstiness: 4, rate: 2.5, requests: 100, warmup: 500ms, timeout: 2m, processes: 2}
+        slo: ["ttft p99<=500ms", itl p99.9 <= 0.1 s, errors <= 0.5%]
+        seed: 7
+        repeat: 3
+    """
+    scenario = parsed(tmp_path, text)
+    assert (scenario.name, scenario.seed, scenario.repeat) == ("mine", 7, 3)
+    assert (scenario.server.precision, scenario.server.args) == ("bfloat16", {"enforce_eager": True})
+    assert scenario.workload.prompt_tokens == Lognormal(96, 256, 512)
+    assert scenario.workload.output_tokens == Sampled(str(tmp_path / "lengths.txt"), (5, 7, 11))
+    load = scenario.load
+    assert (load.rate, load.burstiness, load.requests, load.duration_ns) == (2.5, 4, 100, None)
+    assert (load.warmup_ns, load.timeout_ns, load.loop) == (500_000_000, 120_000_000_000, "open")
+    assert [(s.metric, s.percentile, s.limit_ns, s.limit_share, s.text) for s in scenario.slo] == [
+        ("ttft", 99, 500_000_000, None, "ttft p99 <= 500 ms"),
+        ("itl", 99.9, 100_000_000, None, "itl p99.9 <= 0.1 s"),
+        ("errors", None, None, 0.005, "errors <= 0.5 %"),
+    ]
+
+
+def test_numbers_are_read_as_people_type_them(tmp_path: Path) -> None:
+    assert parsed(tmp_path, GOOD, "load.rate=1e1").load.rate == 10
+    assert parsed(tmp_path, GOOD, "load.duration=0.5").load.duration_ns == 500_000_000
+    assert parsed(tmp_path, GOOD, "workload.prompt_tokens=12").workload.prompt_tokens == Constant(12)
+    assert parsed(tmp_path, GOOD, "server.model=no").server.model == "no"
+
+
+def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    environment = {"GAPMETER_LOAD_RATE": "2", "GAPMETER_LOAD_TIMEOUT": "9s"}
+    settings = {s.key: s for s in provenance(path, ["load.rate=3"], environment)}
+    assert [field.key for field in FIELDS] == list(settings)
+    sources = {key: (setting.value, setting.source.removeprefix(f"{tmp_path}/")) for key, setting in settings.items()}
+    assert sources["load.rate"] == (3, "--set")
+    assert sources["load.timeout"] == (9, "GAPMETER_LOAD_TIMEOUT")
+    assert sources["load.duration"] == (75, "mine.yaml:9")
+    assert sources["load.processes"] == (1, "default")
+    assert sources["load.warmup"] == ("auto", "default")
+
+
+def test_every_key_can_be_set_from_the_environment(tmp_path: Path) -> None:
+    names = [environment_name(field.key) for field in FIELDS]
+    assert len(set(names)) == len(FIELDS)
+    scenario = parsed(tmp_path, GOOD, GAPMETER_SLO="[e2e p50 <= 1 s]", GAPMETER_SERVER_MAX_BATCH="3")
+    assert (scenario.slo[0].text, scenario.server.max_batch) == ("e2e p50 <= 1 s", 3)
+
+
+def test_a_part_of_a_value_can_be_overridden(tmp_path: Path) -> None:
+    text = GOOD.replace("prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96, p95: 256}}")
+    text = text.replace("engine: transformers", "args: {num_blocks: 256, deep: {a: 1}}")
+    assert parsed(tmp_path, text, "workload.prompt_tokens.lognormal.p95=512").workload.prompt_tokens == Lognormal(
+        96, 512
+    )
+    assert parsed(tmp_path, text, "workload.prompt_tokens={uniform: [1, 2]}").workload.prompt_tokens == Uniform(1, 2)
+    args = parsed(tmp_path, text, "server.args.num_blocks=8", "server.args.more=x").server.args
+    assert args == {"num_blocks": 8, "deep": {"a": 1}, "more": "x"}
+    assert parsed(tmp_path, text, "load={rate: 3, duration: 2s}").load.rate == 3
+
+
+def test_a_later_layer_replaces_what_excludes_it(tmp_path: Path) -> None:
+    counted = parsed(tmp_path, GOOD, "load.requests=20").load
+    assert (counted.requests, counted.duration_ns) == (20, None)
+    closed = parsed(tmp_path, GOOD, "load.arrivals=closed", "load.concurrency=4").load
+    assert (closed.loop, closed.concurrency, closed.rate) == ("closed", 4, None)
+    gamma = GOOD.replace("arrivals: poisson", "arrivals: gamma\n  burstiness: 4")
+    assert parsed(tmp_path, gamma, "load.arrivals=poisson").load.burstiness is None
+    with pytest.raises(ScenarioError, match="write load.duration or load.requests, not both"):
+        parsed(tmp_path, GOOD, "load.requests=20", "load.duration=3s")
+
+
+def test_an_address_alone_means_attach_and_loses_its_version_path(tmp_path: Path) -> None:
+    server = parsed(tmp_path, GOOD, "server.url=http://127.0.0.1:8000/v1/").server
+    assert (server.engine, server.url) == ("attach", "http://127.0.0.1:8000")
+
+
+def test_null_unsets_what_the_file_says(tmp_path: Path) -> None:
+    assert "load.duration: missing" in mistake(tmp_path, GOOD, "load.duration=null")
+    assert parsed(tmp_path, GOOD + "  timeout: 5s\n", "load.timeout=").load.timeout_ns == 60_000_000_000
+
+
+def test_a_closed_loop_needs_a_user_for_each_process_and_warms_up_by_requests(tmp_path: Path) -> None:
+    closed = ("load.arrivals=closed", "load.concurrency=2", "load.requests=9")
+    assert "3 processes cannot share 2 users" in mistake(tmp_path, GOOD, *closed, "load.processes=3")
+    assert "warms up by requests; write auto or 0" in mistake(tmp_path, GOOD, *closed, "load.warmup=2s")
+    assert parsed(tmp_path, GOOD, *closed, "load.warmup=0").load.warmup_ns == 0
+
+
+@pytest.mark.parametrize("key", LATER)
+def test_keys_of_the_design_that_nothing_reads_yet_are_refused(tmp_path: Path, key: str) -> None:
+    assert mistake(tmp_path, GOOD + f"{key}: 1\n").startswith(f"mine.yaml:10:1 {key}: not supported yet; ")
+
+
+lengths = st.one_of(
+    st.integers(1, 9999),
+    st.tuples(st.integers(1, 999), st.integers(0, 999)).map(lambda r: {"uniform": [r[0], r[0] + r[1]]}),
+    st.tuples(st.floats(1, 999), st.floats(0, 999)).map(lambda r: {"lognormal": {"median": r[0], "p95": r[0] + r[1]}}),
+)
+loads = st.one_of(
+    st.fixed_dictionaries({"arrivals": st.sampled_from(["constant", "poisson"]), "rate": st.floats(0.01, 1000)}),
+    st.fixed_dictionaries(
+        {"arrivals": st.just("gamma"), "rate": st.floats(0.01, 1000), "burstiness": st.floats(0.1, 9)}
+    ),
+    st.fixed_dictionaries(
+        {"arrivals": st.just("closed"), "concurrency": st.integers(1, 99), "think_time": st.floats(0, 9)}
+    ),
+)
+spans = st.one_of(
+    st.integers(1, 10**12).map(lambda ns: {"duration": ns / 1e9}),
+    st.integers(1, MOST_REQUESTS).map(lambda n: {"requests": n}),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompt=lengths, output=lengths, load=loads, span=spans, seed=st.integers(0, 2**63 - 1))
+def test_a_resolved_scenario_written_out_parses_back_to_itself(
+    tmp_path_factory: pytest.TempPathFactory, prompt: object, output: object, load: dict[str, object],
+    span: dict[str, object], seed: int,
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.getbasetemp()
+    document = {"workload": {"prompt_tokens": prompt, "output_tokens": output}, "load": load | span, "seed": seed}
+    first = load_scenario(written(folder, yaml.safe_dump(document)), environment={})
+    again = load_scenario(written(folder, yaml.safe_dump(first.to_dict())), environment={})
+    assert again == first
+    assert again.digest() == first.digest()
+
+
+def test_the_digest_follows_the_values_and_not_the_words(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("5 7")
+    text = GOOD.replace("prompt_tokens: 64", "prompt_tokens: {file: lengths.txt}")
+    digest = parsed(tmp_path, text).digest()
+    assert parsed(tmp_path, text, "summary=other words", "name=other").digest() == digest
+    assert parsed(tmp_path, text, "load.rate=9").digest() != digest
+    (tmp_path / "lengths.txt").write_text("5 8")
+    assert parsed(tmp_path, text).digest() != digest
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_scenarios_parse_by_name_from_anywhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scenario = load_scenario(name, environment={})
+    assert scenario.name == name
+    assert scenario.summary
+    assert scenario.slo
+    assert set(scenario.to_dict()) > set(SECTIONS)

@@ -1,0 +1,91 @@
+"""The published JSON Schema and the parser agree, since both are made from one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from scenarios import ScenarioError, load_scenario
+from scenarios import schema as schema_module
+from scenarios.fields import FIELDS
+
+FOLDER = Path(schema_module.__file__).parent
+VALIDATOR = jsonschema.Draft202012Validator(schema_module.schema())
+
+# (key, value, whether it is right)
+VALUES: list[tuple[str, Any, bool]] = [
+    ("load.rate", 8, True), ("load.rate", 0.5, True), ("load.rate", 0, False), ("load.rate", "8", False),
+    ("load.rate", True, False), ("load.duration", "75s", True), ("load.duration", "1.5 m", True),
+    ("load.duration", 75, True), ("load.duration", "75", False), ("load.duration", "1h30m", False),
+    ("load.warmup", "auto", True), ("load.warmup", 0, True), ("load.warmup", "later", False),
+    ("load.processes", 2, True), ("load.processes", 0, False), ("load.processes", 1.5, False),
+    ("load.timeout", "auto", False), ("load.arrivals", "constant", True), ("load.arrivals", "steady", False),
+    ("server.engine", "vllm", True), ("server.engine", "VLLM", False), ("server.precision", "fp8", True),
+    ("server.precision", "", False), ("server.max_batch", "8", False), ("server.args", {"a": [1]}, True),
+    ("server.args", [1], False), ("server.max_model_len", 1, False), ("server.dialect", "plain", True),
+    ("workload.prompt_tokens", 1, True), ("workload.prompt_tokens", 0, False),
+    ("workload.prompt_tokens", {"uniform": [1, 2]}, True), ("workload.prompt_tokens", {"uniform": [1]}, False),
+    ("workload.prompt_tokens", {"lognormal": {"median": 5, "p95": 9}}, True),
+    ("workload.prompt_tokens", {"lognormal": {"median": 5}}, False),
+    ("workload.prompt_tokens", {"lognormal": {"median": 5, "p95": 9, "p99": 11}}, False),
+    ("workload.prompt_tokens", {"uniform": [1, 2], "file": "x"}, False), ("workload.prompt_tokens", {}, False),
+    ("workload.shared_prefix", 1, True), ("workload.shared_prefix", 1.1, False), ("workload.temperature", 2, True),
+    ("workload.kind", "completion", True), ("workload.kind", "trace", False),
+    ("slo", ["ttft p99 <= 500 ms", "errors <= 1%"], True), ("slo", [], True), ("slo", ["ttft <= 500 ms"], False),
+    ("slo", ["ttft p99 <= 500"], False), ("slo", "ttft p99 <= 500 ms", False),
+    ("name", "chat-p99", True), ("name", "Chat", False), ("summary", "One line.", True), ("summary", 3, False),
+    ("seed", 0, True), ("seed", -1, False), ("repeat", 3, True), ("repeat", 0, False), ("sweep", {}, False),
+    ("load.raet", 8, False),
+]  # fmt: skip
+
+
+def document(key: str, value: object) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "workload": {"prompt_tokens": 64, "output_tokens": 16},
+        "load": {"arrivals": "poisson", "rate": 8, "duration": "75s"},
+    }
+    section, _, leaf = key.rpartition(".")
+    (made.setdefault(section, {}) if section else made)[leaf] = value
+    return made
+
+
+@pytest.mark.parametrize(("key", "value", "right"), VALUES)
+def test_schema_and_parser_agree_on_what_is_right(tmp_path: Path, key: str, value: object, right: bool) -> None:
+    made = document(key, value)
+    path = tmp_path / "one.yaml"
+    path.write_text(yaml.safe_dump(made))
+    try:
+        load_scenario(path, environment={})
+    except ScenarioError:
+        parses = False
+    else:
+        parses = True
+    assert (parses, VALIDATOR.is_valid(made)) == (right, right)
+
+
+def test_the_committed_schema_is_the_one_that_the_table_gives() -> None:
+    assert schema_module.PATH.read_text(encoding="utf-8") == schema_module.text(), "run: python -m scenarios.schema"
+
+
+def test_the_schema_is_a_schema_and_knows_every_key() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema_module.schema())
+    for field in FIELDS:
+        node = schema_module.schema()
+        for part in field.key.split("."):
+            node = node["properties"][part]
+        assert node["description"] == field.doc
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_scenarios_fit_the_schema_and_point_editors_to_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    loaded = yaml.safe_load(text)
+    VALIDATOR.validate(loaded)
+    assert loaded["name"] == path.stem
+    assert json.dumps(loaded["summary"])
