@@ -73,6 +73,7 @@ class CoreProbe(Probe):
             _every(self.after((f"{core}step", f"{core}step_with_batch_queue"), ("output",), self._stepped_engine)),
             self.before(f"{core}post_step", ("output",), self._put),
             self.after(f"{proc}_process_engine_step", ("scheduling",), self._looped),
+            self.before(f"{core}shutdown", (), self.close),
             self.after(f"{_SERIAL}MsgpackEncoder.encode_into", (), self._encoded),
             self.after(f"{proc}_send_msg_tracking_payload", ("output",), self._sent),
         ]

@@ -69,6 +69,11 @@ class Probe:
         for problem in self._problems:
             self._tell(problem)
 
+    def close(self, *_: Any) -> None:
+        """Mark the file complete: vLLM kills its children soon after it has asked them to stop."""
+        if self.writer is not None:
+            self.writer.close()
+
     def missing(self, hook: Hook) -> None:
         """Note that none of a hook's targets exists in this version."""
         name = hook.targets[0]
