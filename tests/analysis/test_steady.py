@@ -1,0 +1,97 @@
+"""A slow start is found and left out; bad luck and overload are not mistaken for one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from analysis import steady
+from tests.analysis.test_quantiles import mm1_sojourns
+
+MS = 1_000_000
+Floats = NDArray[np.float64]
+
+
+def run(ttft_ms: Floats) -> pd.DataFrame:
+    due = np.arange(len(ttft_ms), dtype=np.int64) * 100 * MS + 10**12
+    first = due + (ttft_ms * MS).astype(np.int64)
+    last = first + 100 * MS
+    return pd.DataFrame(
+        {"due_ns": due, "first_token_ns": first, "last_token_ns": last, "output_tokens": 11, "outcome": "ok"}
+    )
+
+
+def by_definition(values: Floats) -> tuple[int, bool]:
+    """MSER-5 as its formula stands, one truncation at a time."""
+    means = [values[i : i + 5].mean() for i in range(0, len(values) - len(values) % 5, 5)]
+    m = len(means)
+    scores = [np.sum((np.array(means[d:]) - np.mean(means[d:])) ** 2) / (m - d) ** 2 for d in range(m // 2 + 1)]
+    return int(np.argmin(scores)) * 5, int(np.argmin(scores)) == m // 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [50, 203, 1000])
+def test_mser5_is_its_formula(seed: int, count: int) -> None:
+    values = np.random.default_rng(seed).lognormal(3, 1, count)
+    values[: count // 10] *= 5
+    assert steady.mser5(values) == by_definition(values)
+
+
+@pytest.mark.parametrize("slow", [30, 60, 100])
+def test_a_slow_start_is_left_out_and_little_more(slow: int) -> None:
+    ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
+    ttft[:slow] *= np.linspace(8, 3, slow)
+    found = steady.detect_warmup(run(ttft))
+    assert found.state == "warmed"
+    assert slow <= found.excluded <= slow + 30
+    assert found.until_ns == 10**12 + found.excluded * 100 * MS
+    assert found.ratio > 2
+
+
+def test_a_steady_run_is_left_whole() -> None:
+    found = [steady.detect_warmup(run(np.random.default_rng(s).lognormal(3, 0.5, 700))).state for s in range(100)]
+    assert found.count("steady") >= 97
+
+
+def test_an_early_burst_of_a_steady_queue_is_bad_luck_and_stays() -> None:
+    """MSER alone would cut a quarter of these stationary runs; the guard keeps nearly all of them whole."""
+    runs = [mm1_sojourns(np.random.default_rng([s, 4]), 0.7, 1000) * 20 for s in range(200)]
+    alone = sum(steady.mser5(np.log(values))[0] > 0 for values in runs)
+    found = [steady.detect_warmup(run(values)).state for values in runs]
+    assert alone > 50
+    assert found.count("steady") >= 190
+
+
+def test_latency_that_grows_through_the_run_is_not_steady() -> None:
+    ttft = np.linspace(20, 5000, 600) + np.random.default_rng(1).normal(0, 10, 600)
+    found = steady.detect_warmup(run(ttft))
+    assert (found.state, found.excluded) == ("unsteady", 0)
+
+
+def test_slow_tokens_at_the_start_are_found_when_first_tokens_are_not_slow() -> None:
+    requests = run(np.random.default_rng(1).lognormal(3, 0.3, 800))
+    requests["last_token_ns"] += (np.random.default_rng(2).normal(0, 5, 800) * MS).astype(np.int64)
+    requests.loc[:49, "last_token_ns"] += 400 * MS
+    found = steady.detect_warmup(requests)
+    assert (found.state, found.metric) == ("warmed", "tpot")
+    assert 50 <= found.excluded <= 80
+
+
+@pytest.mark.parametrize("count", [0, 1, 49])
+def test_a_short_run_is_taken_as_it_is(count: int) -> None:
+    assert steady.detect_warmup(run(np.full(count, 20.0))) == steady.Warmup(
+        "steady", 0, 10**12 if count else 0, "ttft", 1.0
+    )
+
+
+def test_failed_requests_are_passed_over() -> None:
+    ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
+    ttft[:60] *= 6
+    requests = run(ttft).astype({"first_token_ns": "Int64", "last_token_ns": "Int64"})
+    requests.loc[10:29, ["first_token_ns", "last_token_ns"]] = pd.NA
+    requests.loc[10:29, "outcome"] = "http_5xx"
+    found = steady.detect_warmup(requests)
+    assert found.state == "warmed"
+    assert 60 <= found.excluded <= 100

@@ -1,0 +1,102 @@
+"""The anatomy adds up, and names the stage that was made slow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.stages import STAGES, column
+from analysis.tail import anatomy, slow_count
+from tests.analysis.report_frames import simulate
+
+MS = 1e6
+
+
+def ledgers(count: int, seed: int = 1, **slow_ms: float) -> pd.DataFrame:
+    """Every stage takes about 1 ms; in 3 % of the requests some take so much longer. Launch gaps are unmeasured."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame({column(s.name): rng.uniform(0.8, 1.2, count) * MS for s in STAGES})
+    late = rng.permutation(count) < max(8, 0.03 * count)
+    for stage, ms in slow_ms.items():
+        table.loc[late, column(stage)] += ms * MS
+    table["unexplained_ns"] = 1000.0
+    table["total_ns"] = table.sum(axis=1)
+    table["unexplained_ns"] += table["launch_gap_ns"]
+    table["launch_gap_ns"] = np.nan
+    return table
+
+
+@pytest.mark.parametrize("stage", [s.name for s in STAGES if s.name != "launch_gap"])
+def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> None:
+    found = anatomy(ledgers(600, **{stage: 80.0}))
+    assert found is not None
+    assert found.stage == stage
+    assert found.owner == next(s.owner for s in STAGES if s.name == stage)
+    assert found.share == pytest.approx(1, abs=0.05)
+    assert found.share_low <= found.share <= found.share_high
+    assert f"is {stage} ({found.owner})" in found.sentence
+
+
+def test_two_causes_share_the_difference_in_proportion() -> None:
+    found = anatomy(ledgers(2000, queue=60.0, tokenize=20.0))
+    assert found is not None
+    assert [stage for stage, _ in found.ranked[:2]] == ["queue", "tokenize"]
+    assert found.share == pytest.approx(0.75, abs=0.02)
+    assert found.sentence.startswith("75 % of what slow requests wait beyond typical ones")
+
+
+@given(st.integers(28, 400), st.integers(0, 50))
+@settings(deadline=None, max_examples=30)
+def test_stages_add_up_to_what_the_bands_waited(count: int, seed: int) -> None:
+    table = ledgers(count, seed, prefill=30.0)
+    found = anatomy(table)
+    assert found is not None
+    slowest = np.sort(table["total_ns"])[-slow_count(count) :]
+    assert found.slow_ns == pytest.approx(slowest.mean())
+    assert sum(slow for _, _, slow in found.stages) == pytest.approx(found.slow_ns)
+    assert sum(typical for _, typical, _ in found.stages) == pytest.approx(found.typical_ns)
+    assert sum(share for _, share in found.ranked) == pytest.approx(1)
+
+
+def test_time_of_an_unmeasured_stage_lies_in_the_remainder_never_in_a_stage() -> None:
+    found = anatomy(ledgers(300, queue=50.0))
+    assert found is not None
+    stages = {stage: slow for stage, _, slow in found.stages}
+    assert "launch_gap" not in stages
+    assert stages["unexplained"] > 0.8 * MS
+
+
+def test_a_tail_that_nobody_measured_is_said_to_belong_to_nobody_yet() -> None:
+    table = ledgers(300)
+    late = np.arange(300) % 30 == 0
+    table.loc[late, ["unexplained_ns", "total_ns"]] += 100 * MS
+    found = anatomy(table)
+    assert found is not None
+    assert (found.stage, found.owner) == ("unexplained", "nobody yet")
+
+
+@pytest.mark.parametrize(("count", "slow"), [(28, 7), (100, 7), (466, 7), (712, 11), (10_000, 150)])
+def test_the_slow_band_is_p98_5_and_up_but_at_least_seven(count: int, slow: int) -> None:
+    assert slow_count(count) == slow
+
+
+def test_too_few_requests_or_none_slower_have_no_anatomy() -> None:
+    assert anatomy(ledgers(27, queue=10.0)) is None
+    assert anatomy(pd.DataFrame({"total_ns": [], "unexplained_ns": []})) is None
+    same = ledgers(100)
+    for name in same.columns:
+        same[name] = 1.0
+    assert anatomy(same) is None
+
+
+def test_near_saturation_a_simulated_server_makes_its_slow_users_wait_in_the_queue() -> None:
+    frames = simulate(600, rate=14.0, slots=4, seed=3)
+    first = frames.ledger[frames.ledger["event"] == "first_token"]
+    found = anatomy(first)
+    assert found is not None
+    assert (found.stage, found.owner) == ("queue", "capacity")
+    assert found.share > 0.8
+    assert anatomy(first) == found, "the same table gives the same anatomy, interval included"

@@ -1,0 +1,178 @@
+"""Each rule breaks on the fault that it is for, and on no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import validity
+from analysis.validity import BROKEN, OK, UNMEASURED, WARN, Evidence
+
+MS = 1_000_000
+POISSON = Evidence(
+    "open", "poisson", 20.0, client_cpu_share=0.3, client_loop_lag_ns=np.full(500, 0.1e6), cores_shared=False
+)
+
+
+def poisson_run(rate: float = 20.0, count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    due = 10**12 + np.cumsum(rng.exponential(1e9 / rate, count)).astype(np.int64)
+    return run(due, due + int(lag_ms * MS))
+
+
+def run(due: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "due_ns": due,
+            "sent_ns": sent,
+            "first_token_ns": sent + 50 * MS,
+            "last_token_ns": sent + 300 * MS,
+            "prompt_tokens": 100,
+            "prompt_tokens_asked": 100,
+            "output_tokens": 32,
+            "output_tokens_asked": 32,
+            "outcome": "ok",
+        }
+    )
+
+
+def states(requests: pd.DataFrame, evidence: Evidence) -> dict[str, str]:
+    return {check.rule: check.status for check in validity.check_run(requests, evidence)}
+
+
+def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
+    checks = validity.check_run(poisson_run(), POISSON)
+    assert {check.status for check in checks} == {OK}
+    assert validity.warnings_of(checks, POISSON) == []
+    assert validity.invalid_reasons(checks) == []
+
+
+def test_sound_poisson_runs_are_hardly_ever_refused() -> None:
+    refused = sum(BROKEN in states(poisson_run(seed=seed, count=400), POISSON).values() for seed in range(120))
+    assert refused <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "expected"),
+    [
+        ({"client_cpu_share": 0.75}, "client_cpu", WARN),
+        ({"client_cpu_share": 0.95}, "client_cpu", BROKEN),
+        ({"client_cpu_share": None}, "client_cpu", UNMEASURED),
+        ({"client_loop_lag_ns": np.full(100, 3e6)}, "loop_lag", WARN),
+        ({"client_loop_lag_ns": np.full(100, 20e6)}, "loop_lag", BROKEN),
+        ({"client_loop_lag_ns": None}, "loop_lag", UNMEASURED),
+        ({"cores_shared": True}, "cores", WARN),
+        ({"canary_spread": 1.5}, "machine", WARN),
+        ({"records_dropped": 1}, "records", BROKEN),
+        ({"incomplete": "the generator was killed"}, "complete", BROKEN),
+        ({"ledger_refused": ("2 requests were not found",)}, "ledger", BROKEN),
+        ({"requested_rate": 25.0}, "rate", BROKEN),
+    ],
+)
+def test_evidence_against_a_run_touches_its_own_rule_alone(change: dict[str, Any], rule: str, expected: str) -> None:
+    evidence = replace(POISSON, **change)
+    found = states(poisson_run(), evidence)
+    assert found.pop(rule) == expected
+    assert set(found.values()) == {OK}
+    told = validity.warnings_of(validity.check_run(poisson_run(), evidence), evidence)
+    assert [w.code for w in told] == ([] if expected == UNMEASURED else [rule])
+
+
+@pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
+def test_lag_is_judged_against_what_was_measured(lag_ms: float, expected: str) -> None:
+    """TTFT is 50 ms and the lag: a warning from 1 ms, invalid from a tenth of it."""
+    assert states(poisson_run(lag_ms=lag_ms), POISSON)["lag"] == expected
+
+
+def test_a_generator_that_falls_behind_is_caught_by_the_delivered_rate() -> None:
+    requests = poisson_run()
+    behind = (requests["due_ns"] - requests["due_ns"].min()) // 20
+    requests["sent_ns"] = requests["due_ns"] + behind
+    found = states(requests, POISSON)
+    assert found["delivered"] == BROKEN
+    assert found["rate"] == OK
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "constant"])
+def test_bunched_arrivals_are_not_what_was_asked_for(arrivals: str) -> None:
+    rng = np.random.default_rng(1)
+    due = 10**12 + np.repeat(np.cumsum(rng.exponential(0.25e9, 300)), 5).astype(np.int64)
+    found = validity.check_run(run(due, due), replace(POISSON, arrivals=arrivals))
+    assert next(c for c in found if c.rule == "dispersion").status == BROKEN
+    assert validity.dispersion(run(due, due))[0] == pytest.approx(5, rel=0.35)
+
+
+def test_evenly_spaced_arrivals_are_no_poisson_process() -> None:
+    due = 10**12 + np.arange(1500, dtype=np.int64) * 50 * MS
+    assert states(run(due, due), POISSON)["dispersion"] == BROKEN
+    assert states(run(due, due), replace(POISSON, arrivals="constant"))["dispersion"] == OK
+
+
+def test_bursty_gamma_arrivals_may_stray_further_from_the_rate() -> None:
+    refused = 0
+    for seed in range(80):
+        gaps = np.random.default_rng(seed).gamma(0.25, 0.05 / 0.25, 300) * 1e9
+        due = 10**12 + np.cumsum(gaps).astype(np.int64)
+        refused += states(run(due, due), replace(POISSON, arrivals="gamma", burstiness=4.0))["rate"] == BROKEN
+    assert refused == 0
+
+
+def test_a_closed_loop_has_no_rate_to_keep() -> None:
+    found = states(poisson_run(), Evidence("closed", "closed", concurrency=8))
+    assert "rate" not in found
+    assert "dispersion" not in found
+
+
+@pytest.mark.parametrize(
+    ("failed", "slo_on_errors", "expected"),
+    [(0, False, OK), (10, False, OK), (40, False, WARN), (200, False, BROKEN), (200, True, WARN)],
+)
+def test_many_failures_spoil_a_run_unless_an_slo_judges_them(failed: int, slo_on_errors: bool, expected: str) -> None:
+    requests = poisson_run()
+    requests.loc[: failed - 1, "outcome"] = "http_5xx"
+    checks = validity.check_run(requests, replace(POISSON, slo_on_errors=slo_on_errors))
+    found = next(check for check in checks if check.rule == "errors")
+    assert found.status == expected
+    assert ("http_5xx" in found.text) == (failed > 0)
+
+
+@pytest.mark.parametrize("side", ["output", "prompt"])
+@pytest.mark.parametrize(
+    ("wrong", "enforced", "expected"), [(0, True, OK), (5, True, WARN), (50, True, BROKEN), (50, False, WARN)]
+)
+def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
+    side: str, wrong: int, enforced: bool, expected: str
+) -> None:
+    requests = poisson_run()
+    requests.loc[: wrong - 1, f"{side}_tokens"] = 7
+    name = "output_enforced" if side == "output" else "prompt_exact"
+    assert states(requests, replace(POISSON, **{name: enforced}))[f"{side}_length"] == expected
+
+
+def test_lengths_that_no_server_reported_are_unmeasured() -> None:
+    requests = poisson_run().assign(output_tokens=pd.array([None] * 1500, dtype="Int64"))
+    assert states(requests, POISSON)["output_length"] == UNMEASURED
+
+
+def test_a_run_without_a_measured_request_is_no_measurement() -> None:
+    checks = validity.check_run(poisson_run().iloc[:0], POISSON)
+    assert validity.invalid_reasons(checks) == ["no request was issued after the warm-up"]
+
+
+def test_a_warning_names_a_flag_that_can_be_typed_as_it_stands() -> None:
+    evidence = replace(POISSON, client_cpu_share=0.95, processes=2)
+    requests = poisson_run()
+    requests.loc[:199, "outcome"] = "timeout"
+    flags = {w.code: w.flag for w in validity.warnings_of(validity.check_run(requests, evidence), evidence)}
+    assert flags == {"client_cpu": "--set load.processes=3", "errors": "--set load.rate=10"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 40])
+def test_few_requests_leave_rate_and_dispersion_unmeasured_without_an_error(count: int) -> None:
+    requests = poisson_run().iloc[:count]
+    assert validity.dispersion(requests)[0] is None
+    assert (validity.rates(requests)[1] is None) == (count < 2)

@@ -1,0 +1,196 @@
+"""An SLO passes, fails or stays undecided exactly when the evidence says so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from analysis import verdict
+from analysis.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
+
+MS = 1_000_000
+
+
+def slo(metric: str, percentile: float | None, limit: float) -> dict[str, Any]:
+    """A limit in ms, or a share for errors."""
+    if metric == "errors":
+        return {
+            "metric": metric,
+            "percentile": None,
+            "limit_ns": None,
+            "limit_share": limit,
+            "text": f"errors <= {limit}",
+        }
+    text = f"{metric} p{percentile:g} <= {limit:g} ms"
+    return {"metric": metric, "percentile": percentile, "limit_ns": int(limit * MS), "limit_share": None, "text": text}
+
+
+def answers(ttft_ms: list[float] | np.ndarray[Any, Any], failed: int = 0, gap_ms: float = 10.0) -> pd.DataFrame:
+    """Requests due every 100 ms with these TTFTs, two tokens each, independent order; then failed ones among them."""
+    ttft = np.concatenate([np.asarray(ttft_ms, dtype=float), np.full(failed, np.nan)])
+    ttft = np.random.default_rng(0).permutation(ttft)
+    due = np.arange(len(ttft), dtype=np.int64) * 100 * MS + 10**12
+    good = ~np.isnan(ttft)
+    first = due + (np.nan_to_num(ttft) * MS).astype(np.int64)
+    last = first + int(gap_ms * MS)
+
+    def known(at: np.ndarray[Any, Any]) -> Any:
+        return pd.array(np.where(good, at, -1), dtype="Int64")
+
+    return pd.DataFrame(
+        {
+            "request_id": [f"r{i}" for i in range(len(ttft))],
+            "due_ns": due,
+            "sent_ns": due,
+            "first_token_ns": known(first),
+            "last_token_ns": known(last),
+            "end_ns": np.where(good, last, due + 10**9),
+            "output_tokens": 2,
+            "output_tokens_asked": 2,
+            "outcome": np.where(good, "ok", "http_5xx"),
+            "token_ns": [[int(f), int(e)] if g else None for f, e, g in zip(first, last, good, strict=True)],
+            "measured": True,
+        }
+    )
+
+
+def one(rule: dict[str, Any], requests: pd.DataFrame) -> verdict.SloResult:
+    return verdict.judge([rule], requests, {})[0]
+
+
+@pytest.mark.parametrize(
+    ("slow", "of", "expected"),
+    [
+        (0, 367, INCONCLUSIVE),
+        (0, 368, PASS),
+        (1, 540, INCONCLUSIVE),
+        (1, 800, PASS),
+        (10, 1000, INCONCLUSIVE),
+        (3, 60, FAIL),
+        (30, 1000, FAIL),
+        (4, 100, FAIL),
+        (1, 100, INCONCLUSIVE),
+        (50, 50, FAIL),
+    ],
+)
+def test_p99_is_decided_when_the_exact_binomial_decides(slow: int, of: int, expected: str) -> None:
+    requests = answers([50.0 + i * 1e-3 for i in range(of - slow)] + [900.0 + i for i in range(slow)])
+    assert one(slo("ttft", 99.0, 500), requests).status == expected
+
+
+@given(st.integers(20, 800), st.floats(0, 0.1))
+@settings(max_examples=60, deadline=None)
+def test_the_verdict_is_clopper_and_pearsons_and_the_intervals_position(of: int, share: float) -> None:
+    slow = int(share * of)
+    requests = answers([50.0] * (of - slow) + [900.0] * slow)
+    found = one(slo("ttft", 99.0, 500), requests)
+    if found.n_eff == of:
+        bounds = stats.binomtest(slow, of).proportion_ci(0.95, method="exact")
+        assert found.status == (PASS if bounds.high <= 0.01 else FAIL if bounds.low > 0.01 else INCONCLUSIVE)
+    below = found.high is not None and found.high <= found.limit
+    above = found.low is not None and found.low > found.limit
+    assert found.status == (PASS if below else FAIL if above else INCONCLUSIVE)
+
+
+def test_a_sample_too_small_to_pass_can_still_prove_a_failure() -> None:
+    found = one(slo("ttft", 99.0, 500), answers([900.0] * 20))
+    assert (found.status, found.value, found.high) == (FAIL, None, None)
+    assert found.low == 900 * MS
+    assert "above 900 ms" in found.sentence
+
+
+def test_failed_requests_exceed_every_limit() -> None:
+    fast = [50.0] * 960
+    assert one(slo("ttft", 99.0, 500), answers(fast)).status == PASS
+    for metric in ("ttft", "itl", "tpot", "e2e"):
+        found = one(slo(metric, 99.0, 60_000), answers(fast, failed=40))
+        assert found.status == FAIL
+        assert found.low == math.inf
+        assert "never (failed requests)" in found.sentence
+
+
+def test_a_run_in_which_everything_failed_fails_its_latency_slo() -> None:
+    assert one(slo("ttft", 99.0, 500), answers([], failed=30)).status == FAIL
+
+
+def test_a_metric_that_never_occurred_is_invalid_not_a_pass() -> None:
+    requests = answers([50.0] * 400)
+    requests["token_ns"] = [stamps[:1] for stamps in requests["token_ns"]]
+    found = one(slo("itl", 99.0, 100), requests)
+    assert found.status == INVALID
+    assert "never occurred" in found.sentence
+    assert verdict.overall([found], []) == INVALID
+
+
+def test_a_metric_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ValueError, match="latency"):
+        verdict.judge([slo("latency", 99.0, 1)], answers([1.0]), {})
+
+
+@pytest.mark.parametrize(
+    ("failed", "of", "limit", "expected"),
+    [
+        (0, 300, 0.01, INCONCLUSIVE),
+        (0, 368, 0.01, PASS),
+        (0, 10, 1.0, PASS),
+        (1, 1000, 0.01, PASS),
+        (5, 50, 0.01, FAIL),
+        (20, 1000, 0.01, FAIL),
+        (1, 100, 0.0, FAIL),
+    ],
+)
+def test_errors_are_judged_by_the_exact_bound_of_their_share(failed: int, of: int, limit: float, expected: str) -> None:
+    found = one(slo("errors", None, limit), answers([50.0] * (of - failed), failed=failed))
+    assert found.status == expected
+    assert found.value == failed / of
+
+
+def test_errors_in_one_burst_prove_less_than_the_same_number_spread_out() -> None:
+    requests = answers([50.0] * 1000)
+    burst, spread = requests.copy(), requests.copy()
+    burst.loc[500:519, "outcome"] = "http_5xx"
+    spread.loc[np.arange(20) * 50, "outcome"] = "http_5xx"
+    assert one(slo("errors", None, 0.01), spread).status == FAIL
+    found = one(slo("errors", None, 0.01), burst)
+    assert found.status == INCONCLUSIVE
+    assert found.n_eff < 200
+
+
+def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_it() -> None:
+    found = one(slo("ttft", 99.0, 500), answers([50.0 + i * 1e-3 for i in range(100)]))
+    assert found.more_requests == 268
+    assert found.more_minutes == pytest.approx(268 / 10 / 60, rel=0.01)
+    assert "268 more requests" in found.sentence
+    close = one(slo("ttft", 99.0, 500), answers([50.0] * 990 + [900.0] * 10))
+    assert close.more_requests is None
+    assert "too close" in close.sentence
+
+
+@pytest.mark.parametrize(
+    ("states", "reasons", "expected", "code"),
+    [
+        ([], [], PASS, 0),
+        ([PASS, PASS], [], PASS, 0),
+        ([PASS, INCONCLUSIVE], [], INCONCLUSIVE, 98),
+        ([INCONCLUSIVE, FAIL, PASS], [], FAIL, 99),
+        ([FAIL, PASS], ["late"], INVALID, 98),
+        ([PASS, INVALID], [], INVALID, 98),
+    ],
+)
+def test_one_word_for_the_run(states: list[str], reasons: list[str], expected: str, code: int) -> None:
+    passed = one(slo("ttft", 99.0, 500), answers([50.0] * 400))
+    results = [dataclass_with(passed, state) for state in states]
+    assert verdict.overall(results, reasons) == expected
+    assert verdict.EXIT_CODES[expected] == code
+
+
+def dataclass_with(result: verdict.SloResult, status: str) -> verdict.SloResult:
+    values = {name: getattr(result, name) for name in result.__slots__}
+    return verdict.SloResult(**{**values, "status": status})
