@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.trace import Trace
-from recording import NotRecords, Outcome, RecordFile, RunFolder, Span, read_records, wire
+from recording import Outcome, RecordFile, RunFolder, Span, read_records, wire
+from recording.reader import NotRecords
 from recording.stream import Answer, parse_answer
+
+Ints = NDArray[np.int64]
 
 _STAMPS = (
     "due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "first_byte_ns", "end_ns",
@@ -26,16 +30,23 @@ class GeneratorFile:
 
     worker: int
     notes: list[dict[str, Any]]
-    lag_ns: np.ndarray[Any, np.dtype[np.int64]]
+    lag_ns: Ints
+    canary_ns: Ints
     complete: bool
     dropped: int
 
+    def cpu_share(self) -> float | None:
+        """CPU time over wall time of the timed window, None when the process did not live to say."""
+        told = [note for note in self.notes if note.get("type") == "usage"]
+        return told[-1]["cpu_ns"] / told[-1]["wall_ns"] if told else None
 
-def read_requests(folder: RunFolder, measured_from: int, timeout_ns: int) -> tuple[pd.DataFrame, list[GeneratorFile]]:
+
+def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame, list[GeneratorFile]]:
     """One row a request that was issued, in the order of due times, and what each generator process said.
 
-    ``measured_from`` is the plan's first request after the warm-up. A request that was sent but whose end was never
-    recorded is ``lost``. ``censored_ns`` is how long a failed request was given, at least: its latency is longer.
+    ``plan`` is the manifest's. A request is ``measured`` when it was due after the warm-up. One that was sent but whose
+    end was never recorded is ``lost``. ``censored_ns`` is how long a failed request was given: its latency is longer.
+    Raises recording.NotRecords when no generator process recorded anything.
     """
     files = [read_records(path) for path in folder.record_files(folder.requests)]
     if not files:
@@ -43,14 +54,15 @@ def read_requests(folder: RunFolder, measured_from: int, timeout_ns: int) -> tup
     records: dict[str, wire.WireRecord] = {}
     for file in files:
         for code, payload in file.blobs:
-            record = wire.decode(code, payload)
+            record = wire.decode(payload)
             if code == wire.FINISHED or record.request_id not in records:
                 records[record.request_id] = record
-    rows = [_row(record, timeout_ns) for record in records.values()]
+    rows = [_row(record, plan["timeout_ns"]) for record in records.values()]
     table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*_STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
-    table["measured"] = table["index"] >= measured_from
+    since_start = table["due_ns"] - plan["t0_ns"]
+    table["measured"] = (since_start >= plan["warmup_ns"]) & (table["index"] >= plan["warmup_requests"])
     return table, [_generator(file) for file in files]
 
 
@@ -104,10 +116,12 @@ def _outcome(record: wire.WireRecord, answer: Answer) -> Outcome:
 
 def _generator(file: RecordFile) -> GeneratorFile:
     lag = file.spans[file.spans["code"] == Span.LOOP_LAG]
+    canary = file.spans[file.spans["code"] == Span.CANARY]
     return GeneratorFile(
         worker=int(file.process.get("worker", 0)),
         notes=file.notes,
         lag_ns=np.asarray(lag["start_ns"] - lag["queued_ns"], dtype=np.int64),
+        canary_ns=np.asarray(canary["end_ns"] - canary["start_ns"], dtype=np.int64),
         complete=file.complete,
         dropped=file.dropped,
     )

@@ -1,0 +1,145 @@
+"""From a run's raw files to everything that is derived from them. Needs the folder and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures import write_histograms
+from analysis.ledger import Ledger, make_ledger
+from analysis.metrics import measured_requests, succeeded, window_s
+from analysis.report import write_report
+from analysis.steady import Warmup, detect_warmup
+from analysis.summary import build_summary, write_summary
+from analysis.tables import GeneratorFile, read_requests, steps_table, write_tables
+from analysis.trace import Trace, read_trace
+from analysis.validity import Evidence, RunWarning
+from recording import RunFolder
+
+
+def analyse(folder: RunFolder) -> dict[str, Any]:
+    """Derive tables, histograms, summary, verdict and report; returns the summary.
+
+    Raises FileNotFoundError when this is no run's folder, recording.NotRecords when no request was recorded.
+    """
+    manifest = folder.read_manifest()
+    plan = manifest["plan"]
+    requests, generators = read_requests(folder, plan)
+    warmup = detect_warmup(requests[requests["measured"]]) if plan["warmup_auto"] else None
+    if warmup is not None and warmup.state == "warmed":
+        requests["measured"] &= requests["due_ns"] >= warmup.until_ns
+    trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
+    ledger = make_ledger(requests, trace)
+    evidence = _evidence(manifest, generators, ledger, requests)
+    summary = build_summary(
+        requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
+        name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
+        warnings=_warnings(trace, ledger, manifest),
+    )  # fmt: skip
+    summary["ledger"] = describe_ledger(ledger, trace)
+    _write(folder, manifest, requests, trace, ledger, summary)
+    return summary
+
+
+def _write(
+    folder: RunFolder, manifest: dict[str, Any], requests: pd.DataFrame, trace: Trace | None, ledger: Ledger,
+    summary: dict[str, Any],
+) -> None:  # fmt: skip
+    tables = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
+    if trace is not None and trace.has_engine:
+        tables["steps"] = steps_table(trace)
+    write_tables(folder.path, tables)
+    measured = measured_requests(requests)
+    if succeeded(measured).any():
+        shown = None if ledger.refused else ledger.rows
+        write_histograms(folder.hdr, measured, shown, manifest.get("started_s", 0.0), window_s(measured))
+    write_summary(folder.path, summary)
+    write_report(folder)
+
+
+def _slos(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(manifest["slo"])
+
+
+def _evidence(
+    manifest: dict[str, Any], generators: list[GeneratorFile], ledger: Ledger, requests: pd.DataFrame
+) -> Evidence:
+    load, plan = manifest["scenario"]["load"], manifest["plan"]
+    lags = np.concatenate([g.lag_ns for g in generators]) if generators else np.empty(0, np.int64)
+    cpu = [share for g in generators if (share := g.cpu_share()) is not None]
+    placement = manifest.get("placement", {})
+    return Evidence(
+        loop=plan["loop"],
+        arrivals=load["arrivals"],
+        requested_rate=load.get("rate"),
+        burstiness=load.get("burstiness"),
+        concurrency=load.get("concurrency"),
+        processes=load.get("processes", 1),
+        planned=plan["planned"],
+        incomplete=_incomplete(manifest, generators),
+        client_cpu_share=max(cpu) if cpu else None,
+        client_loop_lag_ns=lags.astype(np.float64) if len(lags) else None,
+        records_dropped=sum(g.dropped for g in generators),
+        cores_shared=placement.get("shared"),
+        output_enforced=plan["output_enforced"],
+        prompt_exact=plan["prompt_tokens_exact"],
+        canary_spread=_canary_spread(generators),
+        ledger_refused=ledger.refused,
+        slo_on_errors=any(slo["metric"] == "errors" for slo in manifest["slo"]),
+    )
+
+
+def _incomplete(manifest: dict[str, Any], generators: list[GeneratorFile]) -> str:
+    """Why the run did not go to its end, or ""."""
+    if manifest["status"] != "complete":
+        return str(manifest.get("ended_because") or "the run was killed; this is what had happened by then")
+    killed = [str(g.worker) for g in generators if not g.complete]
+    return f"generator process {', '.join(killed)} was killed" if killed else ""
+
+
+def _canary_spread(generators: list[GeneratorFile]) -> float | None:
+    """p95 over median of the fixed piece of work that each generator process times once a second."""
+    times = np.concatenate([g.canary_ns for g in generators]) if generators else np.empty(0, np.int64)
+    return float(np.percentile(times, 95) / np.median(times)) if len(times) >= 10 else None
+
+
+def _warnings(trace: Trace | None, ledger: Ledger, manifest: dict[str, Any]) -> list[RunWarning]:
+    told = [RunWarning("plan", note, "", "", ("prompt_tokens",)) for note in manifest["plan"]["notes"]]
+    if trace is None:
+        told.append(
+            RunWarning(
+                "no-probe",
+                "the server's stages are unmeasured",
+                "no server process wrote probe records",
+                "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR",
+                ("stages",),
+            )
+        )
+        return told
+    for note in trace.notes:
+        if note.get("type") == "missing":
+            stages = tuple(note.get("stages", ()))
+            text = f"unmeasured: {', '.join(stages)} ({note.get('hook', 'a hook')} is not in this version)"
+            told.append(RunWarning("missing-hook", text, "the engine's version moved or renamed it", "", stages))
+    return told
+
+
+def describe_ledger(ledger: Ledger, trace: Trace | None) -> dict[str, Any]:
+    """What the summary says about the ledger itself: refusals, unmeasured stages, the estimate's error."""
+    fit = ledger.interference
+    return {
+        "refused": list(ledger.refused),
+        "unmeasured": list(ledger.unmeasured),
+        "clipped": ledger.clipped,
+        "requests": len(ledger.rows) // 2,
+        "interference": fit and {
+            "base_ms": fit.base_ns / 1e6,
+            "per_sequence_ms": fit.per_sequence_ns / 1e6,
+            "per_kv_token_us": fit.per_token_ns / 1e3,
+            "error_ms": fit.error_ns / 1e6,
+            "decode_only_steps": fit.steps,
+        },
+        "killed_processes": list(trace.incomplete) if trace else [],
+    }

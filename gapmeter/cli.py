@@ -1,0 +1,156 @@
+"""The command line: flags in, one library call, an exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. A user's mistake is one sentence on standard error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.call(arguments)
+    except UserError as error:
+        if arguments.debug:
+            raise
+        print(f"gapmeter: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("gapmeter: interrupted", file=sys.stderr)
+        code = errors.INTERRUPTED
+    if code not in (errors.OK, errors.USAGE):
+        print(f"exit={code} {errors.MEANING[code]}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gapmeter", description="Where every request's milliseconds went.")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
+    _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
+    _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
+    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
+    scenarios.set_defaults(call=_scenarios)
+    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
+    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    doctor.set_defaults(call=_doctor)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", help="a scenario's name or file")
+    parser.add_argument("--engine", help="server.engine: transformers, vllm, simulated or attach")
+    parser.add_argument("--url", help="attach to the OpenAI-compatible server there (means engine attach)")
+    parser.add_argument("--model", help="server.model: builtin:NAME, a folder or a hub id; attached: the name it serves")
+    parser.add_argument("--tokenizer", help="attached: folder or hub id of the served model's tokenizer")
+    parser.add_argument("--probe-dir", type=Path, help="attached: the folder that the server's probe writes into")
+    parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
+    _add_overrides(parser)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes (default: runs)")
+    _add_outputs(parser)
+    parser.set_defaults(call=_run)
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override any key"
+    )
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, one case per SLO")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder")
+    _add_outputs(parser)
+    parser.set_defaults(call=_report)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", help="a scenario's name or file")
+    _add_overrides(parser)
+    parser.set_defaults(call=_config)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gapmeter.run import Options, run_scenario
+
+    options = Options(
+        runs=arguments.runs,
+        probe_dir=arguments.probe_dir,
+        api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
+        quiet=arguments.quiet,
+    )
+    result = run_scenario(arguments.scenario, _overrides(arguments), options)
+    return _publish(arguments, result.folder, result.exit_code)
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """Named flags as the ``KEY=VALUE`` that they stand for, before those that the user wrote out."""
+    named = [
+        ("server.engine", "attach" if arguments.url else arguments.engine),
+        ("server.url", arguments.url),
+        ("server.model", arguments.model),
+        ("server.tokenizer", arguments.tokenizer),
+    ]
+    return [f"{key}={json.dumps(value)}" for key, value in named if value] + arguments.overrides
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from gapmeter.run import report_again
+
+    result = report_again(arguments.run, quiet=arguments.quiet)
+    return _publish(arguments, result.folder, result.exit_code)
+
+
+def _publish(arguments: argparse.Namespace, folder: Path, exit_code: int) -> int:
+    """Standard output is for programs: the folder, or the summary as one document."""
+    from analysis.junit import write_junit
+    from analysis.markdown import markdown_summary
+
+    summary = json.loads((folder / "summary.json").read_text())
+    if arguments.junit:
+        write_junit(summary, arguments.junit)
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown_summary(summary))
+    print(json.dumps(summary) if arguments.json else folder)
+    return exit_code
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from gapmeter.run import explain_config
+
+    for key, value, source in explain_config(arguments.scenario, arguments.overrides):
+        print(f"{key:<32} {json.dumps(value):<36} {source}")
+    return errors.OK
+
+
+def _scenarios(_: argparse.Namespace) -> int:
+    from scenarios import list_scenarios
+
+    for name, summary in list_scenarios():
+        print(f"{name:<16} {summary}")
+    return errors.OK
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from gapmeter.doctor import print_findings
+
+    return print_findings(as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
