@@ -31,7 +31,7 @@ class Run:
 
     def of_event(self, event: str) -> pd.DataFrame:
         """The ledgers to one event (first_token or last_token), a row a request."""
-        return self.ledger[self.ledger["event"] == event]
+        return self.ledger[self.ledger["event"] == event] if len(self.ledger) else self.ledger
 
 
 def read_run(folder: RunFolder) -> Run:

@@ -5,6 +5,8 @@ Times are made so that every ledger balances to the nanosecond, as the real one 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,14 +79,15 @@ def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list
         request.added_ns = request.due_ns + before_ns
         for name in _BEFORE:
             request.stages[name] = _FIXED_US[name] * 1000
-    waiting, running, steps = list(everyone), [], []
+    waiting, running, steps = deque(everyone), [], []
+    arrivals = [r.added_ns for r in everyone]
     now = waiting[0].added_ns
     while waiting or running:
         if not running and waiting[0].added_ns > now:
             now = waiting[0].added_ns
         started = []
         while waiting and len(running) + len(started) < slots and waiting[0].added_ns <= now:
-            started.append(waiting.pop(0))
+            started.append(waiting.popleft())
         prompt_tokens = sum(r.prompt for r in started)
         parts = {
             "scheduling": int(rng.normal(300_000, 20_000)),
@@ -98,7 +101,7 @@ def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list
             for name, ns in parts.items():
                 own = "prefill" if name == "decode" and request in started else name
                 request.stages[own] += ns
-        behind = sum(1 for r in waiting if r.added_ns <= now)
+        behind = bisect_right(arrivals, now) - (len(everyone) - len(waiting))
         steps.append(
             {"step": len(steps), "schedule_ns": now, "running": len(running) + len(started), "waiting": behind}
         )

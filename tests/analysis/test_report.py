@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report import write_report
+from tests.analysis.report_frames import write_run
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements with their attributes, and the text between them."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.source = source
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def _page(folder: Any) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_run(tmp_path_factory.mktemp("run") / "r", count=600, rate=22.0, failures=4, error="HTTP 500")
+
+
+@pytest.fixture(scope="module")
+def page(run: Any) -> Page:
+    return _page(run)
+
+
+def _at(summary: dict[str, Any], key: str) -> Any:
+    value: Any = summary
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def test_every_figure_in_the_page_is_the_one_in_the_summary(run: Any, page: Page) -> None:
+    summary = json.loads(run.summary.read_text())
+    figures = [a for _, a in page.elements if "data-value" in a]
+    keys = [a.get("data-metric") or a.get("data-stage-value") for a in figures]
+    assert sum(key is not None for key in keys) > 100
+    for key, attributes in zip(keys, figures, strict=True):
+        if key is not None:
+            assert json.loads(attributes["data-value"]) == _at(summary, key), key
+    slos = [(a["data-slo"], json.loads(a["data-value"])) for a in figures if "data-slo" in a]
+    assert slos == [(s["text"], s.get("value_ms", s.get("value_share"))) for s in summary["slo"]]
+
+
+def test_the_segments_of_a_bar_add_up_to_what_its_requests_waited(run: Any, page: Page) -> None:
+    tail = json.loads(run.summary.read_text())["tail"]
+    rows: dict[str, float] = defaultdict(float)
+    stages: dict[str, dict[str, float]] = defaultdict(dict)
+    chart = ""
+    for tag, attributes in page.elements:
+        if tag == "svg" and "chart" in attributes.get("class", "").split():
+            chart = attributes["aria-labelledby"]
+        if tag == "svg" and "stage" in attributes.get("class", "").split() and "stack" in chart and "y" in attributes:
+            rows[f"{chart}:{attributes['y']}"] += float(attributes["data-ms"])
+            stages[f"{chart}:{attributes['y']}"][attributes["data-stage"]] = float(attributes["data-ms"])
+        if tag == "details" and attributes.get("class") == "request":
+            break
+    expected = [tail[m][band]["total_ms"] for m in ("ttft", "e2e") for band in ("typical", "slow")]
+    expected += [sum(max(0.0, r["ms"]) for r in tail[m]["ranked"]) for m in ("ttft", "e2e")]
+    assert sorted(rows.values()) == pytest.approx(sorted(expected), rel=1e-4)
+    assert sum("unexplained" in parts for parts in stages.values()) >= 4
+
+
+def test_the_page_asks_the_network_for_nothing(page: Page) -> None:
+    for tag, attributes in page.elements:
+        for name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster", "background"):
+            if name in attributes:
+                assert re.match(r"(#|data:|[\w.-]+$)", attributes[name]), (tag, attributes)
+        assert not [n for n in attributes if n.startswith("on")], (tag, attributes)
+    assert set(re.findall(r"url\(([^)]*)\)", page.source)) <= {u for u in re.findall(r"url\((#[\w-]+)\)", page.source)}
+    assert "@import" not in page.source
+
+
+def test_the_content_security_policy_lets_only_the_page_s_own_script_run(page: Page) -> None:
+    policy = next(m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-")
+    assert page.source.count("<script>") == 1
+    script = page.source.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
+
+
+def test_names_and_errors_from_outside_are_shown_as_text(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "r", count=60, rate=15.0, failures=3, error=EVIL, name=EVIL, model=EVIL,
+        slos=("ttft p99 <= 500 ms",), evidence={"incomplete": EVIL},
+    )  # fmt: skip
+    page = _page(folder)
+    assert page.source.count("<script>") == 1
+    assert not page.all("img")
+    assert sum(EVIL in text for text in page.text) >= 4
+
+
+def test_a_stage_that_nobody_stamped_is_called_unmeasured(page: Page) -> None:
+    source = page.source.partition("Every stage")[2]
+    row = next(r for r in source.split("<tr>") if "launch gap" in r)
+    assert row.count(">unmeasured<") == 2
+    assert "0 ms" not in row
+
+
+def test_an_invalid_run_says_so_across_every_picture_and_in_the_place_of_the_verdict(tmp_path: Path) -> None:
+    page = _page(write_run(tmp_path / "r", count=200, rate=15.0, evidence={"incomplete": "stopped by Ctrl-C"}))
+    verdict = next(a for _, a in page.elements if "data-verdict" in a)
+    assert verdict["data-verdict"] == "INVALID"
+    stamps = [a for a in page.all("text") if a.get("class", "").startswith("stamp")]
+    assert len(stamps) == 2 + 4 + 2
+    assert "stopped by Ctrl-C" in page.source
+
+
+@pytest.mark.parametrize(
+    ("verdict", "slo"),
+    [("PASS", "ttft p90 <= 5000 ms"), ("FAIL", "ttft p90 <= 2 ms"), ("INCONCLUSIVE", "ttft p99.9 <= 300 ms")],
+)
+def test_other_verdicts_stand_in_the_same_place_without_a_stamp(tmp_path: Path, verdict: str, slo: str) -> None:
+    page = _page(write_run(tmp_path / "r", count=400, rate=12.0, slos=(slo,)))
+    assert next(a for _, a in page.elements if "data-verdict" in a)["data-verdict"] == verdict
+    assert "stamp" not in [a.get("class") for a in page.all("text")]
+
+
+def test_a_server_without_a_probe_still_gets_all_that_the_client_knows(tmp_path: Path) -> None:
+    page = _page(write_run(tmp_path / "r", count=200, rate=10.0, with_ledger=False))
+    assert "There is no ledger" in page.source
+    assert "Every stage" not in page.source
+    assert any(a.get("aria-labelledby", "").startswith("curve-ttft") for a in page.all("svg"))
+
+
+def test_a_run_without_any_success_is_still_reported(tmp_path: Path) -> None:
+    page = _page(write_run(tmp_path / "r", count=40, rate=10.0, warmup=0, failures=40, error="HTTP 500"))
+    assert next(a for _, a in page.elements if "data-verdict" in a)["data-verdict"] == "INVALID"
+    assert len([a for a in page.all("text") if "failed" in a.get("class", "").split()]) == 2 * 40
+
+
+def test_every_chart_has_a_name_a_description_and_unique_ids(page: Page) -> None:
+    charts = [a for a in page.all("svg") if a.get("role") == "img"]
+    assert len(charts) == 2 + 4 + 5
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert all(set(a["aria-labelledby"].split()) <= set(ids) for a in charts)
+
+
+def test_ten_thousand_requests_stay_below_three_megabytes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", count=10_000, rate=21.0, failures=50, error="HTTP 500")
+    page = _page(folder)
+    assert len(page.source.encode()) < 3_000_000
+    dots = [a for a in page.all("circle") if a.get("class", "").startswith("dot")]
+    assert 1000 < len(dots) <= 2 * 2000
+    assert len([a for a in page.all("text") if "failed" in a.get("class", "").split()]) == 2 * 50
