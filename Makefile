@@ -1,7 +1,10 @@
 # gapmeter: every target sets up what it needs by itself. `make help` lists targets and scenarios.
 
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-	  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done; true)
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(shell if test -x .venv/bin/python; then echo .venv/bin/python; exit; fi; \
+  for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; true)
+endif
 
 # Nothing is cached outside this checkout, unless you say where.
 XDG_CACHE_HOME ?= $(CURDIR)/.cache
@@ -20,8 +23,8 @@ export SCENARIO ENGINE URL ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 
 own := .venv/bin/python
-python := $(if $(PYTHON),$(PYTHON),echo 'gapmeter needs Python 3.11 or newer, and found none; name one: make PYTHON=/path/to/python3.12' >&2; false)
-setup = @$(python) setup/environment.py
+no_python = echo 'gapmeter needs Python 3.11 or newer, and found none; name one: make PYTHON=/path/to/python3.12' >&2; false
+setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help

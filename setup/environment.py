@@ -184,13 +184,14 @@ def _create(folder: Path) -> None:
     _say(f"making {folder.name} with Python {sys.version.split()[0]} (a few seconds)")
     folder.mkdir()
     (folder / UNFINISHED).touch()
-    made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True, check=False)
+    base = getattr(sys, "_base_executable", sys.executable)  # this may run in the very environment that is made anew
+    made = subprocess.run([base, "-m", "venv", folder], capture_output=True, text=True, check=False)
     if made.returncode:
         text = made.stdout + made.stderr
         hint = "its module ensurepip is missing; on Debian and Ubuntu install the package python3-venv. " * (
             "ensurepip" in text
         )
-        raise SetupFailed(f"{sys.executable} cannot make a virtual environment: {hint}{text.strip()[-300:]}", False)
+        raise SetupFailed(f"{base} cannot make a virtual environment: {hint}{text.strip()[-300:]}", False)
 
 
 def plan(parts: Sequence[str]) -> list[Step]:
