@@ -74,6 +74,8 @@ def build_summary(
     told = [*validity.warnings_of(checks, evidence), *_warmup_warning(warmup), *warnings]
     residual = {event: _residual(fig.ledgers_of(ledger, measured, event)) for event in fig.EVENTS}
     lag = validity.percentile_of(generator_lag_ns(measured), 99)
+    metrics = {metric: _metric(measured, metric, "due", asked, rate) for metric in METRICS}
+    from_sent = {metric: _metric(measured, metric, "sent", asked, rate) for metric in _LEDGER_METRICS}
     summary = {
         "schema_version": SCHEMA_VERSION,
         "name": name,
@@ -84,8 +86,8 @@ def build_summary(
         "slo": [slo_row(result) for result in results],
         "load": _load(measured, evidence, lag),
         "counts": _counts(requests, measured, evidence),
-        "metrics": _metrics(measured, asked, rate, "due"),
-        "metrics_from_sent": _metrics(measured, asked, rate, "sent"),
+        "metrics": metrics,
+        "metrics_from_sent": metrics | from_sent,
         "goodput": _goodput(measured, limits_of(slos)),
         "throughput": _throughput(measured),
         "stages": _stages(fig.ledgers_of(ledger, measured, "last_token"), asked, rate),
@@ -181,17 +183,14 @@ def _counts(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) 
     }
 
 
-def _metrics(measured: pd.DataFrame, asked: list[float], rate: float, origin: str) -> dict[str, Any]:
+def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float], rate: float) -> dict[str, Any]:
     """Figures over successes; ``with_failures`` beside them where requests failed, those counted as infinite."""
-    out = {}
-    any_failed = not bool(succeeded(measured).all())
-    for metric in METRICS:
-        values = metric_sample(measured, metric, origin)
-        per_request = values.count / len(measured) if len(measured) else 1.0
-        out[metric] = fig.figures(values, asked, per_request, rate)
-        if any_failed:
-            censored = metric_sample(measured, metric, origin, failures=True)
-            out[metric]["with_failures"] = fig.figures(censored, asked, per_request, rate)
+    values = metric_sample(measured, metric, origin)
+    per_request = values.count / len(measured) if len(measured) else 1.0
+    out = fig.figures(values, asked, per_request, rate)
+    if not bool(succeeded(measured).all()):
+        censored = metric_sample(measured, metric, origin, failures=True)
+        out["with_failures"] = fig.figures(censored, asked, per_request, rate)
     return out
 
 
