@@ -119,13 +119,13 @@ def _report(arguments: argparse.Namespace) -> int:
 def _publish(arguments: argparse.Namespace, folder: Path, exit_code: int) -> int:
     """Standard output is for programs: the folder, or the summary as one document."""
     from analysis.junit import write_junit
-    from analysis.markdown import markdown_summary
+    from analysis.markdown import markdown
 
     summary = json.loads((folder / "summary.json").read_text())
     if arguments.junit:
-        write_junit(summary, arguments.junit)
+        write_junit(arguments.junit, summary)
     if arguments.markdown:
-        arguments.markdown.write_text(markdown_summary(summary))
+        arguments.markdown.write_text(markdown(summary))
     print(json.dumps(summary) if arguments.json else folder)
     return exit_code
 
