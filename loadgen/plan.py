@@ -176,6 +176,7 @@ def make_plan(
         return np.random.default_rng([seed, _CONTENTS, repeat, index + 1])
 
     prompts = make_prompts(tokenizer, workload.kind, fitting, workload.shared_prefix, contents)
+    _check_context(prompts, output, scenario.server.max_model_len)
     sampling = np.random.default_rng([seed, _SAMPLING, repeat]).integers(0, 2**31, count)
     bodies = [
         encode_body(workload, model_name, text, int(tokens), int(draw), dialect or scenario.server.dialect)
@@ -256,6 +257,16 @@ def _within_context(
             f"answers of up to {output.max()} tokens leave no room for a prompt in server.max_model_len {max_model_len}"
         )
     return np.minimum(asked, max_model_len - output)
+
+
+def _check_context(prompts: Prompts, output: NDArray[np.int64], max_model_len: int | None) -> None:
+    """The chat template may have made the shortest prompts longer than asked, and so too long again."""
+    longest = int((prompts.tokens + output).max(initial=0))
+    if max_model_len is not None and longest > max_model_len:
+        raise PlanError(
+            f"the shortest prompt that the chat template allows ({prompts.words.shortest} tokens) and its answer "
+            f"together have up to {longest} tokens; they do not fit server.max_model_len {max_model_len}"
+        )
 
 
 def _swaps(prompts: Prompts, bodies: list[bytes]) -> Swaps:

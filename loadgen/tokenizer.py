@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
@@ -65,10 +66,12 @@ class PromptTokenizer:
         message = [{"role": "user", "content": text}]
         try:
             return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
-        except ValueError as error:
-            raise PlanError(
-                f"{self.name} has no chat template, so it cannot chat; write workload.kind: completion"
-            ) from error
+        except (ValueError, TemplateError) as error:
+            if self._tokenizer.chat_template is None:
+                reason = f"{self.name} has no chat template, so it cannot chat"
+            else:
+                reason = f"the chat template of {self.name} fails: {error}"
+            raise PlanError(f"{reason}; write workload.kind: completion") from error
 
     def _lengths(self, texts: list[str], *, special: bool) -> NDArray[np.int64]:
         if not texts:

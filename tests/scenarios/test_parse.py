@@ -70,26 +70,26 @@ FILE_MISTAKES = {
     "a misspelt key": (
         "  rate: 8",
         "  raet: 8",
-        "mine.yaml:8:3 load.raet: no such key; did you mean load.rate? (load has generator, arrivals, rate, "
-        "burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)",
+        ("mine.yaml:8:3 load.raet: no such key; did you mean load.rate? (load has generator, arrivals, rate, "
+        "burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)"),
     ),
     "a key in the wrong group": (
         "  rate: 8",
         "  rate: 8\n  max_batch: 4",
-        "mine.yaml:9:3 load.max_batch: no such key; did you mean server.max_batch? (load has generator, arrivals, "
-        "rate, burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)",
+        ("mine.yaml:9:3 load.max_batch: no such key; did you mean server.max_batch? (load has generator, arrivals, "
+        "rate, burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)"),
     ),
     "a misspelt group": (
         "workload:",
         "worklaod:",
-        "mine.yaml:3:1 worklaod: no such key; did you mean workload? (the file has name, summary, slo, seed, repeat, "
-        "server, workload, load)",
+        ("mine.yaml:3:1 worklaod: no such key; did you mean workload? (the file has name, summary, slo, seed, repeat, "
+        "server, workload, load)"),
     ),
     "an unknown engine": (
         "engine: transformers",
         "engine: vlm",
-        'mine.yaml:2:11 server.engine: "vlm" is not one of the choices; did you mean vllm? '
-        "write transformers, vllm, attach or simulated",
+        ('mine.yaml:2:11 server.engine: "vlm" is not one of the choices; did you mean vllm? '
+        "write transformers, vllm, attach or simulated"),
     ),
     "arrivals that are not written yet": (
         "arrivals: poisson",
@@ -134,8 +134,8 @@ FILE_MISTAKES = {
     "an unknown distribution": (
         "prompt_tokens: 64",
         "prompt_tokens: {lognorml: {median: 96, p95: 256}}",
-        "mine.yaml:4:29 workload.prompt_tokens.lognorml: no such distribution; did you mean lognormal? write a "
-        "number, {uniform: [64, 128]}, {lognormal: {median: 96, p95: 256}} or {file: lengths.txt}",
+        ("mine.yaml:4:29 workload.prompt_tokens.lognorml: no such distribution; did you mean lognormal? write a "
+        "number, {uniform: [64, 128]}, {lognormal: {median: 96, p95: 256}} or {file: lengths.txt}"),
     ),
     "a range upside down": (
         "[8, 16]",
@@ -145,8 +145,8 @@ FILE_MISTAKES = {
     "half a token": (
         "[8, 16]",
         "[8, 16.5]",
-        "mine.yaml:5:32 workload.output_tokens.uniform: 16.5 is not a number of tokens; "
-        "write a whole number from 1 to 10000000",
+        ("mine.yaml:5:32 workload.output_tokens.uniform: 16.5 is not a number of tokens; "
+        "write a whole number from 1 to 10000000"),
     ),
     "a file of lengths that is not there": (
         "prompt_tokens: 64",
@@ -156,8 +156,8 @@ FILE_MISTAKES = {
     "lengths forgotten": (
         "  prompt_tokens: 64\n",
         "",
-        "mine.yaml:3:1 workload.prompt_tokens: missing; Prompt length in the served model's tokens, the chat "
-        "template's own included.",
+        ("mine.yaml:3:1 workload.prompt_tokens: missing; Prompt length in the served model's tokens, the chat "
+        "template's own included."),
     ),
     "a rate forgotten": (
         "  rate: 8\n",
@@ -207,8 +207,8 @@ FILE_MISTAKES = {
     "an address without a scheme": (
         "engine: transformers",
         "engine: attach\n  url: 127.0.0.1:8000",
-        'mine.yaml:3:8 server.url: "127.0.0.1:8000" is not a server\'s address; write for instance '
-        "http://127.0.0.1:8000",
+        ('mine.yaml:3:8 server.url: "127.0.0.1:8000" is not a server\'s address; write for instance '
+        "http://127.0.0.1:8000"),
     ),
     "more than a plan can hold": (
         "  rate: 8",
@@ -253,8 +253,8 @@ FILE_MISTAKES = {
     "a tab": (
         "  rate: 8",
         "\trate: 8",
-        "mine.yaml:8:1: not valid YAML: found character '\\t' that cannot start any token while scanning for the "
-        "next token",
+        ("mine.yaml:8:1: not valid YAML: found character '\\t' that cannot start any token while scanning for the "
+        "next token"),
     ),
     "an open bracket": (
         "[8, 16]",
@@ -269,8 +269,8 @@ FILE_MISTAKES = {
     "a Python object": (
         "  rate: 8",
         "  rate: !!python/name:os.system 8",
-        "mine.yaml:8:9: not plain YAML: could not determine a constructor for the tag "
-        "'tag:yaml.org,2002:python/name:os.system'",
+        ("mine.yaml:8:9: not plain YAML: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/name:os.system'"),
     ),
 }  # fmt: skip
 
@@ -284,11 +284,11 @@ def test_a_mistake_in_a_file_names_line_column_key_and_remedy(tmp_path: Path, ol
 FLAG_MISTAKES = {
     "load.rate=20rps": '--set load.rate: "20rps" is not a rate; write 20 (requests per second)',
     "load.rate": '--set: "load.rate" is not KEY=VALUE; write for instance --set load.rate=8',
-    "load={rate: 8": '--set load: "{rate: 8" is not valid YAML: expected \',\' or \'}\', but got \'<stream end>\' while '
+    "load={rate: 8": "--set load: \"{rate: 8\" is not valid YAML: expected ',' or '}', but got '<stream end>' while "
     "parsing a flow mapping",
     "load=8": "--set load: this is a group of keys; write --set GROUP.KEY=VALUE",
-    "rate=8": "--set rate: no such key; did you mean load.rate? (the file has name, summary, slo, seed, repeat, server, "
-    "workload, load)",
+    "rate=8": "--set rate: no such key; did you mean load.rate? (the file has name, summary, slo, seed, repeat, "
+    "server, workload, load)",
     "load.warmup=soon": '--set load.warmup: "soon" is not a duration; write auto, 75s, 500ms or 2m',
     "workload.output_tokens.uniform.low=8": "--set workload.output_tokens.uniform: "
     '{"low": 8} is not a range; write [lowest, highest]',
@@ -429,7 +429,7 @@ def test_a_later_layer_replaces_what_excludes_it(tmp_path: Path) -> None:
     assert (closed.loop, closed.concurrency, closed.rate) == ("closed", 4, None)
     gamma = GOOD.replace("arrivals: poisson", "arrivals: gamma\n  burstiness: 4")
     assert parsed(tmp_path, gamma, "load.arrivals=poisson").load.burstiness is None
-    with pytest.raises(ScenarioError, match="write load.duration or load.requests, not both"):
+    with pytest.raises(ScenarioError, match=r"write load.duration or load.requests, not both"):
         parsed(tmp_path, GOOD, "load.requests=20", "load.duration=3s")
 
 

@@ -1,0 +1,146 @@
+"""Prompts have exactly the tokens asked for, and share no more than they are meant to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.errors import PlanError
+from loadgen.prompts import make_prompts, survey
+from loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from tests.loadgen.tiny_tokenizer import KINDS, write_model
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PromptTokenizer]:
+    return {kind: load_tokenizer(write_model(tmp_path_factory.mktemp(kind), kind)) for kind in KINDS}
+
+
+def stream(seed: int) -> Callable[[int], np.random.Generator]:
+    return lambda index: np.random.default_rng([seed, index + 1])
+
+
+def lcp(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(sorted(KINDS)),
+    kind=st.sampled_from(["chat", "completion"]),
+    asked=st.lists(st.integers(1, 600), min_size=1, max_size=20),
+    share=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_every_prompt_has_exactly_the_tokens_asked_for(
+    tokenizers: dict[str, PromptTokenizer], name: str, kind: str, asked: list[int], share: float, seed: int
+) -> None:
+    tokenizer = tokenizers[name]
+    prompts = make_prompts(tokenizer, kind, np.array(asked), share, stream(seed))
+    count = tokenizer.count_chat if kind == "chat" else tokenizer.count_text
+    shortest = prompts.words.shortest
+    assert [count(text) for text in prompts.texts] == [max(tokens, shortest) for tokens in asked]
+    assert prompts.tokens.tolist() == [max(tokens, shortest) for tokens in asked]
+    assert prompts.lengthened == sum(tokens < shortest for tokens in asked)
+    assert prompts.exact
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_counts_are_those_of_the_template_and_the_tokenizer_themselves(
+    tokenizers: dict[str, PromptTokenizer], tmp_path: Path, name: str
+) -> None:
+    """The same text through Transformers' own one-step call, which is what servers use."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(write_model(tmp_path, name))
+    for text in ("one", "the license of this work", "a b c d e"):
+        message = [{"role": "user", "content": text}]
+        ids = theirs.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert tokenizers[name].count_chat(text) == len(ids)
+        assert tokenizers[name].count_text(text) == len(theirs(text)["input_ids"])
+
+
+def test_a_long_prompt_is_exact_too(tokenizers: dict[str, PromptTokenizer]) -> None:
+    prompts = make_prompts(tokenizers["byte-level"], "chat", np.array([32_000]), 0.0, stream(1))
+    assert tokenizers["byte-level"].count_chat(prompts.texts[0]) == 32_000
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_prompts_differ_from_their_first_words_on(tokenizers: dict[str, PromptTokenizer], name: str) -> None:
+    prompts = make_prompts(tokenizers[name], "chat", np.full(200, 100), 0.0, stream(1))
+    assert len(set(prompts.texts)) == 200
+    words = [text.split(prompts.words.joiner)[:4] if prompts.words.joiner else list(text[:6]) for text in prompts.texts]
+    assert len({tuple(first) for first in words}) > 190
+
+
+def test_the_shared_share_is_the_same_text_and_the_rest_differs(tokenizers: dict[str, PromptTokenizer]) -> None:
+    prompts = make_prompts(tokenizers["byte-level"], "chat", np.full(50, 140), 0.5, stream(1))
+    own_tokens = 140 - prompts.words.overhead
+    shared = round(own_tokens * 0.5)
+    first = prompts.texts[0].split()
+    for text, (word, at) in zip(prompts.texts, prompts.firsts, strict=True):
+        assert text.split()[:shared] == first[:shared]
+        assert text[at:].startswith(word)
+        assert len(text[at:].split()) == own_tokens - shared
+    assert len({text.split()[shared] for text in prompts.texts}) > 25
+    whole = make_prompts(tokenizers["byte-level"], "chat", np.full(5, 140), 1.0, stream(1))
+    assert len(set(whole.texts)) == 1
+
+
+def test_a_shorter_prompt_shares_the_beginning_of_a_longer_one(tokenizers: dict[str, PromptTokenizer]) -> None:
+    short, long = make_prompts(tokenizers["byte-level"], "chat", np.array([80, 400]), 0.5, stream(1)).texts
+    assert lcp(short, long) >= len(" ".join(short.split()[: (len(short.split()) + 1) // 2 - 1]))
+
+
+def test_what_one_prompt_says_depends_on_no_other(tokenizers: dict[str, PromptTokenizer]) -> None:
+    one = make_prompts(tokenizers["byte-level"], "chat", np.array([50, 60, 70]), 0.0, stream(1))
+    other = make_prompts(tokenizers["byte-level"], "chat", np.array([99, 60, 12]), 0.0, stream(1))
+    assert one.texts[1] == other.texts[1]
+    assert one.texts[0] != other.texts[0]
+
+
+def test_without_a_tokenizer_words_are_counted_and_said_to_be_inexact() -> None:
+    prompts = make_prompts(None, "chat", np.array([1, 20, 300]), 0.0, stream(1))
+    assert [len(text.split()) for text in prompts.texts] == [1, 20, 300]
+    assert not prompts.exact
+
+
+def test_words_of_a_survey_cost_one_token_each_wherever_they_stand(tokenizers: dict[str, PromptTokenizer]) -> None:
+    for name, tokenizer in tokenizers.items():
+        words = survey(tokenizer, "chat")
+        assert set(words.starters) <= set(words.joined), name
+        assert tokenizer.count_chat(words.starters[0]) == words.shortest
+        for starter in words.starters[:20]:
+            text = words.joiner.join([starter, *reversed(words.joined)])
+            assert tokenizer.count_chat(text) == words.overhead + 1 + len(words.joined), name
+
+
+def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model(tmp_path, template=None))
+    with pytest.raises(PlanError, match=r"has no chat template, so it cannot chat; write workload.kind: completion"):
+        make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
+    made = make_prompts(tokenizer, "completion", np.array([50]), 0.0, stream(1))
+    assert tokenizer.count_text(made.texts[0]) == 50
+
+
+def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) -> None:
+    template = "{{ raise_exception('a system prompt is required') }}"
+    tokenizer = load_tokenizer(write_model(tmp_path, template=template))
+    with pytest.raises(PlanError, match=r"the chat template of .* fails: a system prompt is required"):
+        make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
+
+
+def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(PlanError, match=r"holds no tokenizer \(tokenizer.json is missing\); name one with "):
+        load_tokenizer(tmp_path)
+    with pytest.raises(PlanError, match="no such folder"):
+        load_tokenizer(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text("{ half")
+    with pytest.raises(PlanError, match=r"the tokenizer in .* cannot be loaded: "):
+        load_tokenizer(tmp_path)
