@@ -96,9 +96,8 @@ class ServerProcess:
         A second call does nothing. Raises ServerFailed if even the guard does not answer.
         """
         if self._guard.stdin and not self._guard.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # it has ended by itself
-                self._guard.stdin.write(f"stop {grace_s}\n".encode())
-                self._guard.stdin.close()
+            with contextlib.suppress(BrokenPipeError), self._guard.stdin as pipe:  # broken: it has ended by itself
+                pipe.write(f"stop {grace_s}\n".encode())
         deadline = time.monotonic() + grace_s + 30
         while self.exit_code is None and time.monotonic() < deadline:
             self._listen(0.5)
