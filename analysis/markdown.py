@@ -85,7 +85,9 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _warnings(warnings: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(
-        f"- {_plain(w['text'])}. Likely: {_plain(w['cause'])}." + (f" Try `{w['flag']}`." if w["flag"] else "")
+        f"- {_plain(w['text'])}."
+        + (f" Likely: {_plain(w['cause'])}." if w["cause"] else "")
+        + (f" Try `{w['flag']}`." if w["flag"] else "")
         for w in warnings
     )
 

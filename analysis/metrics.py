@@ -52,7 +52,7 @@ def succeeded(requests: pd.DataFrame) -> Bools:
 
 def elapsed_ns(requests: pd.DataFrame, start: str, end: str) -> Floats:
     """``end`` - ``start`` for each request, NaN where either was not stamped (missing or negative)."""
-    first, last = _stamps(requests, start), _stamps(requests, end)
+    first, last = stamps_ns(requests, start), stamps_ns(requests, end)
     known = (first >= 0) & (last >= 0)
     return np.where(known, (last - first).astype(np.float64), np.nan)
 
@@ -142,7 +142,7 @@ def window_s(requests: pd.DataFrame) -> float:
     """The seconds that the measured requests stand for: their span of due times, and one mean gap more."""
     if len(requests) < 2:
         return 0.0
-    due = _stamps(requests, "due_ns")
+    due = stamps_ns(requests, "due_ns")
     return float(due.max() - due.min()) / 1e9 * len(due) / (len(due) - 1)
 
 
@@ -170,8 +170,8 @@ def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[In
     came = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(requests))
     asked = np.nan_to_num(_numbers(requests, "output_tokens_asked"))
     owed = np.where(failed, np.maximum(asked - 1 - came, 1), 0).astype(np.int64)
-    ended = _stamps(requests, "end_ns")
-    at_ns = np.where(ended >= 0, ended, _stamps(requests, "due_ns"))
+    ended = stamps_ns(requests, "end_ns")
+    at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))
     return np.repeat(np.arange(len(requests)), owed), np.repeat(at_ns, owed)
 
 
@@ -183,7 +183,7 @@ def _arrivals(stamps: Any) -> tuple[Ints, Ints]:
     return at, counts.astype(np.int64)
 
 
-def _stamps(requests: pd.DataFrame, name: str) -> Ints:
+def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:
     """A column of nanoseconds as integers, -1 where nothing was stamped or the column is not there."""
     if name not in requests:
         return np.full(len(requests), -1, dtype=np.int64)

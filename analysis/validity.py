@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis.hdr import nearest_rank
-from analysis.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
+from analysis.metrics import Bools, elapsed_ns, generator_lag_ns, stamps_ns, succeeded
 from analysis.quantiles import Floats
 from analysis.report.numbers import count, duration, share, significant
 
@@ -114,7 +114,8 @@ def rates(requests: pd.DataFrame) -> tuple[float | None, float | None]:
     """Requests per second as planned (by due times) and as delivered (by sent times), from first to last."""
     both = []
     for name in ("due_ns", "sent_ns"):
-        at = requests[name].dropna().to_numpy(np.int64)
+        at = stamps_ns(requests, name)
+        at = at[at >= 0]
         span = float(at.max() - at.min()) if len(at) > 1 else 0.0
         both.append((len(at) - 1) / span * 1e9 if span else None)
     return both[0], both[1]
@@ -126,7 +127,8 @@ def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
     Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
     chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
     """
-    sent = requests["sent_ns"].dropna().to_numpy(np.int64)
+    sent = stamps_ns(requests, "sent_ns")
+    sent = sent[sent >= 0]
     windows = min(len(sent) // 5, 200)
     if windows < 10:
         return None, windows

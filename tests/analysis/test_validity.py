@@ -176,3 +176,10 @@ def test_few_requests_leave_rate_and_dispersion_unmeasured_without_an_error(coun
     requests = poisson_run().iloc[:count]
     assert validity.dispersion(requests)[0] is None
     assert (validity.rates(requests)[1] is None) == (count < 2)
+
+
+def test_requests_that_were_never_sent_count_in_no_rate() -> None:
+    requests = poisson_run()
+    requests.loc[700:, "sent_ns"] = -1
+    assert validity.rates(requests)[1] == pytest.approx(validity.rates(requests.iloc[:700])[1])
+    assert validity.dispersion(requests) == validity.dispersion(requests.iloc[:700])
