@@ -60,8 +60,8 @@ def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: int) 
     left = f"{summary['name']} @ {head.target(manifest).replace(' · ', '  ')}"
     right = head.load(summary)
     if len(left) + 3 + len(right) <= width:
-        return Text(left, "bold").append(" " * (width - len(left) - len(right)) + right, "not bold")
-    return Text(_fit(left, width), "bold").append(f"\n  {right}", "not bold")
+        return Text.assemble((left, "bold"), " " * (width - len(left) - len(right)) + right)
+    return Text.assemble((_fit(left, width), "bold"), f"\n  {right}")
 
 
 def _verdict(summary: Mapping[str, Any], width: int) -> Text:
@@ -69,7 +69,7 @@ def _verdict(summary: Mapping[str, Any], width: int) -> Text:
     said = [head.sentence(summary), *head.reasons(summary)]
     said.append(head.owner_sentence(summary))
     lines = _wrap(" ".join(s for s in said if s), width, f"{word}  ", "      ")
-    text = Text(lines[: len(word)], _VERDICT_STYLES[word]).append(lines[len(word) :], "none")
+    text = Text.assemble((lines[: len(word)], _VERDICT_STYLES[word]), lines[len(word) :])
     bracket = head.upgrade_sentence(summary)
     return text.append(f"\n{_wrap(bracket, width, '      ', '      ')}") if bracket else text
 
@@ -104,16 +104,16 @@ def _where(summary: Mapping[str, Any], width: int) -> Text:
     slow = found["slow"]["total_ms"]
     top = max(slow, limit[0]) if limit and limit[0] <= 1.8 * slow else slow
     axis, ms_per_column = bars.axis(top, width - _LABEL)
-    text = Text(f"\n where {metric.upper()} goes".ljust(_LABEL + 1) + axis, "bold")
+    text = Text.assemble((f"\n where {metric.upper()} goes".ljust(_LABEL + 1), "bold"), axis)
     shown: set[str] = set()
     for name, band in ((" typical (p45-55)", found["typical"]), (" slow (p98.5+)", found["slow"])):
         parts = band["stages_ms"]
         label = f"{name.ljust(17)}{duration(band['total_ms']):>9} "
-        text.append(f"\n{label}", "none").append_text(bars.bar(parts, ms_per_column))
+        text.append(f"\n{label}").append_text(bars.bar(parts, ms_per_column))
         shown |= bars.columns(parts, ms_per_column).keys()
     text.append(_slo_mark(limit, slow, ms_per_column, width))
     keys = "  ".join(f"{bars.letter(s)} {words(s)}".replace(" ", _TOGETHER) for s in parts if s in shown)
-    return text.append(f"\n{_wrap(keys, width, ' ' * _LABEL, ' ' * _LABEL)}", "none")
+    return text.append(f"\n{_wrap(keys, width, ' ' * _LABEL, ' ' * _LABEL)}")
 
 
 def _slo_mark(limit: tuple[float, str] | None, slow: float, ms_per_column: float, width: int) -> str:

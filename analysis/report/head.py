@@ -76,10 +76,13 @@ def trust_figures(summary: Mapping[str, Any]) -> str:
 
 
 def target(manifest: Mapping[str, Any]) -> str:
-    """What was loaded: engine and its version, model, precision, batch cap."""
-    server = manifest.get("scenario", {}).get("server", {})
-    engine = str(server.get("engine", "server"))
-    version = manifest.get("server", {}).get("version") or manifest.get("versions", {}).get(engine, "")
+    """What was loaded: engine and its version, model, precision, batch cap; of a foreign server, where it is."""
+    server, reached = manifest["scenario"]["server"], manifest.get("target", {})
+    engine = str(server["engine"])
+    if engine == "attach":
+        return " · ".join(str(part) for part in (reached.get("url", server.get("url")), reached.get("model")) if part)
+    versions = {**manifest.get("versions", {}), **reached.get("versions", {})}
+    version = versions.get(engine) or versions.get(f"{engine}-cpu") or ""
     parts = [f"{engine} {version}".strip(), server.get("model"), server.get("precision")]
     parts.append(f"max batch {server['max_batch']}" if server.get("max_batch") else None)
     return " · ".join(str(part) for part in parts if part)

@@ -307,8 +307,10 @@ def repeat_view(run: Run) -> Repeat:
 def _facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     hardware, versions = manifest.get("hardware", {}), manifest.get("versions", {})
     placement, git = manifest.get("placement") or {}, manifest.get("git") or {}
+    versions = {**versions, **manifest.get("target", {}).get("versions", {})}
     facts = [
         ("started", manifest.get("started_wall")),
+        ("server", manifest.get("target", {}).get("url")),
         ("processor", f"{hardware.get('cpu')}, {hardware.get('cores')} cores" if hardware else None),
         ("memory", f"{hardware['memory_gib']} GiB" if "memory_gib" in hardware else None),
         ("GPU", ", ".join(hardware.get("gpus", [])) or "none"),

@@ -30,7 +30,7 @@ class SlowRequest:
 def slowest(run: Run, event: str) -> list[SlowRequest]:
     """The 25 successful measured requests that waited longest for ``event`` (first_token or last_token)."""
     ledger = run.of_event(event)
-    if not len(ledger) or not len(run.requests):
+    if not len(ledger) or not run.summary["stages"]:  # a ledger that was refused is not shown
         return []
     requests = run.requests.set_index("request_id")
     measured = requests.index[requests["measured"]]

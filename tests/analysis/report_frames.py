@@ -175,6 +175,7 @@ def write_run(
                 "name": name, "load": {"rate": rate},
                 "server": {"engine": "transformers", "model": model, "precision": "float32", "max_batch": 8},
             },
+            "target": {"url": "http://127.0.0.1:8000", "model": "m"},
             "hardware": {"cpu": "A processor", "cores": 2, "memory_gib": 24.0, "system": "Linux 6.1", "gpus": []},
             "placement": {"generator": [1], "server": [0], "shared": False},
             "versions": {"python": "3.11.2", "gapmeter": "0.1.0", "transformers": "5.19.0"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,9 @@ class Tab:
         for domain in ("Log", "Runtime", "Network", "Page"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=page.as_uri())
-        while await self.evaluate("document.readyState") != "complete":
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            while await self.evaluate("document.readyState") != "complete":  # noqa: ASYNC110 - it is in the browser
+                await asyncio.sleep(0.05)
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
@@ -72,13 +72,10 @@ async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
     assert program, "no Chromium on the PATH; install it (Debian: apt install chromium)"
     profile = tmp_path / "profile"
     command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = asyncio.subprocess.DEVNULL
+    browser = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
     try:
-        port_file = profile / "DevToolsActivePort"
-        async with asyncio.timeout(30):
-            while not (port_file.exists() and port_file.read_text().count("\n")):
-                await asyncio.sleep(0.05)
-        port = port_file.read_text().split()[0]
+        port = await _port(profile / "DevToolsActivePort")
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 pages = await answer.json()
@@ -87,7 +84,17 @@ async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
                 yield Tab(socket)
     finally:
         browser.terminate()
-        browser.wait(20)
+        await asyncio.wait_for(browser.wait(), 20)
+
+
+async def _port(file: Path) -> str:
+    """The debugging port, once the browser has written it down."""
+    async with asyncio.timeout(30):
+        while True:
+            lines = await asyncio.to_thread(lambda: file.read_text().split() if file.exists() else [])
+            if len(lines) == 2:
+                return lines[0]
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +109,14 @@ async def test_the_page_opens_without_a_complaint_or_a_request_of_its_own(tab: T
     assert [url for url in tab.requests if not url.startswith("data:")] == [report.as_uri()]
 
 
-async def test_a_script_that_is_not_the_page_s_own_is_refused_and_heard_of(
-    tab: Tab, report: Path, tmp_path: Path
-) -> None:
-    tampered = tmp_path / "tampered.html"
-    tampered.write_text(report.read_text().replace("</body>", "<script>document.title = 'owned'</script></body>"))
+@pytest.fixture
+def tampered(report: Path, tmp_path: Path) -> Path:
+    page = tmp_path / "tampered.html"
+    page.write_text(report.read_text().replace("</body>", "<script>document.title = 'owned'</script></body>"))
+    return page
+
+
+async def test_a_script_that_is_not_the_page_s_own_is_refused_and_heard_of(tab: Tab, tampered: Path) -> None:
     await tab.open(tampered)
     assert await tab.evaluate("document.title") != "owned"
     assert "Content Security Policy" in "".join(tab.complaints)
