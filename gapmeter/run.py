@@ -14,7 +14,7 @@ from typing import Any
 from analysis.analyse import analyse
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.manifest import describe_run
+from gapmeter.manifest import describe_hardware, describe_run
 from gapmeter.placement import Placement, place
 from gapmeter.serve import Target, find_model, serve
 from gapmeter.terminal import print_summary
@@ -120,7 +120,7 @@ def _describe(scenario: Scenario, target: Target, plan: Plan) -> dict[str, Any]:
     """The manifest's part that is known once the server answers and the plan is drawn."""
     return {
         "target": {"url": target.url, "model": target.model, "dialect": target.dialect, **target.facts},
-        "device": "GPU",
+        "device": _device(scenario),
         "plan": {
             **plan.describe(),
             "warmup_auto": scenario.load.warmup_ns is None,
@@ -129,6 +129,11 @@ def _describe(scenario: Scenario, target: Target, plan: Plan) -> dict[str, Any]:
             "output_enforced": target.dialect == "full",
         },
     }
+
+
+def _device(scenario: Scenario) -> str:
+    """What computes the forwards, in a word. A server of somebody else's is taken to have a GPU."""
+    return "CPU" if scenario.server.engine != "attach" and not describe_hardware()["gpus"] else "GPU"
 
 
 def _load(
