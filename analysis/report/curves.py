@@ -73,10 +73,11 @@ def picture(curve: Curve, name: str, stamp: str | None = None) -> Fragment:
     )  # fmt: skip
     last = float(curve.p[-1])
     x = percent(scale.x(last))
+    side, dx = ("start", 5) if scale.x(last) < 0.65 else ("end", -5)
     end = group(
         [
             el("line", x1=x, x2=x, y1=0, y2=_HEIGHT, class_="supported"),
-            el("text", f"supported to p{_nines(last)}", x=x, y=_HEIGHT - 6, dx=-4, class_="note end"),
+            el("text", f"supported to p{_nines(last)}", x=x, y=_HEIGHT - 6, dx=dx, class_=f"note {side}"),
         ]
     )
     mark = (

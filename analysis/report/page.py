@@ -192,6 +192,7 @@ def page(folder: RunFolder) -> str:
             "no_ledger": _no_ledger(summary),
             "checks": head.checks(summary),
             "upgrade": head.upgrade_rows(summary),
+            "device": summary["upgrade"]["device"],
             "upgrade_lead": head.upgrade_sentence(summary),
             "slow_requests": slowest(run, _EVENTS[_first_metric(summary)][0]),
             "slow_event": _EVENTS[_first_metric(summary)][0].replace("_", " "),

@@ -129,5 +129,5 @@ def residual_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
                 known = figures[which]
                 cells = [duration(known[f"{p}_ms"]) for p in ("p50", "p99", "max")]
                 cells += [share(known[f"{p}_share"]) for p in ("p50", "p99", "max")]
-                rows.append({"event": f"to the {event.replace('_', ' ')}", "which": which, "cells": cells})
+                rows.append({"event": event.replace("_", " "), "which": which, "cells": cells})
     return rows
