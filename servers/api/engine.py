@@ -26,8 +26,9 @@ class Output:
     """What one engine message brought for one request.
 
     ``ids`` are the new tokens only (none is allowed, when ``finish_reason`` is set). ``received_ns`` is when this
-    process had the message, before it looked at it. ``finish_reason`` is "length", "stop" or "error" in the last one.
-    ``cached`` counts the prompt's tokens that the prefix cache spared.
+    process had the message, before it looked at it; ``started_ns`` when it began with the outputs that came together in
+    it (0: with this one). ``finish_reason`` is "length", "stop" or "error" in the last one. ``cached`` counts the
+    prompt's tokens that the prefix cache spared.
     """
 
     ids: Sequence[int]
@@ -35,6 +36,7 @@ class Output:
     finish_reason: str | None = None
     cached: int = 0
     error: str = ""
+    started_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,294 @@
+"""The HTTP server: routes, one request's way to the engine and back, and the process's life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+
+import uvloop
+from aiohttp import web
+from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
+from gapmeter_probe.writer import open_probe
+
+from recording import Outcome, RecordWriter, Span
+from servers.api.answer import Events, Piece, whole
+from servers.api.ask import Ask, parse_ask, room
+from servers.api.engine import Engine, EngineDead, GenerationRequest, QueueFull
+from servers.api.errors import ApiError, bad
+from servers.api.generation import EngineFailed, Generation
+from servers.api.http import StampedRequest, StampedServer
+from servers.api.metrics import Metrics
+from servers.api.options import ApiOptions
+from servers.api.stamps import RequestStamps, now
+from servers.api.text import TemplateRefused, TextModel
+
+_INLINE_CHARS = 8192  # longer texts are tokenized in a thread: a millisecond or more of a busy event loop
+_CLOSE_S = 0.5
+_SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class Api:
+    """Answers requests for one engine. Everything happens on one event loop."""
+
+    def __init__(self, engine: Engine, text: TextModel, options: ApiOptions, writer: RecordWriter | None) -> None:
+        self._engine = engine
+        self._text = text
+        self._options = options
+        self._writer = writer
+        self._metrics = Metrics(options.served_name)
+        self._count = 0
+        self._started_s = int(time.time())
+        self.ready = False
+        self._routes = {
+            ("POST", "/v1/chat/completions"): self._generate,
+            ("POST", "/v1/completions"): self._generate,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._show_metrics,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """aiohttp's entry: route, and turn refusals into JSON."""
+        assert isinstance(request, StampedRequest)
+        try:
+            route = self._routes.get((request.method, request.path))
+            if route is None:
+                raise self._no_route(request)
+            return await route(request)
+        except ApiError as error:
+            return _refusal(error, request)
+        except web.HTTPRequestEntityTooLarge:
+            return _refusal(ApiError(413, "the body is larger than this server reads"), request)
+        except ConnectionError:
+            return web.Response()  # the client is gone: aiohttp finds nobody to send it to, and closes
+        finally:
+            request.finished()
+
+    def _no_route(self, request: web.BaseRequest) -> ApiError:
+        methods = [method for method, path in self._routes if path == request.path]
+        if methods:
+            return ApiError(405, f"{request.path} is for {', '.join(methods)}, not {request.method}")
+        return ApiError(404, f"there is no {request.path} here; there are {', '.join(p for _, p in self._routes)}")
+
+    # -- the small endpoints
+
+    async def _health(self, request: StampedRequest) -> web.StreamResponse:
+        return web.Response(status=200 if self.ready else 503)
+
+    async def _models(self, request: StampedRequest) -> web.StreamResponse:
+        model = {
+            "id": self._options.served_name, "object": "model", "created": self._started_s, "owned_by": "gapmeter",
+            "max_model_len": self._options.max_model_len,
+        }  # fmt: skip
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _show_metrics(self, request: StampedRequest) -> web.StreamResponse:
+        text = self._metrics.render(self._engine.stats())
+        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    # -- generation
+
+    async def _generate(self, request: StampedRequest) -> web.StreamResponse:
+        self._count += 1
+        client_id = request.headers.get("x-request-id", "")
+        chat = request.path == "/v1/chat/completions"
+        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id or uuid.uuid4().hex}"
+        engine_id = f"{answer_id}-{self._count}"
+        stamps = RequestStamps(self._writer, engine_id, client_id, request.begun_ns)
+        outcome = Outcome.ABORTED
+        try:
+            ask = parse_ask(await request.read(), chat=chat, served_name=self._options.served_name)
+            prompt_ids = await self._prompt_ids(ask, stamps)
+            wanted = GenerationRequest(
+                engine_id, client_id, prompt_ids, room(len(prompt_ids), ask.max_tokens, self._options.max_model_len),
+                ask.min_tokens, ask.ignore_eos, ask.temperature, ask.seed,
+            )  # fmt: skip
+            generation = self._submit(ask, wanted, stamps)
+            try:
+                answer = self._stream if ask.stream else self._whole
+                response = await answer(request, ask, answer_id, prompt_ids, generation, stamps)
+            finally:
+                if not generation.engine_done:
+                    self._engine.cancel(engine_id)
+            outcome = Outcome.CUT if generation.failed else Outcome.OK
+            return response
+        except ApiError as error:
+            outcome = Outcome.HTTP_4XX if error.status < 500 else Outcome.HTTP_5XX
+            raise
+        finally:
+            stamps.finished(outcome)
+            self._metrics.finished(outcome, now() - request.begun_ns)
+
+    async def _prompt_ids(self, ask: Ask, stamps: RequestStamps) -> Sequence[int]:
+        if ask.prompt_ids is not None:
+            if max(ask.prompt_ids) >= self._text.size:
+                raise bad(f"prompt has a token id beyond the vocabulary of {self._text.size}", "prompt")
+            return ask.prompt_ids
+        text = ask.text
+        if ask.messages is not None:
+            start = now()
+            try:
+                text = self._text.template(ask.messages)
+            except TemplateRefused as error:
+                raise bad(str(error), "messages") from error
+            stamps.pooled(Span.TEMPLATE, start, start, now())
+        assert text is not None
+        return await self._tokenize(text, ask.chat, stamps)
+
+    async def _tokenize(self, text: str, templated: bool, stamps: RequestStamps) -> list[int]:
+        """On the spot where it is quick: a hop to a thread and back costs more, and its waits are nobody's work."""
+
+        def work() -> tuple[int, list[int], int]:
+            start = now()
+            return start, self._text.encode(text, templated=templated), now()
+
+        if len(text) <= _INLINE_CHARS:
+            start, ids, end = work()
+            stamps.pooled(Span.TOKENIZE, start, start, end)
+        else:
+            queued = now()
+            start, ids, end = await asyncio.to_thread(work)
+            stamps.pooled(Span.TOKENIZE, queued, start, end)
+        if not ids:
+            raise bad("the prompt has no tokens", "prompt")
+        return ids
+
+    def _submit(self, ask: Ask, wanted: GenerationRequest, stamps: RequestStamps) -> Generation:
+        if not self.ready:
+            raise ApiError(503, "the model is still being loaded", retry_after_s=1)
+        generation = Generation(self._text.decoder(), ask.stops, len(wanted.prompt_ids), stamps)
+        start = now()
+        try:
+            self._engine.submit(wanted, generation.deliver)
+        except QueueFull as error:
+            raise ApiError(503, str(error), retry_after_s=1) from error
+        except EngineDead as error:
+            raise ApiError(500, str(error)) from error
+        stamps.handoff(len(wanted.prompt_ids), start, now())
+        self._metrics.accepted(len(wanted.prompt_ids))
+        return generation
+
+    async def _stream(
+        self, request: StampedRequest, ask: Ask, answer_id: str, prompt_ids: Sequence[int], generation: Generation,
+        stamps: RequestStamps,
+    ) -> web.StreamResponse:  # fmt: skip
+        response = web.StreamResponse(headers={**_SSE, **_echo(request)})
+        await response.prepare(request)
+        events = Events(ask, answer_id, self._options.served_name, int(time.time()), prompt_ids)
+        piece = None
+        try:
+            while piece is None or piece.finish_reason is None:
+                piece = await generation.next()
+                begun = now()
+                usage = generation.usage(piece.tokens)
+                text = events.piece(piece, usage)
+                if piece.finish_reason is not None:
+                    text += events.end(usage)
+                start = now()
+                await response.write(text.encode())
+                stamps.egress(piece.tokens if piece.ids else 0, begun, start)
+                self._metrics.generated(len(piece.ids))
+        except EngineFailed as error:
+            await response.write(f"data: {ApiError(500, str(error)).encoded()}\n\ndata: [DONE]\n\n".encode())
+        await response.write_eof()
+        return response
+
+    async def _whole(
+        self, request: StampedRequest, ask: Ask, answer_id: str, prompt_ids: Sequence[int], generation: Generation,
+        stamps: RequestStamps,
+    ) -> web.StreamResponse:  # fmt: skip
+        pieces: list[Piece] = []
+        try:
+            while not pieces or pieces[-1].finish_reason is None:
+                pieces.append(await generation.next())
+        except EngineFailed as error:
+            raise ApiError(500, str(error)) from error
+        begun = now()
+        tokens = pieces[-1].tokens
+        usage = generation.usage(tokens)
+        created = int(time.time())
+        body = whole(ask, answer_id, self._options.served_name, created, prompt_ids, pieces, usage)
+        response = web.Response(body=body, headers={"Content-Type": "application/json", **_echo(request)})
+        start = now()
+        await response.prepare(request)
+        await response.write_eof()
+        stamps.egress(tokens, begun, start)
+        self._metrics.generated(tokens)
+        return response
+
+
+def _echo(request: web.BaseRequest) -> dict[str, str]:
+    client_id = request.headers.get("x-request-id")
+    return {"x-request-id": client_id} if client_id else {}
+
+
+def _refusal(error: ApiError, request: web.BaseRequest) -> web.Response:
+    headers = {"Content-Type": "application/json", **_echo(request)}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    return web.Response(status=error.status, body=error.encoded().encode(), headers=headers)
+
+
+def serve(engine: Engine, text: TextModel, options: ApiOptions) -> int:
+    """Serve until SIGTERM or SIGINT, or until the engine ends by itself; returns the process's exit code."""
+    writer = open_probe("api", {"server": options.server, **options.describe})
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(engine, text, options, writer))
+    finally:
+        if writer:
+            writer.close()
+
+
+async def _serve(engine: Engine, text: TextModel, options: ApiOptions, writer: RecordWriter | None) -> int:
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    if writer:
+        watch_loop(writer)
+        watch_collections(writer)
+    api = Api(engine, text, options, writer)
+    server = StampedServer(api.handle, handler_cancellation=True, access_log=None)
+    runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_S)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
+        except OSError as error:
+            return _cannot(f"listen on {options.host}:{options.port}: {os.strerror(error.errno or 0)}")
+        return await _until_over(api, engine, asked)
+    finally:
+        await engine.stop()
+        await runner.cleanup()
+
+
+async def _until_over(api: Api, engine: Engine, asked: asyncio.Event) -> int:
+    over = asyncio.create_task(asked.wait())
+    starting = asyncio.create_task(engine.start())
+    await asyncio.wait({over, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        return 0
+    try:
+        starting.result()
+    except EngineDead as error:
+        return _cannot(f"start the engine: {error}")
+    api.ready = True
+    dead = asyncio.create_task(engine.wait_dead())
+    done, _ = await asyncio.wait({over, dead}, return_when=asyncio.FIRST_COMPLETED)
+    api.ready = False
+    if dead in done:
+        return _cannot(f"go on: {dead.result()}")
+    dead.cancel()
+    return 0
+
+
+def _cannot(what: str) -> int:
+    print(f"cannot {what}", file=sys.stderr, flush=True)
+    return 1

@@ -1,0 +1,159 @@
+"""A model's text side: chat template, tokenizer, and turning tokens back into text as they come."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+_WITHHELD_MOST = 16  # tokens without a complete character after which the text is given as it is
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class TemplateRefused(ValueError):
+    """The chat template does not accept these messages; the message is its own."""
+
+
+class TextModel:
+    """Reads ``tokenizer.json`` and the chat template of a model's folder.
+
+    Raises OSError, ValueError or jinja2.TemplateSyntaxError when the folder's files cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        self._names = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+        source = _template_source(folder, config)
+        self._template = _environment().from_string(source) if source else None
+
+    def template(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The prompt of a chat. Raises TemplateRefused, also when the model has no chat template."""
+        if self._template is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions")
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
+
+    def encode(self, text: str, *, templated: bool) -> list[int]:
+        """Token ids; the tokenizer's own special tokens are added unless a template has put them there."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not templated).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a whole sequence, special tokens left out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def decoder(self) -> Decoder:
+        """A fresh incremental decoder for one answer."""
+        return Decoder(self._tokenizer)
+
+    @property
+    def size(self) -> int:
+        """Entries of the vocabulary, added tokens included."""
+        return int(self._tokenizer.get_vocab_size())
+
+
+class Decoder:
+    """Turns one answer's tokens into text as they come, never splitting a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._withheld: list[int] = []
+
+    def push(self, ids: Sequence[int], *, last: bool = False) -> str:
+        """The text that became complete with ``ids``; what is left of an incomplete character comes with the last."""
+        text = ""
+        for token in ids:
+            piece = self._stream.step(self._tokenizer, token)
+            if piece is None:
+                self._withheld.append(token)
+                if len(self._withheld) >= _WITHHELD_MOST:
+                    text += self._give_up()
+            else:
+                self._withheld.clear()
+                text += piece
+        return text + self._give_up() if last and self._withheld else text
+
+    def _give_up(self) -> str:
+        """The withheld tokens with replacement characters; decoding starts afresh after them."""
+        text: str = self._tokenizer.decode(self._withheld, skip_special_tokens=True)
+        self._withheld.clear()
+        self._stream = DecodeStream(skip_special_tokens=True)
+        return text
+
+
+class StopFinder:
+    """Holds back text that could be the start of a stop string, and cuts at the first that is complete."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._margin = max(map(len, stops)) - 1
+        self._held = ""
+
+    def push(self, text: str, *, last: bool) -> tuple[str, bool]:
+        """The text that may be shown now, and whether a stop string was found (nothing more is shown then)."""
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            return self._held[: min(found)], True
+        keep = 0 if last else self._margin
+        shown = self._held[: len(self._held) - keep] if keep else self._held
+        self._held = self._held[len(shown) :]
+        return shown, False
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value if isinstance(value, dict) else {}
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is given as text, or as an object with its ``content``."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja wins over tokenizer_config.json, where it may also be a list of named ones."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        value = {entry["name"]: entry["template"] for entry in value}.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates expect of their surroundings: the conventions that Transformers set."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
