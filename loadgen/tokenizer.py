@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from loadgen.errors import PlanError
 
@@ -17,15 +21,29 @@ _WORD = re.compile(r"[Ġ▁]?([a-z]{1,12})")
 _MOST_WORDS = 4096
 _FEWEST_WORDS = 16
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+# Tokenizer classes that take tokenizer.json as it stands; others may change it as they load it.
+_VERBATIM = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+class Backend(Protocol):
+    """What is asked of a tokenizer library."""
+
+    def vocabulary(self) -> Mapping[str, int]: ...
+
+    def render(self, text: str) -> str:
+        """The chat template around one user message. Raises ValueError or TemplateError."""
+
+    def lengths(self, texts: list[str], *, special: bool) -> list[int]:
+        """Tokens of each text; ``special``: with those that the tokenizer adds by itself."""
 
 
 class PromptTokenizer:
     """Counts tokens as the server will: ``chat`` through the chat template, ``completion`` as a bare prompt."""
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        """``tokenizer`` is a Transformers tokenizer; ``name`` is how messages call it."""
+    def __init__(self, backend: Backend, name: str) -> None:
+        """``name`` is how messages call it."""
         self.name = name
-        self._tokenizer = tokenizer
+        self._backend = backend
 
     def count_chat(self, text: str) -> int:
         """Tokens of a chat whose only message is ``text``, the template's and the generation prompt's included."""
@@ -38,69 +56,157 @@ class PromptTokenizer:
     def counts(self, texts: Sequence[str], kind: str) -> NDArray[np.int64]:
         """Tokens of each text, int64, for kind ``chat`` or ``completion``. Raises PlanError without a template."""
         rendered = [self._render(text) for text in texts] if kind == "chat" else list(texts)
-        return self._lengths(rendered, special=kind != "chat")
+        return np.array(self._backend.lengths(rendered, special=kind != "chat"), np.int64)
 
     def words(self) -> tuple[list[str], str]:
         """Lower-case words that cost one token each wherever they follow another, and what joins them.
 
         Raises PlanError when the vocabulary has too few to make prompts that differ.
         """
-        vocabulary = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        vocabulary = sorted(self._backend.vocabulary().items(), key=lambda item: item[1])
         matches = (_WORD.fullmatch(token) for token, _ in vocabulary)
         candidates = list(dict.fromkeys(match[1] for match in matches if match))[:_MOST_WORDS]
         for joiner in (" ", ""):
             found = self._single_tokens(candidates, joiner)
             if len(found) >= _FEWEST_WORDS:
                 return found, joiner
-        raise PlanError(
-            f"the tokenizer of {self.name} has {len(found)} plain words, too few for prompts that differ; "
-            "name another with --set server.tokenizer=FOLDER"
-        )
+        raise PlanError(f"the tokenizer of {self.name} has {len(found)} plain words, too few for prompts that differ")
 
     def _single_tokens(self, candidates: list[str], joiner: str) -> list[str]:
-        lone = self._lengths(["a"], special=False)[0]
-        doubled = self._lengths([joiner.join(("a", word, word)) for word in candidates], special=False)
+        (lone,) = self._backend.lengths(["a"], special=False)
+        doubled = self._backend.lengths([joiner.join(("a", word, word)) for word in candidates], special=False)
         return [word for word, tokens in zip(candidates, doubled, strict=True) if tokens == lone + 2]
 
     def _render(self, text: str) -> str:
-        message = [{"role": "user", "content": text}]
         try:
-            return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+            return self._backend.render(text)
         except (ValueError, TemplateError) as error:
-            if self._tokenizer.chat_template is None:
-                reason = f"{self.name} has no chat template, so it cannot chat"
-            else:
-                reason = f"the chat template of {self.name} fails: {error}"
+            reason = f"the chat template of {self.name} cannot be used: {error}"
             raise PlanError(f"{reason}; write workload.kind: completion") from error
-
-    def _lengths(self, texts: list[str], *, special: bool) -> NDArray[np.int64]:
-        if not texts:
-            return np.zeros(0, np.int64)
-        ids = self._tokenizer(
-            texts, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False, verbose=False
-        )["input_ids"]
-        return np.fromiter(map(len, ids), np.int64, len(texts))
 
 
 def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
-    """The tokenizer of a model's folder or hub id; raises PlanError when there is none that can be loaded."""
-    from transformers import AutoTokenizer  # seconds to import, and only those who plan need it
+    """The tokenizer of a model's folder or hub id; raises PlanError when there is none that can be loaded.
 
+    A folder whose tokenizer.json is used as it stands is read directly, which takes a tenth of a second; anything else
+    takes Transformers, which servers use too, and several seconds for its import.
+    """
     name = str(folder_or_id)
-    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+    source = Path(name).expanduser()
+    if name.startswith(("/", ".", "~")) and not source.is_dir():
         raise PlanError(f"no tokenizer at {name}: no such folder")
-    source = str(Path(name).expanduser()) if name.startswith("~") else name
+    if source.is_dir() and not any((source / file).is_file() for file in _FILES):
+        raise PlanError(f"the folder {name} holds no tokenizer: {_FILES[0]} is missing")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise PlanError(_why_not(Path(source), error)) from error
-    return PromptTokenizer(tokenizer, name)
-
-
-def _why_not(source: Path, error: Exception) -> str:
-    if not source.is_dir():
+        backend = (
+            FileBackend(source) if _is_verbatim(source) else _transformers(str(source) if source.is_dir() else name)
+        )
+    except PlanError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for a file that it cannot read
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return f"cannot get the tokenizer of {source} from the model hub: {reason[:200]}"
-    if not any((source / name).is_file() for name in _FILES):
-        return f"the folder {source} holds no tokenizer ({_FILES[0]} is missing); name one with server.tokenizer"
-    return f"the tokenizer in {source} cannot be loaded: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        raise PlanError(f"the tokenizer of {name} cannot be loaded: {reason[:200]}") from error
+    return PromptTokenizer(backend, name)
+
+
+def _is_verbatim(folder: Path) -> bool:
+    """Whether ``tokenizer.json`` alone says how text becomes tokens."""
+    config = _config(folder)
+    generic = config.get("tokenizer_class") in _VERBATIM and not {"add_bos_token", "add_eos_token"} & config.keys()
+    return generic and (folder / "tokenizer.json").is_file()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise PlanError(f"{path} is not JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+class FileBackend:
+    """``tokenizer.json`` and the chat template of a folder, read without Transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _config(folder)
+        source = _template(folder, config)
+        self._template = _environment().from_string(source) if source is not None else None
+        tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+        self._tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+
+    def vocabulary(self) -> Mapping[str, int]:
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
+
+    def render(self, text: str) -> str:
+        if self._template is None:
+            raise ValueError("the model has none")
+        messages = [{"role": "user", "content": text}]
+        known = {name: value for name, value in self._tokens.items() if isinstance(value, str)}
+        return self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **known)
+
+    def lengths(self, texts: list[str], *, special: bool) -> list[int]:
+        return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The default chat template: a file of its own, or in the config, alone or as one of several with names."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
+    return found
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The names that chat templates may use are a convention of Transformers; this is the part for plain messages."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+
+    def refuse(reason: str) -> NoReturn:
+        raise TemplateError(reason)
+
+    environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
+    return environment
+
+
+def _transformers(source: str) -> TransformersBackend:
+    try:
+        from transformers import AutoTokenizer  # imported late: it takes seconds, and an engine's extra brings it
+    except ImportError as error:
+        raise PlanError(
+            f"the tokenizer of {source} needs Transformers, which is missing: pip install 'gapmeter[transformers]'"
+        ) from error
+    return TransformersBackend(AutoTokenizer.from_pretrained(source))
+
+
+class TransformersBackend:
+    """Any tokenizer that Transformers loads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def vocabulary(self) -> Mapping[str, int]:
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
+
+    def render(self, text: str) -> str:
+        if self._tokenizer.chat_template is None:
+            raise ValueError("the model has none")
+        messages = [{"role": "user", "content": text}]
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def lengths(self, texts: list[str], *, special: bool) -> list[int]:
+        if not texts:
+            return []
+        asked = self._tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
+        return [len(ids) for ids in asked["input_ids"]]

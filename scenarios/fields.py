@@ -91,13 +91,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("server.args", arguments(), {}, "Further engine flags by name, passed through and recorded."),
     Field("server.url", url(), None, "The address of a running server; engine attach only."),
-    Field("server.tokenizer", _WORDS, None, "Folder or hub id of the served model's tokenizer, when not the model's."),
+    Field("server.tokenizer", _WORDS, None, "Folder or hub id of the served model's tokenizer; engine attach only."),
     Field(
         "server.dialect",
         choice(("full", "plain")),
         "full",
         "full asks for exact output lengths and running token counts (vLLM's fields ignore_eos, min_tokens and "
-        "continuous_usage_stats); plain leaves these out for servers that refuse them.",
+        "continuous_usage_stats); plain leaves these out for servers that refuse them; engine attach only.",
     ),
     Field("server.ready_timeout", duration(least_ns=1), "10m", "How long a launched server may take until it answers."),
     Field(

@@ -57,6 +57,8 @@ _RULES = (
         "load.burstiness", "load.arrivals", ("gamma",), "only gamma arrivals have a burstiness; write arrivals: gamma"
     ),
     _Rule("server.url", "server.engine", ("attach",), "only engine attach takes an address; write engine: attach"),
+    _Rule("server.tokenizer", "server.engine", ("attach",), "a model that we serve has its own; leave it out"),
+    _Rule("server.dialect", "server.engine", ("attach",), "our engines know every field; leave it out"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import PlanError
 from loadgen.prompts import make_prompts, survey
-from loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from loadgen.tokenizer import PromptTokenizer, TransformersBackend, load_tokenizer
 from tests.loadgen.tiny_tokenizer import KINDS, write_model
 
 
@@ -51,18 +52,32 @@ def test_every_prompt_has_exactly_the_tokens_asked_for(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_counts_are_those_of_the_template_and_the_tokenizer_themselves(
-    tokenizers: dict[str, PromptTokenizer], tmp_path: Path, name: str
-) -> None:
-    """The same text through Transformers' own one-step call, which is what servers use."""
+def test_counts_are_those_of_transformers_one_step_call(tmp_path: Path, name: str) -> None:
+    """The same texts through what servers call, however the tokenizer was read."""
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(write_model(tmp_path, name))
-    for text in ("one", "the license of this work", "a b c d e"):
-        message = [{"role": "user", "content": text}]
-        ids = theirs.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
-        assert tokenizers[name].count_chat(text) == len(ids)
-        assert tokenizers[name].count_text(text) == len(theirs(text)["input_ids"])
+    folder = write_model(tmp_path, name)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    direct, wrapped = load_tokenizer(folder), PromptTokenizer(TransformersBackend(theirs), name)
+    texts = ["one", "the license of this work", "a b c d e", "  spaced \n", "naïve 日本語 🙂", "<|user|> 1 {{ x }}", ""]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    ids = [
+        theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"] for chat in chats
+    ]
+    for ours in (direct, wrapped):
+        assert ours.counts(texts, "chat").tolist() == [len(tokens) for tokens in ids]
+        assert ours.counts(texts, "completion").tolist() == [len(theirs(text)["input_ids"]) for text in texts]
+
+
+def test_a_tokenizer_that_a_class_changes_as_it_loads_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    plain = load_tokenizer(folder).count_text("one")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
+    from transformers import AutoTokenizer
+
+    assert load_tokenizer(folder).count_text("one") == len(AutoTokenizer.from_pretrained(folder)("one")["input_ids"])
+    assert plain == load_tokenizer(write_model(tmp_path / "again")).count_text("one")
 
 
 def test_a_long_prompt_is_exact_too(tokenizers: dict[str, PromptTokenizer]) -> None:
@@ -122,7 +137,8 @@ def test_words_of_a_survey_cost_one_token_each_wherever_they_stand(tokenizers: d
 
 def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model(tmp_path, template=None))
-    with pytest.raises(PlanError, match=r"has no chat template, so it cannot chat; write workload.kind: completion"):
+    says = r"the chat template of .* cannot be used: the model has none; write workload.kind: completion"
+    with pytest.raises(PlanError, match=says):
         make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
     made = make_prompts(tokenizer, "completion", np.array([50]), 0.0, stream(1))
     assert tokenizer.count_text(made.texts[0]) == 50
@@ -131,16 +147,22 @@ def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> 
 def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) -> None:
     template = "{{ raise_exception('a system prompt is required') }}"
     tokenizer = load_tokenizer(write_model(tmp_path, template=template))
-    with pytest.raises(PlanError, match=r"the chat template of .* fails: a system prompt is required"):
+    with pytest.raises(PlanError, match=r"the chat template of .* cannot be used: a system prompt is required; write"):
         make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
 
 
-def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_usable_tokenizer_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(PlanError, match=r"holds no tokenizer \(tokenizer.json is missing\); name one with "):
+    with pytest.raises(PlanError, match=r"holds no tokenizer: tokenizer.json is missing"):
         load_tokenizer(tmp_path)
     with pytest.raises(PlanError, match="no such folder"):
         load_tokenizer(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("{ half")
-    with pytest.raises(PlanError, match=r"the tokenizer in .* cannot be loaded: "):
+    with pytest.raises(PlanError, match=r"the tokenizer of .* cannot be loaded: "):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(PlanError, match=r"the tokenizer of .* cannot be loaded: "):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{ half")
+    with pytest.raises(PlanError, match=r"tokenizer_config.json is not JSON"):
         load_tokenizer(tmp_path)

@@ -210,6 +210,11 @@ FILE_MISTAKES = {
         ('mine.yaml:3:8 server.url: "127.0.0.1:8000" is not a server\'s address; write for instance '
         "http://127.0.0.1:8000"),
     ),
+    "a tokenizer for a model that we serve": (
+        "engine: transformers",
+        "tokenizer: ./elsewhere",
+        "mine.yaml:2:14 server.tokenizer: a model that we serve has its own; leave it out",
+    ),
     "more than a plan can hold": (
         "  rate: 8",
         "  rate: 1e6",

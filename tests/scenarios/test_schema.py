@@ -27,7 +27,7 @@ VALUES: list[tuple[str, Any, bool]] = [
     ("load.timeout", "auto", False), ("load.arrivals", "constant", True), ("load.arrivals", "steady", False),
     ("server.engine", "vllm", True), ("server.engine", "VLLM", False), ("server.precision", "fp8", True),
     ("server.precision", "", False), ("server.max_batch", "8", False), ("server.args", {"a": [1]}, True),
-    ("server.args", [1], False), ("server.max_model_len", 1, False), ("server.dialect", "plain", True),
+    ("server.args", [1], False), ("server.max_model_len", 1, False), ("server.dialect", "odd", False),
     ("workload.prompt_tokens", 1, True), ("workload.prompt_tokens", 0, False),
     ("workload.prompt_tokens", {"uniform": [1, 2]}, True), ("workload.prompt_tokens", {"uniform": [1]}, False),
     ("workload.prompt_tokens", {"lognormal": {"median": 5, "p95": 9}}, True),
