@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import uvloop
 from aiohttp import web
@@ -29,6 +29,7 @@ from servers.api.text import TemplateRefused, TextModel
 
 _INLINE_CHARS = 8192  # longer texts are tokenized in a thread: a millisecond or more of a busy event loop
 _CLOSE_S = 0.5
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -234,18 +235,29 @@ def _refusal(error: ApiError, request: web.BaseRequest) -> web.Response:
     return web.Response(status=error.status, body=error.encoded().encode(), headers=headers)
 
 
-def serve(engine: Engine, text: TextModel, options: ApiOptions) -> int:
-    """Serve until SIGTERM or SIGINT, or until the engine ends by itself; returns the process's exit code."""
+def serve(
+    engine: Engine, text: TextModel, options: ApiOptions, around: Callable[[Handler], Handler] | None = None
+) -> int:
+    """Serve until SIGTERM or SIGINT, or until the engine ends by itself; returns the process's exit code.
+
+    ``around`` may put something of the server's own around the handling of every request.
+    """
     writer = open_probe("api", {"server": options.server, **options.describe})
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(engine, text, options, writer))
+            return runner.run(_serve(engine, text, options, writer, around))
     finally:
         if writer:
             writer.close()
 
 
-async def _serve(engine: Engine, text: TextModel, options: ApiOptions, writer: RecordWriter | None) -> int:
+async def _serve(
+    engine: Engine,
+    text: TextModel,
+    options: ApiOptions,
+    writer: RecordWriter | None,
+    around: Callable[[Handler], Handler] | None,
+) -> int:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -254,7 +266,8 @@ async def _serve(engine: Engine, text: TextModel, options: ApiOptions, writer: R
         watch_loop(writer)
         watch_collections(writer)
     api = Api(engine, text, options, writer)
-    server = StampedServer(api.handle, handler_cancellation=True, access_log=None)
+    handle = around(api.handle) if around else api.handle
+    server = StampedServer(handle, handler_cancellation=True, access_log=None)
     runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     try:
