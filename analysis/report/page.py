@@ -25,7 +25,12 @@ from analysis.report.tables import METRICS
 from analysis.stages import UNEXPLAINED
 from recording import RunFolder
 
-_EVENTS = {"ttft": ("first_token", "stages_to_first_token"), "e2e": ("last_token", "stages")}
+# metric: the ledger's event, the part of the summary with its stages, what is compared
+_EVENTS = {
+    "ttft": ("first_token", "stages_to_first_token", "requests"),
+    "e2e": ("last_token", "stages", "requests"),
+    "itl": ("token_gap", "stages", "token gaps"),
+}
 _FILES = {
     "summary.json": "every figure of this page",
     "manifest.json": "what ran, with what, where",
@@ -202,8 +207,8 @@ def page(folder: RunFolder) -> str:
 
 
 def _first_metric(summary: dict[str, Any]) -> str:
-    """Which of TTFT and E2E the page shows first: the one that the tail is told of."""
-    return "e2e" if summary["tail"]["metric"] == "e2e" else "ttft"
+    """Of which metric the slowest requests are listed: the one that the tail is told of, for token gaps E2E."""
+    return "ttft" if summary["tail"]["metric"] in ("ttft", None) else "e2e"
 
 
 def _head(run: Run) -> dict[str, Any]:
@@ -230,13 +235,14 @@ def _no_ledger(summary: dict[str, Any]) -> str:
 
 
 def _stacks(run: Run, stamp: str | None) -> list[StackView]:
-    """TTFT's and E2E's stacks, the one first that the tail is told of."""
-    first = _first_metric(run.summary)
-    return [_stack_of(run, metric, stamp) for metric in (first, "ttft" if first == "e2e" else "e2e")]
+    """The stacks of TTFT, E2E and token gaps, the one first that the tail is told of."""
+    tail = run.summary["tail"]
+    order = sorted(_EVENTS, key=lambda metric: metric != tail["metric"])
+    return [_stack_of(run, metric, stamp) for metric in order if metric in tail or metric != "itl"]
 
 
 def _stack_of(run: Run, metric: str, stamp: str | None) -> StackView:
-    event, part = _EVENTS[metric]
+    event, part, what = _EVENTS[metric]
     found = run.summary["tail"].get(metric)
     if found is None:
         why = "too few ledgers for two bands, or the slow requests are no slower."
@@ -244,12 +250,12 @@ def _stack_of(run: Run, metric: str, stamp: str | None) -> StackView:
             _stack_title(metric), "", _no_ledger(run.summary) if not run.summary[part] else why, None, [], None, ""
         )
     bands = (
-        _band("typical", "requests from p45 to p55", found["typical"]),
+        _band("typical", f"{what} from p45 to p55", found["typical"]),
         _band("slow", "the slowest, from p98.5 up", found["slow"]),
     )
     limit = head.main_limit(run.summary, metric)
     missing = [name for name, figures in run.summary[part].items() if figures["kind"] == "unmeasured"]
-    return stack_view(stacks.Comparison(METRICS[metric], event, *bands, limit), missing, stamp)
+    return stack_view(stacks.Comparison(METRICS[metric], event, *bands, what, limit), missing, stamp)
 
 
 def _band(name: str, detail: str, found: dict[str, Any]) -> stacks.Band:
@@ -257,7 +263,8 @@ def _band(name: str, detail: str, found: dict[str, Any]) -> stacks.Band:
 
 
 def _stack_title(metric: str) -> str:
-    return f"Where {METRICS[metric]} goes: typical against slow requests"
+    name = "a token gap (ITL)" if metric == "itl" else METRICS[metric]
+    return f"Where {name} goes: typical against slow {_EVENTS[metric][2]}"
 
 
 def stack_view(comparison: stacks.Comparison, unmeasured: list[str], stamp: str | None) -> StackView:
@@ -268,7 +275,7 @@ def stack_view(comparison: stacks.Comparison, unmeasured: list[str], stamp: str 
     ]
     return StackView(
         title=_stack_title(comparison.metric.lower()),
-        lead=f"{stacks.describe(comparison)} Every bar is the mean of real requests, so its stages add up.",
+        lead=f"{stacks.describe(comparison)} Every bar is the mean of real {comparison.what}, so its stages add up.",
         refused="",
         picture=stacks.picture(comparison, f"stack-{comparison.event.replace('_', '-')}", stamp),
         rows=stacks.table(comparison),

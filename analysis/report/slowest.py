@@ -69,7 +69,7 @@ def _bar(known: dict[str, float], longest: float) -> Fragment:
             pieces.append(
                 el(
                     "svg", title, box, x=percent(at / longest), width=percent(ns / longest), height=16, class_="stage",
-                    data_stage=stage, data_ms=round(ns / 1e6, 4),
+                    data_stage=stage, data_ms=f"{ns / 1e6:.6g}",
                 )
             )  # fmt: skip
             at += ns

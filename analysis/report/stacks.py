@@ -30,12 +30,16 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Typical against slow requests up to one event; ``limit`` is the SLO on that metric in ms and in words."""
+    """Typical against slow ones up to one event; ``limit`` is the SLO on that metric in ms and in words.
+
+    ``what`` they are: requests, or token gaps.
+    """
 
     metric: str
     event: str
     typical: Band
     slow: Band
+    what: str
     limit: tuple[float, str] | None
 
     def excess(self) -> list[tuple[str, float]]:
@@ -69,7 +73,7 @@ def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Frag
     bars = [_segment(piece, _top(number) + 20, top) for number, (_, pieces) in enumerate(rows) for piece in pieces]
     bottom = _TOP + 3 * _ROW
     return chart(
-        name, bottom + 30, f"{comparison.metric}: typical against slow requests", describe(comparison),
+        name, bottom + 30, f"{comparison.metric}: typical against slow {comparison.what}", describe(comparison),
         _axis(top, bottom), *bars, _limit_line(limit, top, bottom), *heads, _stamp(stamp, bottom),
     )  # fmt: skip
 
@@ -78,7 +82,7 @@ def describe(comparison: Comparison) -> str:
     """The picture in a sentence, for those who do not see it."""
     slow, typical = comparison.slow, comparison.typical
     stage, extra = comparison.excess()[0]
-    text = f"Typical requests take {duration(typical.total_ms)}, slow ones {duration(slow.total_ms)}"
+    text = f"Typical {comparison.what} take {duration(typical.total_ms)}, slow ones {duration(slow.total_ms)}"
     return f"{text}; the largest part of the difference is {marks.words(stage)}, {duration(extra)}."
 
 
@@ -88,7 +92,7 @@ def _band_head(band: Band) -> tuple[str, str]:
 
 def _difference_head(comparison: Comparison) -> tuple[str, str]:
     extra = comparison.slow.total_ms - comparison.typical.total_ms
-    return f"difference {duration(extra)}", "what slow requests wait beyond typical ones, largest first"
+    return f"difference {duration(extra)}", f"what slow {comparison.what} wait beyond typical ones, largest first"
 
 
 def _stack(band: Band) -> list[_Piece]:
@@ -141,7 +145,7 @@ def _segment(piece: _Piece, y: int, top: float) -> Fragment:
     return el(
         "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y,
         width=least or percent(width), height=_BAR, class_="stage", data_stage=piece.stage,
-        data_ms=round(piece.length_ms, 6),
+        data_ms=f"{piece.length_ms:.7g}",
     )  # fmt: skip
 
 

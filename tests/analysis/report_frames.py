@@ -27,6 +27,7 @@ _FIXED_US = {
 }  # fmt: skip
 _UNMEASURED = ("launch_gap",)
 _BEFORE = ("generator_lag", "connect", "network_in", "ingress", "template", "tokenize", "handoff")
+_PARTS = ("scheduling", "input_prep", "decode", "sampling")
 _AFTER = ("output", "detokenize", "egress", "network_out")
 
 
@@ -40,12 +41,14 @@ class _Request:
     stages: dict[str, int] = field(default_factory=lambda: dict.fromkeys((s.name for s in STAGES), 0))
     first: dict[str, int] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
+    first_step: int = 0
 
 
 @dataclass(frozen=True)
 class Frames:
     requests: pd.DataFrame
     ledger: pd.DataFrame
+    gaps: pd.DataFrame
     steps: pd.DataFrame
 
 
@@ -69,7 +72,18 @@ def simulate(
     good = [r for r in everyone if r.index not in failed]
     rows = [_ledger_row(r, "first_token", unmeasured) for r in good]
     rows += [_ledger_row(r, "last_token", unmeasured) for r in good]
-    return Frames(requests, pd.DataFrame(rows), pd.DataFrame(steps))
+    return Frames(requests, pd.DataFrame(rows), _gaps(good, steps, unmeasured), pd.DataFrame(steps))
+
+
+def _gaps(good: list[_Request], steps: list[dict[str, int]], unmeasured: tuple[str, ...]) -> pd.DataFrame:
+    """A ledger row a token gap: a request's steps follow one another, so a gap is one step."""
+    counts = [r.output - 1 for r in good]
+    step = np.concatenate([np.zeros(0, int), *(r.first_step + 1 + np.arange(r.output - 1) for r in good)])
+    parts = {name: np.array([s[name] for s in steps], dtype=float)[step] for name in _PARTS}
+    table = {column(s.name): parts.get(s.name, np.zeros(len(step))) for s in STAGES if s.name not in unmeasured}
+    total = np.sum(list(parts.values()), axis=0)
+    ids = np.repeat([f"r-{r.index}" for r in good], counts)
+    return pd.DataFrame({"request_id": ids, **table, "unexplained_ns": 0.0, "total_ns": total, "gap_ns": total})
 
 
 def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list[dict[str, int]]:
@@ -97,14 +111,14 @@ def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list
         }
         for request in started:
             request.stages["queue"] = now - request.added_ns
+            request.first_step = len(steps)
         for request in (*running, *started):
             for name, ns in parts.items():
                 own = "prefill" if name == "decode" and request in started else name
                 request.stages[own] += ns
         behind = bisect_right(arrivals, now) - (len(everyone) - len(waiting))
-        steps.append(
-            {"step": len(steps), "schedule_ns": now, "running": len(running) + len(started), "waiting": behind}
-        )
+        batch = len(running) + len(started)
+        steps.append({"step": len(steps), "schedule_ns": now, "running": batch, "waiting": behind, **parts})
         now += sum(parts.values())
         running = _emit(running + started, now)
     return steps
@@ -164,7 +178,12 @@ def write_run(
     write_tables(path, tables)
     known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **(evidence or {}))
     summary = build_summary(
-        frames.requests, frames.ledger if with_ledger else None, None, [_slo(text) for text in slos], known, name=name
+        frames.requests,
+        frames.ledger if with_ledger else None,
+        frames.gaps if with_ledger else None,
+        [_slo(text) for text in slos],
+        known,
+        name=name,
     )
     write_summary(path, summary)
     folder.write_json(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_the_page_opens_without_a_complaint_or_a_request_of_its_own(tab: Tab, report: Path) -> None:
     await tab.open(report)
-    assert await tab.evaluate("document.querySelectorAll('svg.chart').length") == 11
+    assert await tab.evaluate("document.querySelectorAll('svg.chart').length") == 12
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith("data:")] == [report.as_uri()]
 
@@ -153,3 +154,13 @@ async def test_nothing_is_wider_than_the_window_and_no_label_is_cut(tab: Tab, re
       return own.left < box.left || own.right > box.right;
     }).map(t => t.textContent)"""
     assert await tab.evaluate(cut) == []
+
+
+async def test_the_script_for_the_pictures_takes_them_from_a_run_s_folder(report: Path, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "screenshots.py"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(report.parent), "--out", str(tmp_path)
+    )
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    heads = [(tmp_path / name).read_bytes()[:8] for name in ("report.png", "report-dark.png")]
+    assert heads == [b"\x89PNG\r\n\x1a\n"] * 2

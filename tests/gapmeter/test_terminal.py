@@ -43,7 +43,7 @@ def test_a_failed_run_reads_like_this(failed: Any) -> None:
         r"      .*beyond the limit of 100 ms.*queue \(capacity\)\.",
         r"   SLO +measured +95 % interval +n +slow ones wait for$",
         r" x ttft p90 <= 100 ms +\S+ m?s +\S.* \.\. \S+ m?s +600  queue$",
-        r" v itl p99 <= 400 ms +\S+ ms +\S+ \.\. \S+ ms +[\d,]+$",
+        r" v itl p99 <= 400 ms +\S+ ms +\S+ \.\. \S+ ms +[\d,]+  decode$",
         r" \? ttft p99\.9 <= 3000 ms +– .* 600  needs \S+ (min )?more( req)?$",
         r" where TTFT goes +0 +.* m?s$",
         r" typical \(p45-55\) +\S+ ms \|l?[a-zA-Z]+\??$",
