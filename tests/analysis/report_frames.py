@@ -53,15 +53,15 @@ class Frames:
 
 
 def simulate(
-    count: int, *, rate: float = 8.0, slots: int = 8, seed: int = 1, warmup: int = 20, failures: int = 0,
-    error: str = "", unmeasured: tuple[str, ...] = _UNMEASURED,
+    count: int, *, rate: float = 8.0, slots: int = 8, seed: int = 1, warmup: int = 20, output: float = 32,
+    failures: int = 0, error: str = "", unmeasured: tuple[str, ...] = _UNMEASURED,
 ) -> Frames:  # fmt: skip
     """``count`` measured requests after ``warmup`` ones; ``failures`` of them, spread out, were answered with 500."""
     rng = np.random.default_rng(seed)
     total = count + warmup
     due = _ORIGIN_NS + np.cumsum(rng.exponential(1e9 / rate, total)).astype(np.int64)
     prompts = np.clip(rng.lognormal(np.log(96), 0.6, total), 8, 1024).astype(int)
-    outputs = np.clip(rng.lognormal(np.log(32), 0.42, total), 2, 256).astype(int)
+    outputs = np.clip(rng.lognormal(np.log(output), 0.42, total), 2, 256).astype(int)
     everyone = [_Request(i, int(due[i]), int(prompts[i]), int(outputs[i])) for i in range(total)]
     steps = _run(everyone, slots, rng)
     failed = set(np.linspace(warmup, total - 1, failures).astype(int).tolist()) if failures else set()

@@ -174,7 +174,7 @@ def test_every_chart_has_a_name_a_description_and_unique_ids(page: Page) -> None
 
 
 def test_ten_thousand_requests_stay_below_three_megabytes(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "r", count=10_000, rate=21.0, failures=50, error="HTTP 500")
+    folder = write_run(tmp_path / "r", count=10_000, rate=70.0, output=6, failures=50, error="HTTP 500")
     page = _page(folder)
     assert len(page.source.encode()) < 3_000_000
     dots = [a for a in page.all("circle") if a.get("class", "").startswith("dot")]
