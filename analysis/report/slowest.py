@@ -25,6 +25,7 @@ class SlowRequest:
     tokens: str
     bar: Fragment
     rows: list[dict[str, str]]
+    unmeasured: str
 
 
 def slowest(run: Run, event: str) -> list[SlowRequest]:
@@ -52,7 +53,8 @@ def _slow(row: pd.Series, request: pd.Series, columns: dict[str, str], longest: 
         due=f"{(request['due_ns'] - origin_ns) / 1e9:.2f} s",
         tokens=f"{_whole(request['prompt_tokens'])} in, {_whole(request['output_tokens'])} out",
         bar=_bar(known, longest),
-        rows=[_line(stage, row[name], total) for stage, name in columns.items()],
+        rows=[_line(stage, ns, total) for stage, ns in known.items()],
+        unmeasured=", ".join(marks.words(stage) for stage in columns if stage not in known),
     )
 
 
@@ -77,8 +79,6 @@ def _bar(known: dict[str, float], longest: float) -> Fragment:
 
 
 def _line(stage: str, ns: float, total: float) -> dict[str, str]:
-    if pd.isna(ns):
-        return {"stage": marks.words(stage), "owner": marks.owner(stage), "value": "unmeasured", "share": ""}
     return {
         "stage": marks.words(stage), "owner": marks.owner(stage), "value": duration(ns / 1e6),
         "share": share(ns / total) if total else "",

@@ -75,6 +75,7 @@ def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Frag
     return chart(
         name, bottom + 30, f"{comparison.metric}: typical against slow {comparison.what}", describe(comparison),
         _axis(top, bottom), *bars, _limit_line(limit, top, bottom), *heads, _stamp(stamp, bottom),
+        css="" if limit else "bare",
     )  # fmt: skip
 
 

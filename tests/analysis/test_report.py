@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from analysis.report import write_report
+from analysis.stages import STAGES
 from tests.analysis.report_frames import write_run
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
@@ -143,6 +144,16 @@ def test_other_verdicts_stand_in_the_same_place_without_a_stamp(tmp_path: Path, 
     page = _page(write_run(tmp_path / "r", count=400, rate=12.0, slos=(slo,)))
     assert next(a for _, a in page.elements if "data-verdict" in a)["data-verdict"] == verdict
     assert "stamp" not in [a.get("class") for a in page.all("text")]
+
+
+def test_stages_that_only_the_server_knows_are_unmeasured_and_their_time_is_unexplained(tmp_path: Path) -> None:
+    unknown = tuple(s.name for s in STAGES if s.name not in ("generator_lag", "connect"))
+    page = _page(write_run(tmp_path / "r", count=200, rate=10.0, unmeasured=unknown))
+    pieces = {a["data-stage"] for a in page.all("svg") if a.get("class") == "stage"}
+    assert pieces == {"generator_lag", "unexplained"}
+    table = page.source.partition("Every stage")[2].partition("</section>")[0]
+    assert table.count(">unmeasured<") == 2 * len(unknown)
+    assert "faster" not in page.source
 
 
 def test_a_server_without_a_probe_still_gets_all_that_the_client_knows(tmp_path: Path) -> None:
