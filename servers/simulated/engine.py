@@ -14,18 +14,19 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 from servers.api.engine import Deliver, EngineDead, EngineStats, GenerationRequest, Output, QueueFull
 from servers.simulated.faults import Faults
+from servers.simulated.options import import_path
 from servers.simulated.process import ABORT, ADD, OUTPUTS
 from servers.simulated.realtime import Channel
 from servers.simulated.scheduler import Limits
 from servers.simulated.times import StageTimes
+from servers.simulated.truth import TruthFile
 
 _START_S = 10.0
 _END_S = 2.0
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)
@@ -53,13 +54,15 @@ class SimulatedEngine:
         faults: Faults | None = None,
         busy: bool = False,
         max_queue: int = 4096,
+        truth: TruthFile | None = None,
     ) -> None:
-        self._limits, self._words = limits, words
+        self._limits, self._words, self._truth = limits, words, truth
+        self._faults = faults or Faults()
         self._most = limits.max_sequences + max_queue
         self._told = {
             "limits": asdict(limits),
             "times": asdict(times),
-            "faults": asdict(faults or Faults()),
+            "faults": asdict(self._faults),
             "busy": busy,
         }
         self._asked: dict[int, _Asked] = {}
@@ -69,26 +72,22 @@ class SimulatedEngine:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._dead: asyncio.Future[str] | None = None
-        self._ready: asyncio.Future[None] | None = None
+        self._ready: asyncio.Future[str] | None = None
 
     async def start(self) -> None:
         """Start the engine's process and wait for its first message. Raises EngineDead when there is none."""
         loop = asyncio.get_running_loop()
         self._dead, self._ready = loop.create_future(), loop.create_future()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "servers.simulated.process", str(theirs.fileno()), json.dumps(self._told)],
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                cwd=_ROOT,
-            )
-        self._channel = Channel(ours)
-        loop.add_reader(ours, self._readable)
-        done, _ = await asyncio.wait({self._dead, self._ready}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
-        if self._ready not in done:
+        self._process, end = _spawn(self._told)
+        self._channel = Channel(end)
+        loop.add_reader(end, self._readable)
+        await asyncio.sleep(self._faults.start_s)
+        if self._faults.never_ready:
+            await loop.create_future()
+        await asyncio.wait((self._dead, self._ready), timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
             await self.stop()
-            raise EngineDead("the engine's process did not start; its log says why")
+            raise EngineDead("its process did not start, or ended at once")
 
     async def wait_dead(self) -> str:
         """Return with the reason if the engine's process ends by itself."""
@@ -119,6 +118,8 @@ class SimulatedEngine:
         first = zlib.crc32(array("q", request.prompt_ids).tobytes()) + (request.seed or 0)
         self._asked[key] = _Asked(request.engine_id, deliver, first)
         self._keys[request.engine_id] = key
+        if self._truth:
+            self._truth.note("request", of=request.client_id, engine_id=request.engine_id, at_ns=time.monotonic_ns())
         hashes = prefix_hashes(request.prompt_ids, self._limits.block_tokens) if self._limits.prefix_caching else ()
         self._send((ADD, key, request.engine_id, len(request.prompt_ids), request.max_tokens, hashes))
 
@@ -133,7 +134,7 @@ class SimulatedEngine:
         """The engine's state as of its last output."""
         return self._stats
 
-    def _send(self, message: tuple[object, ...]) -> None:
+    def _send(self, message: Any) -> None:
         channel = self._channel
         if channel is None:
             return
@@ -163,11 +164,12 @@ class SimulatedEngine:
             if kind == OUTPUTS:
                 self._take(received, *rest)
             elif self._ready is not None and not self._ready.done():
-                self._ready.set_result(None)
+                self._ready.set_result("")
 
     def _take(
         self, received: int, state: tuple[int, int, int, int, int], tokens: list[tuple[int, int, bool, int]]
     ) -> None:
+        started = time.monotonic_ns()
         steps, preemptions, running, waiting, free = state
         self._stats = EngineStats(running, waiting, self._limits.kv_blocks, free, steps, preemptions)
         for key, count, finished, cached in tokens:
@@ -179,7 +181,7 @@ class SimulatedEngine:
             if finished:
                 del self._asked[key]
                 del self._keys[asked.engine_id]
-            asked.deliver(Output(ids, received, "length" if finished else None, cached))
+            asked.deliver(Output(ids, received, "length" if finished else None, cached, "", started))
 
     def _ended(self) -> None:
         assert self._channel is not None
@@ -195,6 +197,15 @@ class SimulatedEngine:
             asked.deliver(Output((), time.monotonic_ns(), "error", error=reason))
         self._asked.clear()
         self._keys.clear()
+
+
+def _spawn(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The engine's process, and our end of the socket that it has inherited."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", "servers.simulated.process", str(theirs.fileno()), json.dumps(told)]
+        environment = {**os.environ, "PYTHONPATH": import_path()}
+        return subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment), ours
 
 
 def prefix_hashes(ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:

@@ -6,23 +6,18 @@ are deadlines here, so that no interpreter lock stands between a deadline and it
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 import select
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 
 from servers.simulated.loop import Action
+from servers.simulated.pause import SPIN_NS, exact_timers, now
 
-_SPIN_NS = 80_000  # the kernel may wake us this late; the rest of a wait is spun
 _LATE_NS = 100_000  # beyond this, what follows counts from the time itself, not from when it was due
 _GLANCE_NS = 20_000  # how often a busy wait looks for messages
 _LARGEST = 1 << 20  # bytes of a message
-_PR_SET_TIMERSLACK = 29
-
-_now = time.monotonic_ns
 
 
 class Channel:
@@ -80,7 +75,7 @@ class RealTimeline:
 
     def now(self) -> int:
         """The monotonic clock, ns."""
-        return _now()
+        return now()
 
     def at(self, due_ns: int, action: Action) -> None:
         """Call ``action`` at ``due_ns``."""
@@ -89,15 +84,15 @@ class RealTimeline:
 
     def run(self) -> None:
         """Until the other side of the channel is gone."""
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        exact_timers()
         due = self._due
         try:
             while True:
-                if not due or due[0][0] > _now():
+                if not due or due[0][0] > now():
                     self._wait()
                     continue
                 moment, _, action = heapq.heappop(due)
-                late = _now() - moment
+                late = now() - moment
                 self.latest_ns = max(self.latest_ns, late)
                 action(moment if late < _LATE_NS else moment + late)
         except EOFError:
@@ -110,16 +105,16 @@ class RealTimeline:
             self._sleep(None)
             return
         moment = self._due[0][0]
-        left = moment - _now() - _SPIN_NS
+        left = moment - now() - SPIN_NS
         if left > 0 and not self._busy:
             if self._sleep(left / 1e9):
                 return
         elif left > 0:
-            glance = _now() + min(left, _GLANCE_NS)
+            glance = now() + min(left, _GLANCE_NS)
             if self._take():
                 return
             moment = min(moment, glance)
-        while _now() < moment:
+        while now() < moment:
             pass
 
     def _sleep(self, seconds: float | None) -> bool:

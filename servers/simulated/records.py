@@ -9,9 +9,8 @@ from typing import NamedTuple
 from gapmeter_probe.records import Outcome, Span, StepFlag
 from gapmeter_probe.writer import RecordWriter
 
+from servers.simulated.pause import now
 from servers.simulated.scheduler import Emission, Request, StepPlan
-
-_now = time.monotonic_ns
 
 
 class _Known(NamedTuple):
@@ -39,13 +38,13 @@ class ProbeListener:
     def begin(self, stage: Span, ref: int) -> None:
         """Stamp a stage's start."""
         if stage is Span.LOOP:
-            self._loop_ns = _now()
+            self._loop_ns = now()
         else:
-            self._begun[stage, ref] = _now()
+            self._begun[stage, ref] = now()
 
     def end(self, stage: Span, ref: int, meant_ns: int) -> None:
         """Stamp a stage's end and write it."""
-        end = _now()
+        end = now()
         if stage is Span.LOOP:
             self._writer.span(stage, ref, self._loop_ns, end)
             return
@@ -54,7 +53,7 @@ class ProbeListener:
 
     def planned(self, plan: StepPlan, asynchronous: bool) -> None:
         """Write the step and its evictions."""
-        at = _now()
+        at = now()
         requests = self._requests
         for key in plan.preempted:
             self._writer.span(Span.PREEMPT, requests[key].ref, at, at)
@@ -74,7 +73,7 @@ class ProbeListener:
 
     def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
         """Write the step's tokens, and the counts of those that are complete."""
-        at = _now()
+        at = now()
         self._writer.emit(seq, at, [(self._requests[e.key].ref, e.tokens) for e in emissions])
         for emission in emissions:
             self._made[emission.key] += emission.tokens
@@ -83,7 +82,7 @@ class ProbeListener:
 
     def aborted(self, key: int) -> None:
         """Write the counts of a request that was cancelled."""
-        self._leave(key, Outcome.ABORTED, _now())
+        self._leave(key, Outcome.ABORTED, now())
 
     def _leave(self, key: int, outcome: Outcome, at_ns: int) -> None:
         known = self._requests.pop(key)

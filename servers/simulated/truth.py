@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from gapmeter_probe.records import Span
 
+from servers.simulated.pause import now
 from servers.simulated.scheduler import Emission, Request, StepPlan
 
 TRUTH_DIR = "GAPMETER_TRUTH_DIR"
 _BUFFER_BYTES = 1 << 20
-
-_now = time.monotonic_ns
 
 
 class TruthFile:
@@ -74,13 +72,13 @@ class TruthListener:
     def begin(self, stage: Span, ref: int) -> None:
         """A stage starts."""
         if stage is Span.LOOP:
-            self._loop_ns = _now()
+            self._loop_ns = now()
         else:
-            self._begun[stage, ref] = _now()
+            self._begun[stage, ref] = now()
 
     def end(self, stage: Span, ref: int, meant_ns: int) -> None:
         """A stage ends."""
-        end = _now()
+        end = now()
         if stage is Span.LOOP:
             self._file.stage("LOOP", ref, self._loop_ns, end)
             return
@@ -89,7 +87,7 @@ class TruthListener:
 
     def planned(self, plan: StepPlan, asynchronous: bool) -> None:
         """A step was decided."""
-        at = _now()
+        at = now()
         self._file.note(
             "step",
             seq=plan.seq,
@@ -106,7 +104,7 @@ class TruthListener:
 
     def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
         """A step's tokens left the scheduler."""
-        at = _now()
+        at = now()
         self._file.note("emitted", seq=seq, at_ns=at, tokens=[(self._names[e.key], e.tokens) for e in emissions])
         for emission in emissions:
             if emission.finished:
@@ -114,4 +112,4 @@ class TruthListener:
 
     def aborted(self, key: int) -> None:
         """A request was forgotten."""
-        self._file.note("aborted", of=self._names.pop(key), at_ns=_now())
+        self._file.note("aborted", of=self._names.pop(key), at_ns=now())

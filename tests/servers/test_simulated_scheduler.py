@@ -255,6 +255,6 @@ def test_limits_that_cannot_work_are_refused_by_name(change: dict[str, int], mes
 )
 def test_a_request_that_could_never_run_is_refused_at_once(limits: Limits, request_: Request) -> None:
     scheduler = Scheduler(limits)
-    with pytest.raises(ValueError, match="token|block"):
+    with pytest.raises(ValueError, match=r"token|block"):
         scheduler.add(request_)
     assert len(scheduler) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -94,7 +95,7 @@ def test_a_lone_request_takes_the_sum_of_its_stages() -> None:
     assert outcome.first_token_ns == first * MS
     assert outcome.added_ns == outcome.scheduled_ns == (5 + 6) * MS
     # The first token's chunk (23 ms) is over when the second's leaves the engine.
-    assert [b - a for a, b in zip(outcome.token_ns, outcome.token_ns[1:], strict=False)] == [
+    assert [b - a for a, b in itertools.pairwise(outcome.token_ns)] == [
         host * MS + 13 * MS + kv * 1000 for kv in (101, 102)
     ]
 
@@ -105,7 +106,7 @@ def test_asynchronous_scheduling_hides_the_host_behind_the_forward() -> None:
     for asynchronous in (False, True):
         limits = Limits(asynchronous=asynchronous)
         token_ns = simulate([Arrival(0, 10, 20)], Settings(limits, host_and_forward))[0].token_ns
-        gaps[asynchronous] = {b - a for a, b in zip(token_ns[1:], token_ns[2:], strict=False)}
+        gaps[asynchronous] = {b - a for a, b in itertools.pairwise(token_ns[1:])}
     assert gaps == {False: {13 * MS}, True: {10 * MS}}
 
 
