@@ -1,0 +1,304 @@
+"""The wire client: in the timed window it stamps and stores, nothing else.
+
+A connection carries one request at a time. It stamps bytes as they are read and keeps the entity's pieces; what they
+mean is found out after the run, from the recorded bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from array import array
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import cast
+
+import httptools
+
+from loadgen.address import Address
+from loadgen.exchange import Exchange
+from recording import Outcome
+from recording.wire import NO_FLAG, Flag
+
+# A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
+# Later than that the server had the request and dropped it: that is a failure, not a stale connection.
+STALE_NS = 500_000_000
+_MOST_ERROR_BODY = 300
+_CUT = "the connection was closed before the answer was complete"
+
+
+class Connection(asyncio.Protocol):
+    """One socket. The stamp of a piece is when the loop handed its bytes over, before anything looks at them."""
+
+    __slots__ = (
+        "_client", "_complete", "_exchange", "_feed", "_framed", "_headed", "_keep", "_mark", "_marks", "_parser",
+        "_parts", "_stamp", "_stamps", "_transport", "closed", "number", "on_body",
+    )  # fmt: skip
+
+    def __init__(self, client: Client, number: int) -> None:
+        self._client, self.number, self.closed = client, number, False
+        self._exchange: Exchange | None = None
+        self._transport: asyncio.Transport | None = None
+        self._stamps, self._marks, self._parts = array("q"), list[int](), list[bytes]()
+        # Bound methods of C objects: the parser and data_received store through them without a Python frame.
+        self._stamp, self._mark = self._stamps.append, self._marks.append
+        self.on_body = self._parts.append
+        self._complete = -1  # body parts of the complete answer, -1 until it is
+        self._headed = self._framed = False  # its head has been read; its head says where the body ends
+        self._keep = False  # whether the connection may carry another request
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+
+    def send(self, exchange: Exchange) -> None:
+        """Hand the whole request to the socket in one write."""
+        transport = cast(asyncio.Transport, self._transport)
+        self._exchange, exchange.carrier, exchange.connection = exchange, self, self.number
+        data = exchange.data
+        exchange.write_ns = monotonic_ns()
+        transport.write(data)
+        exchange.sent_ns = monotonic_ns()
+
+    def data_received(self, data: bytes) -> None:
+        now = monotonic_ns()
+        if self._exchange is None:  # bytes that nobody asked for: this connection cannot be trusted any more
+            self.close()
+            return
+        self._stamp(now)
+        try:
+            self._feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._mark(len(self._parts))
+            self._not_http(f"not HTTP: {error}: {data[:60]!r}", now)
+            return
+        self._mark(len(self._parts))
+        if self._complete >= 0:
+            self._answered(now)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # Write at once, not at the end of the loop's round (uvloop also sets TCP_NODELAY on every socket).
+        self._transport.set_write_buffer_limits(high=0)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        now = monotonic_ns()
+        self.closed = True
+        exchange = self._exchange
+        if exchange is None:
+            self._client.forget(self)
+        elif self._is_stale(exchange, now):
+            self._exchange = None
+            self._client.resend(exchange)
+        elif error is None and self._headed and not self._framed:
+            exchange.mark(Flag.CLOSE_DELIMITED)
+            self._complete = len(self._parts)
+            self._answered(now)
+        else:
+            self._finish(Outcome.CUT, f"{_CUT}: {error}" if error else _CUT, now)
+        self._parser = None  # it holds on to us: without the collector a cycle would stay
+        del self._feed
+
+    def give_up(self, outcome: Outcome, reason: str) -> None:
+        """End the request under way from our side, keeping what has come of its answer."""
+        self._finish(outcome, reason, monotonic_ns())
+
+    def close(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def on_message_begin(self) -> None:
+        self._headed = self._framed = self._keep = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        lowered = name.lower()
+        if lowered == b"content-length" or (lowered == b"transfer-encoding" and b"chunked" in value.lower()):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        if self._status() >= 200:  # an interim answer (100 Continue) has a head of its own
+            self._headed = True
+
+    def on_message_complete(self) -> None:
+        if self._complete < 0 and self._parser is not None and self._status() >= 200:
+            self._complete = len(self._parts)
+            self._keep = self._parser.should_keep_alive()  # the parser forgets it with the next byte
+
+    def _status(self) -> int:
+        return self._parser.get_status_code() if self._parser is not None else 0
+
+    def _is_stale(self, exchange: Exchange, now: int) -> bool:
+        reused = Flag.REUSED in exchange.flags and exchange.attempt == 0
+        return reused and not self._stamps and now - exchange.sent_ns < STALE_NS
+
+    def _not_http(self, error: str, now: int) -> None:
+        """The parser gave up: on the answer, or on bytes that came behind a complete one."""
+        if self._complete < 0:
+            self._finish(Outcome.MALFORMED, error, now)
+        else:
+            self._answered(now, stray=True)
+
+    def _answered(self, now: int, *, stray: bool = False) -> None:
+        """A whole answer is here; what came behind it in the same read is not part of it."""
+        stray = stray or len(self._parts) > self._complete
+        del self._parts[self._complete :]
+        self._marks[-1:] = [min(mark, self._complete) for mark in self._marks[-1:]]
+        keep = self._keep and not stray and not self.closed
+        outcome = _by_status(self._status())
+        error = "" if outcome is Outcome.OK else b"".join(self._parts)[:_MOST_ERROR_BODY].decode(errors="replace")
+        self._finish(outcome, error, now, keep=keep)
+
+    def _finish(self, outcome: Outcome, error: str, now: int, *, keep: bool = False) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if self._stamps:
+            exchange.status = self._status()
+        exchange.keep(self._stamps, self._marks, self._parts)
+        exchange.end(outcome, error, now)
+        if keep:
+            self._parts.clear()
+            self._marks.clear()
+            del self._stamps[:]
+            self._complete = -1
+        else:
+            self.close()
+        self._client.finished(self, exchange)
+
+
+def _by_status(status: int) -> Outcome:
+    if 200 <= status < 300:
+        return Outcome.OK
+    return Outcome.HTTP_5XX if status >= 500 else Outcome.HTTP_4XX
+
+
+class Client:
+    """Connections to one address, kept alive and reused, the most recently used first.
+
+    ``on_finished`` is called once for every request that was issued, whatever became of it.
+    """
+
+    def __init__(self, address: Address, on_finished: Callable[[Exchange], None]) -> None:
+        self._address, self._on_finished = address, on_finished
+        self._host = address.host  # numeric once ``warm`` has found one that answers
+        self._idle: list[Connection] = []
+        self._flying: dict[Exchange, None] = {}  # in the order of issue
+        self._opened = 0
+        self._fresh = Flag.TLS if address.tls else NO_FLAG
+        self._reused = self._fresh | Flag.REUSED
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    async def warm(self, connections: int) -> None:
+        """Look the host up and open connections, at least one. Raises OSError when the server cannot be reached."""
+        first = await self._reach()
+        others = [self._open() for _ in range(connections - 1)]
+        self._idle += [first, *await asyncio.gather(*others)]
+
+    def issue(self, exchange: Exchange) -> None:
+        """Send a request now: on an idle connection, or on a new one once that is open. Never waits."""
+        self._flying[exchange] = None
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                exchange.flags = self._reused
+                connection.send(exchange)
+                return
+        exchange.flags = self._fresh
+        self._send_on_new(exchange)
+
+    def resend(self, exchange: Exchange) -> None:
+        """Send it once more, on a new connection: the server had closed the idle one; nothing was answered."""
+        exchange.attempt += 1
+        exchange.flags = self._fresh | Flag.RESENT
+        self._send_on_new(exchange)
+
+    def finished(self, connection: Connection, exchange: Exchange) -> None:
+        if not connection.closed:
+            self._idle.append(connection)
+        self._end(exchange)
+
+    def forget(self, connection: Connection) -> None:
+        """An idle connection was closed."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def expire(self, due_before_ns: int, reason: str) -> None:
+        """Give up every request that was due before then. They were issued in the order of their due times."""
+        while self._flying:
+            exchange = next(iter(self._flying))
+            if exchange.due_ns >= due_before_ns:
+                return
+            self._give_up(exchange, Outcome.TIMEOUT, reason)
+
+    def abort(self, reason: str) -> None:
+        """Give up everything that is in flight."""
+        for exchange in list(self._flying):
+            self._give_up(exchange, Outcome.ABORTED, reason)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _reach(self) -> Connection:
+        """The first connection; the address that took it is used for all others."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
+        failure: OSError | None = None
+        for _, _, _, _, address in found:
+            self._host = str(address[0])
+            try:
+                return await self._open()
+            except OSError as error:
+                failure = failure or error
+        raise failure or OSError(f"{self._address.host} has no address")
+
+    async def _open(self) -> Connection:
+        self._opened += 1
+        number, address = self._opened, self._address
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self, number), self._host, address.port, ssl=address.tls,
+            server_hostname=address.host if address.tls else None,
+        )  # fmt: skip
+        return connection
+
+    def _send_on_new(self, exchange: Exchange) -> None:
+        exchange.connect_start_ns = monotonic_ns()
+        exchange.carrier = asyncio.get_running_loop().create_task(self._connect_and_send(exchange))
+
+    async def _connect_and_send(self, exchange: Exchange) -> None:
+        try:
+            connection = await self._open()
+        except ssl.SSLError as error:
+            self._never_sent(exchange, Outcome.TLS, f"the TLS handshake failed: {error.reason or error}")
+        except OSError as error:
+            in_handshake = self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
+            outcome = Outcome.TLS if in_handshake else Outcome.REFUSED
+            self._never_sent(exchange, outcome, error.strerror or str(error))
+        else:
+            exchange.connect_end_ns = monotonic_ns()
+            if connection.closed:
+                self._never_sent(exchange, Outcome.CUT, _CUT)
+            else:
+                connection.send(exchange)
+
+    def _give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
+        carrier = exchange.carrier
+        if isinstance(carrier, Connection):
+            carrier.give_up(outcome, reason)
+        else:
+            if carrier is not None:
+                carrier.cancel()
+            self._never_sent(exchange, outcome, reason)
+
+    def _never_sent(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
+        exchange.end(outcome, reason, monotonic_ns())
+        self._end(exchange)
+
+    def _end(self, exchange: Exchange) -> None:
+        del self._flying[exchange]
+        self._on_finished(exchange)

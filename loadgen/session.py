@@ -1,0 +1,77 @@
+"""One generator process's requests: made beforehand, sent when told, recorded as they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from loadgen.address import Address
+from loadgen.client import Client
+from loadgen.exchange import Exchange
+from loadgen.plan import Plan
+from recording import RecordWriter
+from recording.wire import FINISHED, ISSUED, encode
+
+
+class Session:
+    """Everything that an issuer needs: bytes ready to be sent, the client, and the record file.
+
+    ``on_finished`` may be set by an issuer that waits for answers. ``stopped`` is set when the run is to end early.
+    """
+
+    def __init__(self, plan: Plan, address: Address, writer: RecordWriter) -> None:
+        self.plan, self.writer = plan, writer
+        self.client = Client(address, self._finished)
+        self.on_finished: Callable[[Exchange], None] | None = None
+        self.stopped = asyncio.Event()
+        self.issued = self.finished = 0
+        self._address = address
+        self._drained = asyncio.Event()
+        self._ready: list[Exchange | None] = [self._make(index) for index in range(len(plan))]
+
+    def exchange(self, index: int) -> Exchange:
+        """Request ``index`` of this process's share; beyond the planned ones it is made on the spot. Take each once."""
+        if index >= len(self._ready):
+            return self._make(index)
+        exchange, self._ready[index] = self._ready[index], None
+        assert exchange is not None
+        return exchange
+
+    def send(self, exchange: Exchange, due_ns: int) -> None:
+        """Issue now what was due at ``due_ns``, and note on disk that it left."""
+        exchange.due_ns = due_ns
+        self.issued += 1
+        self.client.issue(exchange)
+        self.writer.blob(ISSUED, encode(exchange.record(self.plan.worker)))
+
+    def expire(self, now_ns: int) -> None:
+        """Give up what has been in flight for longer than the plan allows."""
+        timeout_ns = self.plan.timeout_ns
+        self.client.expire(now_ns - timeout_ns, f"no complete answer in {timeout_ns / 1e9:g} s")
+
+    def stop(self, reason: str) -> None:
+        """End early: what is in flight is recorded as aborted, nothing more is issued."""
+        self.stopped.set()
+        self.on_finished = None
+        self.client.abort(reason)
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight: every request is answered, or has had its time."""
+        while self.client.in_flight:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def _make(self, index: int) -> Exchange:
+        plan, at = self.plan, index % len(self.plan)
+        name = plan.request_id(index)
+        data = self._address.request(plan.path, plan.body(index), name)
+        tokens = int(plan.prompt_tokens[at]), int(plan.output_tokens[at])
+        return Exchange(plan.global_index(index), name, data, *tokens)
+
+    def _finished(self, exchange: Exchange) -> None:
+        self.finished += 1
+        self.writer.blob(FINISHED, encode(exchange.record(self.plan.worker)))
+        if self.on_finished is not None:
+            self.on_finished(exchange)
+        if not self.client.in_flight:
+            self._drained.set()

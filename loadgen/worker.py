@@ -1,0 +1,170 @@
+"""One generator process: reads its share of the plan, waits for the common start, issues, records, leaves.
+
+``python -m loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open, then reads the
+start (CLOCK_MONOTONIC ns) from standard input. When that closes, its parent is gone: it stops as on SIGINT and SIGTERM,
+with what is in flight recorded as aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from loadgen.address import Address, authorization
+from loadgen.issue import issue_closed, issue_open
+from loadgen.plan import Plan
+from loadgen.pulse import Pulse
+from loadgen.session import Session
+from loadgen.share import load_share
+from recording import RecordWriter
+
+API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
+
+
+class Exit(IntEnum):
+    """Exit codes. A traceback's is 1."""
+
+    DONE = 0
+    BAD_SPEC = 2
+    UNREACHABLE = 3
+    DISK_FULL = 4
+    STOPPED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a generator process is told. ``warm``: connections to open ahead; no ``cores``: run anywhere."""
+
+    url: str
+    share: str
+    record: str
+    cores: tuple[int, ...]
+    warm: int
+
+    @classmethod
+    def read(cls, path: Path) -> Spec:
+        """Raises OSError, or ValueError or TypeError for what is no spec."""
+        value: dict[str, Any] = json.loads(path.read_text())
+        if set(value) != {field.name for field in fields(cls)}:
+            raise ValueError(f"{path}: keys {sorted(value)}")
+        return cls(**value | {"cores": tuple(value["cores"])})
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point. Failures that have a cause of their own are one line on standard error."""
+    try:
+        spec = Spec.read(Path(arguments[0]))
+        plan = load_share(Path(spec.share))
+        address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
+    except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
+        return _leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    _allow_many_files()
+    try:
+        writer = RecordWriter(spec.record, {"role": "generator", "worker": plan.worker, "cores": spec.cores})
+    except OSError as error:
+        return _leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
+    try:
+        return uvloop.run(_work(spec, plan, address, writer))
+    finally:
+        writer.close()
+
+
+async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
+    loop = asyncio.get_running_loop()
+    session = Session(plan, address, writer)
+    broken = _watch_for_bugs(loop, session)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, session.stop, "the run was stopped")
+    try:
+        await session.client.warm(spec.warm)
+    except OSError as error:
+        return _leave(Exit.UNREACHABLE, error.strerror or str(error))
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # what a request leaves behind is freed by counting references
+    print("ready", flush=True)
+    t0_ns = await _start(loop, session)
+    if t0_ns is not None:
+        await _timed(session, t0_ns)
+    session.client.close()
+    if broken:
+        raise broken[0]
+    if writer.dropped:
+        return _leave(Exit.DISK_FULL, f"the disk is full: {writer.dropped} records did not fit into {spec.record}")
+    return Exit.STOPPED if session.stopped.is_set() else Exit.DONE
+
+
+async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | None:
+    """The common start, from standard input; None when we are stopped before it comes."""
+    told: asyncio.Future[int] = loop.create_future()
+
+    def heard() -> None:
+        line = os.read(0, 4096)
+        if not line:
+            loop.remove_reader(0)
+            session.stop("the process that started this one is gone")
+        elif not told.done():
+            told.set_result(int(line))
+
+    loop.add_reader(0, heard)
+    stopped = asyncio.ensure_future(session.stopped.wait())
+    either: list[asyncio.Future[Any]] = [told, stopped]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return told.result() if told.done() else None
+
+
+async def _timed(session: Session, t0_ns: int) -> None:
+    """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
+    pulse = Pulse(session, t0_ns)
+    session.writer.json({"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": session.plan.loop})
+    issue = issue_open if session.plan.loop == "open" else issue_closed
+    await issue(session, t0_ns)
+    pulse.stop_counting()
+    await session.drain()
+    pulse.close()
+    session.writer.json({"type": "issued", "issued": session.issued, "finished": session.finished})
+
+
+def _watch_for_bugs(loop: asyncio.AbstractEventLoop, session: Session) -> list[BaseException]:
+    """An exception in a callback ends the run, with its traceback, instead of being logged and forgotten."""
+    broken: list[BaseException] = []
+
+    def on_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        broken.append(context.get("exception") or RuntimeError(str(context["message"])))
+        if len(broken) == 1:
+            session.stop("a bug in the load generator")
+
+    loop.set_exception_handler(on_exception)
+    return broken
+
+
+def _allow_many_files() -> None:
+    """One connection, one file: ask for as many as this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _leave(code: Exit, why: str) -> int:
+    print(why, file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

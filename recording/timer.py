@@ -1,0 +1,66 @@
+"""One absolute timer on CLOCK_MONOTONIC, watched by the event loop.
+
+An event loop's own timers are good to a millisecond; a timerfd wakes within tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+
+_CLOCK_MONOTONIC = 1
+_TFD_NONBLOCK, _TFD_CLOEXEC, _TFD_TIMER_ABSTIME = 0o4000, 0o2000000, 1
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "at_s", "at_ns")]
+
+
+def open_timer() -> int:
+    """A new timer's file descriptor, not blocking; it is readable once the armed time has come. Raises OSError."""
+    if sys.version_info >= (3, 13):
+        return os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+    fd: int = ctypes.CDLL(None, use_errno=True).timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "timerfd_create")
+    return fd
+
+
+class Timer:
+    """Calls ``wake()`` on the loop once the time given to ``arm`` has come, once for each ``arm``.
+
+    Raises OSError where the system has no timerfd.
+    """
+
+    def __init__(self, loop: AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop, self._wake = loop, wake
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = open_timer()
+        self._spec = _Itimerspec()
+        self._pointer = ctypes.byref(self._spec)
+        loop.add_reader(self._fd, self._expired)
+
+    def arm(self, at_ns: int) -> None:
+        """Wake at ``at_ns``, at once if that has passed. Replaces what was armed before."""
+        at_ns = max(at_ns, 1)  # an all-zero time would disarm it
+        if sys.version_info >= (3, 13):
+            os.timerfd_settime_ns(self._fd, flags=os.TFD_TIMER_ABSTIME, initial=at_ns)
+            return
+        self._spec.at_s, self._spec.at_ns = divmod(at_ns, 1_000_000_000)
+        if self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _expired(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:  # armed anew for later since the loop saw it expire
+            return
+        self._wake()

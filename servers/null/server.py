@@ -1,0 +1,277 @@
+"""The null server's event loop side: connections, streams on absolute deadlines, and the log of what left when."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from time import monotonic_ns
+from typing import Any, cast
+
+import httptools
+
+from recording import Outcome, RecordWriter, Span
+from recording.timer import Timer
+from servers.null.faults import AT_ONCE, FAULTS, MIDWAY
+from servers.null.script import Script, chunk, event
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+_CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+_UNTIL_CLOSE = _HEAD + b"Connection: close\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Token k leaves ``first_ns`` + (k - 1) * ``gap_ns`` after the request's last byte was read."""
+
+    first_ns: int = 50_000_000
+    gap_ns: int = 10_000_000
+    fault: str = "none"
+    prompt_tokens: int = 1
+    most_tokens: int = 4096
+
+
+class Stream:
+    """One answer under way."""
+
+    __slots__ = ("connection", "count", "fault", "received_ns", "ref", "script", "sent", "stop_at")
+
+    def __init__(
+        self, connection: Connection, script: Script, tokens: int, ref: int, fault: str, received: int
+    ) -> None:
+        self.connection, self.script, self.count, self.ref = connection, script, tokens, ref
+        self.fault, self.received_ns, self.sent = fault, received, 0
+        self.stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
+
+
+class Server:
+    """Streams of all connections on one timer. ``records`` None: nothing is logged."""
+
+    def __init__(
+        self, schedule: Schedule, records: RecordWriter | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.schedule, self.records, self._tls = schedule, records, tls
+        self._scripts = {
+            (kind, coded): Script(kind, schedule.prompt_tokens, schedule.most_tokens, coded=coded)
+            for kind in ("chat", "completion")
+            for coded in (True, False)
+        }
+        self._due: list[tuple[int, int, Stream]] = []
+        self._ticket = count()
+        self._armed_ns = 0
+        self._timer: Timer | None = None
+        self._listener: asyncio.Server | None = None
+        self.connections: set[Connection] = set()
+        self.requests: list[str] = []  # ids in the order of arrival
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Serve on a bound socket until ``close``."""
+        loop = asyncio.get_running_loop()
+        self._timer = Timer(loop, self._wake)
+        self._listener = await loop.create_server(lambda: Connection(self), sock=sock, backlog=4096, ssl=self._tls)
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection."""
+        assert self._listener is not None
+        assert self._timer is not None
+        self._listener.close()
+        for connection in list(self.connections):
+            connection.abort()
+        await self._listener.wait_closed()
+        self._timer.close()
+
+    def begin(self, connection: Connection, body: dict[str, Any], path: bytes, request_id: str, now: int) -> None:
+        """A request is here: answer it at once, or put its first token on the timer."""
+        self.requests.append(request_id)
+        ref = 0
+        if self.records is not None:
+            ref = self.records.request(request_id, request_id)
+            self.records.span(Span.INGRESS, ref, now, now)
+        fault = str(body.get("fault", self.schedule.fault))
+        if fault in AT_ONCE or fault not in FAULTS or (fault == "drop_reused" and connection.served > 1):
+            connection.misbehave(fault)
+            return
+        script = self._scripts["chat" if b"chat" in path else "completion", fault not in ("plain", "close_delimited")]
+        tokens = min(max(1, int(body.get("max_tokens", 16))), script.most)
+        if not body.get("stream"):
+            connection.answer(b"200 OK", script.whole(tokens))
+            return
+        stream = Stream(connection, script, tokens, ref, fault, now)
+        connection.start(stream)
+        self._put(now + self.schedule.first_ns, stream)
+        self._arm()
+
+    def _put(self, due_ns: int, stream: Stream) -> None:
+        heapq.heappush(self._due, (due_ns, next(self._ticket), stream))
+
+    def _arm(self) -> None:
+        if self._due and self._due[0][0] != self._armed_ns and self._timer is not None:
+            self._armed_ns = self._due[0][0]
+            self._timer.arm(self._armed_ns)
+
+    def _wake(self) -> None:
+        """Send every token that is due, all due tokens of a stream in one write."""
+        self._armed_ns = 0
+        due, now = self._due, monotonic_ns()
+        first_ns, gap_ns = self.schedule.first_ns, self.schedule.gap_ns
+        while due and due[0][0] <= now:
+            stream = due[0][2]
+            begun = monotonic_ns()
+            upto = stream.stop_at
+            if gap_ns:
+                upto = min(upto, 1 + (begun - stream.received_ns - first_ns) // gap_ns)
+            if self._send(stream, upto, begun):
+                following = stream.received_ns + first_ns + upto * gap_ns
+                heapq.heapreplace(due, (following, next(self._ticket), stream))
+            else:
+                heapq.heappop(due)
+        self._arm()
+
+    def _send(self, stream: Stream, upto: int, begun: int) -> bool:
+        """Write tokens up to this one; False when the stream is over."""
+        connection = stream.connection
+        if connection.stream is not stream:  # the client has gone
+            self._log_end(stream, Outcome.ABORTED)
+            return False
+        if upto < stream.stop_at or stream.stop_at < stream.count:
+            data: bytes | memoryview = stream.script.tokens(stream.sent, upto)
+        else:
+            data = b"".join((stream.script.tokens(stream.sent, upto - 1), stream.script.end(upto)))
+        begun = monotonic_ns()
+        connection.write(stream, data)
+        if self.records is not None:
+            self.records.span(Span.EGRESS, stream.ref, begun, monotonic_ns(), upto)
+        stream.sent = upto
+        if upto < stream.stop_at:
+            return True
+        connection.finish(stream)
+        self._log_end(stream, Outcome.OK if stream.stop_at == stream.count else Outcome.CUT)
+        return False
+
+    def _log_end(self, stream: Stream, outcome: Outcome) -> None:
+        if self.records is not None:
+            self.records.counts(outcome, stream.ref, self.schedule.prompt_tokens, stream.sent, 0, monotonic_ns())
+
+
+class Connection(asyncio.Protocol):
+    """One client connection: reads requests, writes answers, and misbehaves when told to."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.stream: Stream | None = None
+        self.served = 0
+        self._now = 0
+        self._path, self._request_id = b"", ""
+        self._body: list[bytes] = []
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        self._server.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.stream = None
+        self._server.connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._now = monotonic_ns()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.answer(b"400 Bad Request", b'{"error": {"message": "not HTTP"}}')
+            self._transport.close()
+
+    def on_url(self, url: bytes) -> None:
+        self._path = url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self._request_id = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        raw, self._body = b"".join(self._body), []
+        self.served += 1
+        try:
+            body = json.loads(raw or b"{}")
+        except ValueError:
+            self.answer(b"400 Bad Request", b'{"error": {"message": "the body is not JSON"}}')
+            return
+        self._server.begin(self, body, self._path, self._request_id, self._now)
+
+    def start(self, stream: Stream) -> None:
+        """The head, and the chunk that precedes the first token."""
+        self.stream = stream
+        if stream.fault == "plain":
+            head = _HEAD + b"Content-Length: %d\r\n\r\n" % stream.script.length(stream.count)
+        elif stream.fault == "close_delimited":
+            head = _UNTIL_CLOSE
+        else:
+            head = _CHUNKED
+        if stream.fault == "interim":
+            head = b"HTTP/1.1 100 Continue\r\n\r\n" + head
+        self._transport.write(head + stream.script.start)
+
+    def write(self, stream: Stream, data: bytes | memoryview) -> None:
+        if stream.fault == "split":
+            for at in range(0, len(data), 7):
+                self._transport.write(data[at : at + 7])
+        else:
+            self._transport.write(data)
+
+    def finish(self, stream: Stream) -> None:
+        """All that this stream sends has been written; do what its fault wants then."""
+        self.stream = None
+        endings: dict[str, Callable[[], None]] = {
+            "close_delimited": self._transport.close,
+            "close_after": self._transport.close,
+            "cut": self._transport.close,
+            "reset": self._reset,
+            "half_event": lambda: self._end_with(event("half")[:9]),
+            "garbage": lambda: self._end_with(b"data: {{{\n\n\xff\xfe\n\n"),
+            "error_event": lambda: self._end_with(event({"error": {"message": "the engine has died", "code": 500}})),
+            "trailing": lambda: self._transport.write(b"and more than was asked for"),
+        }
+        ending = endings.get(stream.fault)
+        if ending is not None:
+            ending()
+
+    def misbehave(self, fault: str) -> None:
+        """The faults that come instead of a stream."""
+        if fault == "status_500":
+            self.answer(b"500 Internal Server Error", b'{"error": {"message": "out of luck"}}')
+        elif fault == "status_404":
+            self.answer(b"404 Not Found", b'{"error": {"message": "no such model"}}')
+        elif fault == "not_http":
+            self._transport.write(b"220 mail.example ESMTP\r\n")
+        elif fault in ("close_unanswered", "drop_reused"):
+            self._transport.close()
+        elif fault != "silent":
+            self.answer(b"400 Bad Request", b'{"error": {"message": "no such fault"}}')
+
+    def answer(self, status: bytes, body: bytes) -> None:
+        """A whole JSON answer."""
+        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        self._transport.write(head + body)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _end_with(self, data: bytes) -> None:
+        self._transport.write(chunk(data) + b"0\r\n\r\n")
+
+    def _reset(self) -> None:
+        """Close with a reset instead of an end."""
+        raw = self._transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
