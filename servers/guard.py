@@ -114,9 +114,13 @@ def _reap(pid: int) -> int | None:
 
 
 def _end_gently(pid: int, wake_read: int, grace_s: float) -> int:
-    """SIGTERM to the server's group, then at most ``grace_s`` for it to leave; the exit code, 137 if it stayed."""
+    """SIGTERM to the server, then at most ``grace_s`` for it to leave; the exit code, 137 if it stayed.
+
+    To the server alone: it ends its own children in its own order, and a second signal would kill one that is closing
+    its files.
+    """
     try:
-        os.killpg(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
         pass  # it ended just now; the reaping below finds it
     deadline = time.monotonic() + grace_s

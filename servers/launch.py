@@ -91,7 +91,7 @@ class ServerProcess:
         )  # fmt: skip
 
     def stop(self, grace_s: float = 10.0) -> int:
-        """SIGTERM, ``grace_s`` to leave, then SIGKILL to what is left of the tree. Returns the exit code.
+        """SIGTERM to the server, ``grace_s`` to leave, then SIGKILL to what is left of its tree. Returns the exit code.
 
         A second call does nothing. Raises ServerFailed if even the guard does not answer.
         """

