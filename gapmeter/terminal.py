@@ -80,7 +80,9 @@ def _slos(summary: Mapping[str, Any], width: int) -> Text:
         return Text()
     wide = max(len("SLO"), *(len(line.expression) for line in lines))
     cells = [("SLO", "measured", "95 % interval", "n", "slow ones wait for")]
-    cells += [(line.expression, line.measured, line.interval, line.n, line.note) for line in lines]
+    cells += [
+        (line.expression, line.measured, line.interval, line.n, line.note.replace("requests", "req")) for line in lines
+    ]
     sizes = [wide, *(max(len(row[i]) for row in cells) for i in (1, 2, 3))]
     text = Text()
     for sign, row in zip((" ", *(line.sign for line in lines)), cells, strict=True):

@@ -56,8 +56,8 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 def owner_sentence(summary: Mapping[str, Any]) -> str:
     """What slow requests wait for beyond typical ones, and whose it is; nothing without a ledger."""
-    told = summary["tail"]["sentence"]
-    return _sentence(told) if told else ""
+    told, stage = summary["tail"]["sentence"], summary["tail"]["stage"]
+    return _sentence(told.replace(f" is {stage} (", f" is {marks.words(stage)} (")) if told else ""
 
 
 def reasons(summary: Mapping[str, Any]) -> list[str]:
@@ -127,7 +127,7 @@ def _note(slo: Mapping[str, Any]) -> str:
             return "too close to decide"
         minutes = needs["minutes"]
         span = f"~{minutes:.0f} min" if minutes and minutes >= 1 else ""
-        return f"needs {span} more" if span else f"needs {count(needs['requests'])} more req"
+        return f"needs {span} more" if span else f"needs {count(needs['requests'])} more requests"
     if slo["status"] == "INVALID":
         return "never occurred"
     return marks.words(slo["stage"]) if slo["stage"] else ""

@@ -29,18 +29,21 @@ def kind(stage: str) -> str:
     return BY_NAME[stage].kind if stage in BY_NAME else "the rest"
 
 
+def hatched(stage: str) -> bool:
+    """Whether a stage is drawn as a hatch: in transit between two processes, or unexplained."""
+    return stage == UNEXPLAINED or (stage in BY_NAME and BY_NAME[stage].kind == "transit")
+
+
 def fill(stage: str) -> str:
     """The paint of a stage: its colour, or for the residual and transit stages a hatch of it."""
     if stage == UNEXPLAINED:
         return "url(#hatch-unexplained)"
-    if stage in BY_NAME and BY_NAME[stage].kind == "transit":
-        return f"url(#hatch-{stage})"
-    return colour(stage)
+    return f"url(#hatch-{stage})" if hatched(stage) else colour(stage)
 
 
 def ink(stage: str) -> str:
     """Black or white, whichever reads better on the stage's colour (WCAG relative luminance)."""
-    if stage == UNEXPLAINED or (stage in BY_NAME and BY_NAME[stage].kind == "transit"):
+    if hatched(stage):
         return "var(--ink)"
     return "#000" if _luminance(colour(stage)) > 0.179 else "#fff"
 

@@ -141,7 +141,7 @@ def _segment(piece: _Piece, y: int, top: float) -> Fragment:
     css = next((f"fit-{w}" for w in _WIDTHS if width * w >= _CHARACTER * len(piece.label) + 8), None)
     label = el(
         "text", piece.label, x="50%", y=_BAR / 2 + 4, text_anchor="middle", style=f"fill:{marks.ink(piece.stage)}",
-        class_=f"inside {css}",
+        class_=f"inside {css}{' halo' if marks.hatched(piece.stage) else ''}",
     ) if css else ""  # fmt: skip
     return el(
         "svg", el("title", piece.title), box, label, x=percent(piece.start_ms / top), y=y,

@@ -99,7 +99,7 @@ def _levels(top_ms: float, height: int) -> Fragment:
     unit = unit_of(top_ms)
     size = in_unit(1.0, unit)[0]
     parts = []
-    for value in ticks(top_ms * size, 3):
+    for value in ticks(top_ms * size, 5):
         y = height * (1 - value / (top_ms * size))
         parts.append(el("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
         parts.append(el("text", f"{value:g} {unit}" if value else "0", x=-8, y=y + 4, class_="tick end"))
@@ -138,7 +138,7 @@ def count_panel(name: str, title: str, at: Floats, value: Floats, span: Span, *,
     upper = [(x, height * (1 - v / top)) for i, v in enumerate(high) for x in (i * step, (i + 1) * step)]
     lower = [(x, height * (1 - v / top)) for i, v in enumerate(low) for x in (i * step, (i + 1) * step)]
     parts = [_warmup(span, height)]
-    for mark in (0.0, largest):
+    for mark in dict.fromkeys((0.0, largest)):
         y = height * (1 - mark / top)
         parts.append(el("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
         parts.append(el("text", f"{mark:g}", x=-8, y=y + 4, class_="tick end"))
