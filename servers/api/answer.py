@@ -28,13 +28,14 @@ class Usage:
 
     prompt: int
     output: int
-    cached: int
+    cached: int | None
 
     def encoded(self) -> str:
         """OpenAI's ``usage`` object."""
+        details = "null" if self.cached is None else f'{{"cached_tokens":{self.cached}}}'
         return (
             f'{{"prompt_tokens":{self.prompt},"completion_tokens":{self.output},'
-            f'"total_tokens":{self.prompt + self.output},"prompt_tokens_details":{{"cached_tokens":{self.cached}}}}}'
+            f'"total_tokens":{self.prompt + self.output},"prompt_tokens_details":{details}}}'
         )
 
 

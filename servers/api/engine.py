@@ -28,27 +28,27 @@ class Output:
     ``ids`` are the new tokens only (none is allowed, when ``finish_reason`` is set). ``received_ns`` is when this
     process had the message, before it looked at it; ``started_ns`` when it began with the outputs that came together in
     it (0: with this one). ``finish_reason`` is "length", "stop" or "error" in the last one. ``cached`` counts the
-    prompt's tokens that the prefix cache spared.
+    prompt's tokens that the prefix cache spared (None: unknown).
     """
 
     ids: Sequence[int]
     received_ns: int
     finish_reason: str | None = None
-    cached: int = 0
+    cached: int | None = None
     error: str = ""
     started_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine's state as of its last message; counters count since its start."""
+    """The engine's state as of its last message; counters count since its start; None is unknown."""
 
     running: int = 0
     waiting: int = 0
     kv_blocks: int = 0
     kv_blocks_free: int = 0
     steps: int = 0
-    preemptions: int = 0
+    preemptions: int | None = None
 
 
 class QueueFull(RuntimeError):

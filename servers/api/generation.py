@@ -38,7 +38,7 @@ class Generation:
         self._stamps = stamps
         self._pieces: deque[Piece] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._cached = 0
+        self._cached: int | None = None
         self._error = ""
         self.done = False
         self.engine_done = False  # the engine knows, too
@@ -54,11 +54,11 @@ class Generation:
         if self._stops:
             text, found = self._stops.push(text, last=reason is not None)
             reason = "stop" if found else reason
-        self._cached = output.cached or self._cached
+        self._cached = self._cached if output.cached is None else output.cached
         self.done = reason is not None
         self._error = (output.error or "the engine gave up on this request") if reason == "error" else ""
         self._stamps.detokenized(
-            len(output.ids), output.received_ns, output.started_ns or start, start, now(), output.cached
+            len(output.ids), output.received_ns, output.started_ns or start, start, now(), output.cached or 0
         )
         self._pieces.append(Piece(text, output.ids, self._stamps.received, reason))
         if self._waiter and not self._waiter.done():

@@ -50,6 +50,8 @@ class Metrics:
             ("kv_blocks", "gauge", "KV cache blocks.", stats.kv_blocks),
             ("kv_blocks_free", "gauge", "KV cache blocks that are free.", stats.kv_blocks_free),
         ):
+            if value is None:
+                continue
             yield f"# HELP gapmeter_{name} {what}\n# TYPE gapmeter_{name} {kind}\n"
             yield f"gapmeter_{name}{{{self._label}}} {value}\n"
         yield "# HELP gapmeter_requests_finished_total Requests by how they ended.\n"

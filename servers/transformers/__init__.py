@@ -1,0 +1,56 @@
+"""A server that generates with Transformers' continuous batching, and how to launch it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servers.launch import LaunchSpec
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def transformers_command(
+    python: Path | str,
+    model_dir: Path | str,
+    served_name: str,
+    port: int,
+    max_batch: int,
+    precision: str,
+    args: Mapping[str, Any],
+    cores: Sequence[int],
+    *,
+    host: str = "127.0.0.1",
+) -> LaunchSpec:
+    """The command and environment that serve ``model_dir`` as ``served_name``.
+
+    ``args`` are further flags of ``python -m servers.transformers`` (``{"max_queue": 64}``; True is a bare flag, False
+    its negation, None leaves it out) and win over ours; the model's threads are as many as ``cores`` (empty: all).
+    """
+    flags: dict[str, Any] = {
+        "model": str(model_dir),
+        "served-model-name": served_name,
+        "host": host,
+        "port": port,
+        "max-batch": max_batch,
+        "precision": precision,
+    }
+    flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is not None:
+            words += (
+                [f"--no-{name}"] if value is False else [f"--{name}"] if value is True else [f"--{name}", _word(value)]
+            )
+    wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if cores:
+        wanted |= dict.fromkeys(_THREADS, str(len(cores)))
+    env = {name: value for name, value in wanted.items() if name not in os.environ}
+    return LaunchSpec((str(python), "-m", "servers.transformers", *words), env)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,75 @@
+"""``python -m servers.transformers --model FOLDER ...``: the API process, which starts the engine process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from servers.api.app import serve
+from servers.api.options import ApiOptions
+from servers.api.text import TextModel
+from servers.models import ModelError, resolve_model
+from servers.transformers.client import TransformersEngine, environment_threads
+from servers.transformers.options import PRECISIONS, EngineOptions
+
+_MODEL_LEN = 2048
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m servers.transformers", description=__doc__)
+    parser.add_argument("--model", required=True, help="a folder, a hub id, or builtin:NAME")
+    parser.add_argument("--served-model-name", help="what clients call it (default: as in --model)")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    parser.add_argument("--max-batch", type=int, default=8, help="most requests that run together")
+    parser.add_argument("--max-queue", type=int, default=1024, help="most requests that wait beside them; more get 503")
+    parser.add_argument(
+        "--max-model-len", type=int, help=f"prompt plus output (default: the model's, at most {_MODEL_LEN})"
+    )
+    parser.add_argument("--max-batch-tokens", type=int, default=512, help="most tokens in one step, on a CPU")
+    parser.add_argument("--kv-tokens", type=int, default=0, help="size of the KV cache (default: all requests in full)")
+    parser.add_argument("--page-size", type=int, default=64, help="tokens in a block of the KV cache")
+    parser.add_argument("--scheduler", choices=("fifo", "prefill_first"), default="fifo")
+    parser.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--async-batching", action=argparse.BooleanOptionalAction, help="default: as Transformers chooses"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N (default: the first CUDA device, else cpu)")
+    parser.add_argument("--seed", type=int, default=0, help="draws seeds for requests that name none")
+    return parser
+
+
+def main() -> int:
+    """Parse the flags, read the model's text side, and serve."""
+    args = _parser().parse_args()
+    try:
+        folder = resolve_model(args.model)
+        text = TextModel(folder)
+        length = _model_len(folder, args.max_model_len)
+    except (ModelError, OSError, ValueError) as error:
+        print(f"cannot serve {args.model}: {error}", file=sys.stderr)
+        return 1
+    options = EngineOptions(
+        model=str(folder), precision=args.precision, max_batch=args.max_batch, max_model_len=length,
+        max_batch_tokens=args.max_batch_tokens, kv_tokens=args.kv_tokens, page_size=args.page_size,
+        scheduler=args.scheduler, prefix_cache=args.prefix_cache, async_batching=args.async_batching,
+        device=args.device, threads=environment_threads(), seed=args.seed,
+    )  # fmt: skip
+    api = ApiOptions(args.host, args.port, args.served_model_name or args.model, length, "transformers")
+    return serve(TransformersEngine(options, args.max_queue), text, api)
+
+
+def _model_len(folder: Path, asked: int | None) -> int:
+    """Raises ModelError when more is asked for than the model has positions."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    positions = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    if asked and positions and asked > positions:
+        raise ModelError(f"--max-model-len {asked} is more than the model's {positions} positions")
+    return asked or min(positions or _MODEL_LEN, _MODEL_LEN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""The engine process: a model, Transformers' continuous batching around it, and the socket to the API process.
+
+Run as ``python -m servers.transformers.engine FD OPTIONS``. The manager's own thread generates; this module gives it
+the ends of ``ends.py`` to take requests from and to put outputs into, and waits for the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import platform
+import random
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from gapmeter_probe.vllm.install import install
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
+    OutputRouter,
+)
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from servers.models import RANDOM_WEIGHTS_KEY, has_weights
+from servers.transformers.channel import BUFFER_BYTES, encode
+from servers.transformers.ends import Inbox, Open, Outbox, Wake
+from servers.transformers.options import EngineOptions
+from servers.transformers.probe import EngineProbe
+from servers.transformers.sampling import MinTokens, Noise, Temperature
+
+_from_config: Any = AutoModelForCausalLM.from_config
+_SEED_BITS = 63
+_FREE_SHARE = 0.85  # the scheduler admits no prompt into the last 15 % of its cache
+_MOST_KV_TOKENS = 131_072  # beyond this, say so with --kv-tokens: on a CPU the attention mask grows with it, too
+_WARM_UP = ((4, 4), (96, 4), (1, 8), (300, 2))  # prompt and output tokens of the requests before the first real one
+
+
+class CannotServe(RuntimeError):
+    """The model cannot be served as asked; the message says why and what to do."""
+
+
+class Router(OutputRouter):
+    """Sends what belongs to requests from the socket; keeps the rest (the warm-up's) where Transformers would."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        self._outbox = outbox
+
+    def deliver(self, output: Any) -> None:
+        self.deliver_batch([output])
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        for other in self._outbox.send(outputs, RequestStatus.FINISHED, RequestStatus.FAILED):
+            super().deliver(other)
+
+
+class EngineProcess:
+    """The manager with its ends replaced."""
+
+    def __init__(self, sock: socket.socket, options: EngineOptions) -> None:
+        self._socket = sock
+        self._options = options
+        self._probe = EngineProbe()
+        self._draw = random.Random(options.seed)
+        self._torn = False
+        if os.environ.get("GAPMETER_PROBE_DIR"):
+            install([self._probe])
+        self._model = load_model(options)
+        self._ends = _end_tokens(self._model)
+        defaults: Any = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
+        self._manager: Any = self._model.init_continuous_batching(
+            generation_config=defaults,
+            continuous_batching_config=batching_config(options, self._model.device.type),
+        )
+        manager = self._manager
+        self._add_processors(manager)
+        self._inbox = Inbox(sock, self._probe, self._handle)
+        self._outbox = Outbox(sock, self._probe, self._stats)
+        manager.input_queue = self._inbox
+        manager._wake_up_loop = Wake(sock, self._probe)
+        manager.output_router = Router(self._outbox)
+
+    def run(self) -> int:
+        """Warm up, say that we are ready, and serve until the socket closes or a signal asks us to stop."""
+        manager = self._manager
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop())
+        manager.warmup()
+        manager.start()
+        try:
+            self._warm_up()
+            gc.collect()
+            gc.freeze()
+            info = self._describe()
+            self._probe.begin(_versions(), info, manager.batch_processor, self._model.device)
+            self._socket.sendall(encode("ready", info))
+            while manager.is_running():
+                manager._generation_thread.join(0.5)
+        finally:
+            self._stop()
+            if manager.is_running():
+                manager._generation_thread.join(5)
+            self._probe.close()
+        error = manager.background_thread_status.fatal_error
+        if error is not None and not self._torn:
+            self._socket.sendall(encode("failed", f"{type(error).__name__}: {error}"))
+            return 1
+        return 0
+
+    def _stop(self) -> None:
+        if self._manager.is_running():
+            self._manager.background_thread_status.request_stop(BackgroundThreadStatus.HARD_STOP, 0)
+
+    def _add_processors(self, manager: Any) -> None:
+        graphs = any(manager.continuous_batching_config.cuda_graph_booleans)
+        ours = [MinTokens(graphs, sorted(self._ends)), Temperature(graphs), Noise(graphs)]
+        processors = manager.logit_processor
+        processors.logits_processor.extend(ours)
+        processors.tensors_required += len(ours)
+        processors.do_processing = True
+        processors._retrieve_processors_kwargs()
+
+    # -- on the generation thread
+
+    def _handle(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "add":
+            self._add(*message[1:])
+        elif message[0] == "cancel":
+            request = self._outbox.open.pop(message[1], None)
+            if request:
+                self._manager.cancel_request(message[1])
+                self._probe.cancelled(message[1], request.sent)
+        if self._inbox.closed:
+            self._torn = True
+            self._stop()
+
+    def _add(
+        self, engine_id: str, prompt_ids: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool,
+        temperature: float, seed: int | None, sent_ns: int,
+    ) -> None:  # fmt: skip
+        self._probe.arrived(engine_id, len(prompt_ids), sent_ns)
+        ends = frozenset() if ignore_eos else self._ends
+        self._outbox.open[engine_id] = Open(max_tokens, ends)
+        self._manager.add_request(
+            prompt_ids, engine_id, max_tokens, streaming=True, eos_token_id=sorted(ends) or -1, temperature=temperature,
+            seed=self._draw.getrandbits(_SEED_BITS) if seed is None else seed,
+            min_length=len(prompt_ids) + min_tokens if ends else 0,
+        )  # fmt: skip
+
+    def _stats(self) -> tuple[int | None, ...]:
+        processor = self._manager.batch_processor
+        scheduler, cache = processor.scheduler, processor.cache
+        free = round(cache.compute_free_capacity() * cache.num_blocks)
+        return (
+            len(scheduler.active_requests), len(scheduler.waiting_requests), cache.num_blocks, free,
+            self._manager.current_batch, self._probe.preemptions,
+        )  # fmt: skip
+
+    # -- before the first request
+
+    def _warm_up(self) -> None:
+        """What torch and the model do once only, on shapes like those to come."""
+        manager, longest = self._manager, self._options.max_model_len
+        vocabulary = self._model.config.get_text_config().vocab_size
+        for number, (prompt, output) in enumerate(_WARM_UP):
+            ids = [(7 * at + number) % vocabulary for at in range(min(prompt, longest - output))]
+            for twin in range(1 + number % 2):
+                manager.add_request(ids, f"warm-up-{number}-{twin}", output, temperature=0.5 * number, seed=1)
+            for _ in range(1 + number % 2):
+                self._await_output()
+
+    def _await_output(self) -> None:
+        while self._manager.is_running():
+            output = self._manager.get_result(timeout=1)
+            if output is not None and output.is_finished():
+                if output.error:
+                    raise CannotServe(f"the model failed on its first request: {output.error}")
+                return
+        error = self._manager.background_thread_status.fatal_error
+        raise CannotServe(f"the generation loop ended: {type(error).__name__}: {error}")
+
+    def _describe(self) -> dict[str, Any]:
+        manager, model = self._manager, self._model
+        config = manager.continuous_batching_config
+        return {
+            "scheduler": {
+                "max_num_seqs": config.max_requests_per_batch, "max_num_batched_tokens": config.max_batch_tokens,
+                "policy": config.scheduler_type, "class": type(manager.batch_processor.scheduler).__name__,
+                "enable_chunked_prefill": True, "async_scheduling": bool(config.use_async_batching),
+                "safety_margin": manager.batch_processor.scheduler.safety_margin,
+            },
+            "cache": {
+                "block_size": config.page_size, "num_blocks": manager.batch_processor.cache.num_blocks,
+                "enable_prefix_caching": manager.batch_processor.cache.use_prefix_sharing,
+            },
+            "model": {
+                "model": self._options.model, "dtype": str(model.dtype).removeprefix("torch."),
+                "max_model_len": self._options.max_model_len, "attention": model.config._attn_implementation,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "seed": self._options.seed,
+            },
+            "device": _device_name(model.device),
+            "graphs": list(config.cuda_graph_booleans),
+            "threads": torch.get_num_threads(),
+        }  # fmt: skip
+
+
+def load_model(options: EngineOptions) -> Any:
+    """The model on its device; one without weights gets random ones, drawn on the device from its own seed.
+
+    Raises CannotServe.
+    """
+    folder = Path(options.model)
+    device = _device(options.device)
+    dtype = getattr(torch, options.precision)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        seed = getattr(config, RANDOM_WEIGHTS_KEY, None)
+        if has_weights(folder):
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        elif seed is not None:
+            torch.manual_seed(seed)
+            with torch.device(device):
+                model = _from_config(config, dtype=dtype, attn_implementation="sdpa")
+        else:
+            raise CannotServe(f"{folder} holds no weights (*.safetensors)")
+        return model.to(device).eval()
+    except (OSError, ValueError, KeyError, torch.OutOfMemoryError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise CannotServe(f"{folder} cannot be loaded: {type(error).__name__}: {reason}") from error
+
+
+def batching_config(options: EngineOptions, device: str) -> ContinuousBatchingConfig:
+    """How Transformers is to batch. On a CPU the cache must be sized for it: it would claim most of the memory.
+
+    Raises CannotServe when a single request of full length would not fit into the cache.
+    """
+    wanted = options.kv_tokens or min(
+        _MOST_KV_TOKENS, math.ceil(options.max_batch * options.max_model_len / _FREE_SHARE)
+    )
+    blocks = math.ceil(max(wanted, options.max_model_len / _FREE_SHARE) / options.page_size) + 1
+    if options.kv_tokens and options.kv_tokens < options.max_model_len:
+        raise CannotServe(
+            f"--kv-tokens {options.kv_tokens} cannot hold one request of {options.max_model_len} tokens; "
+            "raise it or lower --max-model-len"
+        )
+    sized = device == "cpu" or options.kv_tokens > 0
+    return ContinuousBatchingConfig(
+        page_size=options.page_size,
+        num_blocks=blocks if sized else None,
+        max_batch_tokens=max(options.max_batch_tokens, options.max_batch) if device == "cpu" else None,
+        max_requests_per_batch=options.max_batch,
+        scheduler_type=options.scheduler,
+        allow_block_sharing=options.prefix_cache,
+        use_async_batching=options.async_batching,
+        seed=options.seed,
+    )
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+
+
+def _end_tokens(model: Any) -> frozenset[int]:
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        ends = model.config.get_text_config().eos_token_id
+    return frozenset([ends] if isinstance(ends, int) else ends or ())
+
+
+def _versions() -> dict[str, Any]:
+    versions = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    return {"server": "transformers", "versions": versions}
+
+
+def main() -> int:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    sock.setblocking(True)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        return EngineProcess(sock, EngineOptions.from_json(sys.argv[2])).run()
+    except CannotServe as error:
+        sock.sendall(encode("failed", str(error)))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

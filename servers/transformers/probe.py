@@ -1,0 +1,297 @@
+"""What the engine process stamps: Transformers' own functions, wrapped by name, and the two ends of its loop.
+
+All handlers run on the generation thread. A step is numbered when it is scheduled; with asynchronous batching the one
+before it is still to be updated, so updates take the oldest number that is open.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from gapmeter_probe.records import EntryFlag, Outcome, Span, StepFlag
+from gapmeter_probe.vllm.device import DeviceClock, open_device
+from gapmeter_probe.vllm.install import Hook, Probe, now
+from gapmeter_probe.vllm.vitals import watch_collections
+
+_CB = "transformers.generation.continuous_batching."
+_API = f"{_CB}continuous_api:ContinuousBatchProcessor."
+_RUNNER = f"{_CB}model_runner:ModelRunner."
+_SCHEDULERS = tuple(f"{_CB}scheduler:{name}.schedule_batch" for name in ("FIFOScheduler", "PrefillFirstScheduler"))
+_SAMPLING = (f"{_CB}cb_logits_processors:ContinuousBatchingLogitsProcessorList.__call__", f"{_RUNNER}_sample")
+
+_PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
+_RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
+_OUTCOMES = {"length": Outcome.OK, "stop": Outcome.OK, "error": Outcome.CUT}
+
+
+class _Known:
+    """A request: its ref and prompt; ``state`` of its life in the scheduler."""
+
+    __slots__ = ("added", "arrived_ns", "cached", "evicted", "prompt", "ref", "seen")
+
+    def __init__(self, ref: int, prompt: int, arrived_ns: int) -> None:
+        self.ref = ref
+        self.prompt = prompt
+        self.arrived_ns = arrived_ns
+        self.cached = 0
+        self.added = self.seen = self.evicted = False
+
+
+class _Step:
+    """A step from its scheduling to its update."""
+
+    __slots__ = ("entries", "flags", "prep_ns", "running", "schedule_end_ns", "schedule_ns", "seq", "waiting")
+
+    def __init__(self, seq: int, schedule_ns: int) -> None:
+        self.seq = seq
+        self.schedule_ns = schedule_ns
+        self.schedule_end_ns = 0
+        self.entries: list[tuple[int, int, int, int, int]] = []
+        self.flags = self.running = self.waiting = 0
+
+
+class EngineProbe(Probe):
+    """Records of the process that schedules and computes. Does nothing until ``begin``."""
+
+    role = "core"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._device: DeviceClock | None = None
+        self._stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._free_blocks: Callable[[], int] = int
+        self._requests: dict[str, _Known] = {}
+        self._evictions: list[int] = []
+        self._open: deque[_Step] = deque()  # scheduled, not yet updated
+        self._step: _Step | None = None  # scheduled in this iteration
+        self._forward_ns = self._sampling_ns = self._update_ns = self._put_ns = 0
+        self._loop_ns = self._woken_ns = self._looked_ns = self._schedule_ns = 0
+        self.steps = 0
+        self.preemptions: int | None = None  # unknown while nobody asked for records
+
+    def hooks(self) -> list[Hook]:
+        steps = ("queue", "scheduling", "prefill", "decode")
+        return [
+            self.before(f"{_API}prepare_next_batch", ("scheduling",), self._looped),
+            self.after(f"{_CB}scheduler:Scheduler.add_waiting_request", ("engine_wait", "queue"), self._added),
+            _every(self.after(_SCHEDULERS, steps, self._scheduled)),
+            self.before(f"{_RUNNER}compute_batch", ("prefill", "decode", "input_prep"), self._computing),
+            Hook(_SAMPLING[:1], (), self.before(_SAMPLING[0], (), self._sampling).wrap),
+            self.before(_SAMPLING[1], ("sampling",), self._sampling),
+            self.after(f"{_RUNNER}compute_batch", ("prefill", "decode"), self._computed),
+            self.before(f"{_API}update_batch", ("scheduling",), self._updating),
+            self.after(f"{_API}update_batch", ("scheduling",), self._updated),
+        ]
+
+    def begin(self, describe: dict[str, Any], settings: dict[str, Any], processor: Any, device: Any) -> None:
+        """Open the file: from now on everything is recorded. ``processor`` is the manager's batch processor."""
+        self.open(describe)
+        if self.writer is None:
+            return
+        self.preemptions = 0
+        self.writer.json({"type": "settings", **settings})
+        watch_collections(self.writer)
+        cache = processor.cache
+        self._free_blocks = lambda: round(cache.compute_free_capacity() * cache.num_blocks)
+        self._device = open_device(self.writer, str(device))
+        if self._device:
+            import torch
+
+            stream = processor.inputs_and_outputs.compute_stream
+            self._stream = lambda: torch.cuda.stream(stream)
+
+    # -- requests
+
+    def idling(self) -> None:
+        """The loop has nothing to do and goes to sleep."""
+        self._loop_ns = 0
+
+    def woken(self, at_ns: int) -> None:
+        """It woke: at ``at_ns`` because of a message, or 0 to look around."""
+        self._woken_ns = at_ns
+
+    def looking(self) -> None:
+        """The loop takes its messages from the socket."""
+        self._looked_ns = now()
+
+    def arrived(self, engine_id: str, prompt: int, sent_ns: int) -> None:
+        """A request was taken from the socket.
+
+        If the loop slept, it was received when the loop woke; else it has lain in the loop's queue since it was sent.
+        """
+        if self.writer is None:
+            return
+        known = _Known(self.writer.request(engine_id), prompt, self._looked_ns)
+        self._requests[engine_id] = known
+        woken = self._woken_ns
+        if woken:
+            known.arrived_ns = now()
+            self.writer.span(Span.CORE_RECEIVE, known.ref, woken, known.arrived_ns)
+        else:
+            self.writer.span(Span.CORE_RECEIVE, known.ref, sent_ns, sent_ns)
+
+    def cancelled(self, engine_id: str, sent: int) -> None:
+        """A request that nobody wants any more was taken off the engine."""
+        known = self._requests.pop(engine_id, None)
+        if known and self.writer:
+            self.writer.counts(Outcome.ABORTED, known.ref, known.prompt, sent, known.cached, now())
+
+    def cached(self, engine_id: str) -> int | None:
+        """Prompt tokens that the prefix cache spared a request; None while nobody asked for records."""
+        known = self._requests.get(engine_id)
+        return known.cached if known else None
+
+    def _added(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        """Into the scheduler's queue: for the first time, or again because it was evicted."""
+        known = self._requests.get(args[1].request_id)
+        if known is None or self.writer is None:
+            return
+        if not known.added:
+            known.added = True
+            self.writer.span(Span.CORE_ADD, known.ref, known.arrived_ns, end)
+            return
+        known.evicted, known.seen = True, False
+        self.preemptions = (self.preemptions or 0) + 1
+        self._evictions.append(known.ref)
+        self.writer.span(Span.PREEMPT, known.ref, start, start)
+
+    # -- a step
+
+    def _looped(self, *_: Any) -> None:
+        self._loop_ns = self._loop_ns or now()
+
+    def _scheduled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        """Called once a step, and again when requests had to be evicted first."""
+        if self.writer is None:
+            return
+        scheduler, batch = args[0], result[0]
+        self._schedule_ns = self._schedule_ns or start
+        if batch is None:
+            return
+        step, self._schedule_ns = _Step(self.steps + 1, self._schedule_ns), 0
+        if not batch:
+            return
+        self.steps = step.seq
+        step.schedule_end_ns = end
+        step.flags = int(StepFlag.ASYNC) if self._open else 0
+        step.running, step.waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
+        step.entries = [(ref, 0, 0, 0, _PREEMPTED) for ref in self._evictions]
+        self._evictions.clear()
+        step.entries += [self._entry(item) for item in batch]
+        self._step = step
+        self._open.append(step)
+
+    def _entry(self, item: Any) -> tuple[int, int, int, int, int]:
+        """What a request does in a step: (ref, tokens, computed before, cached, flags).
+
+        What it has computed when it is scheduled for the first time (or again), it has from the prefix cache.
+        """
+        state = item.state
+        before = state.position_offset
+        known = self._requests.get(state.request_id)
+        if known is None:
+            return 0, item.query_length, before, 0, 0
+        if before >= known.prompt and not known.evicted:
+            return known.ref, item.query_length, before, 0, 0
+        flags = _PROMPT | (_RESUMED if known.evicted else 0)
+        cached = 0
+        if not known.seen:
+            known.seen = True
+            cached = before
+            known.cached = known.cached or before
+        if item.has_new_token:
+            flags |= _LAST
+            known.evicted = False
+        return known.ref, item.query_length, before, cached, flags
+
+    def _computing(self, *_: Any) -> None:
+        self._sampling_ns = 0
+        if self._step and self._device:
+            with self._stream():
+                self._device.begin(self._step.seq)
+                self._device.forward_start()
+        self._forward_ns = now()
+
+    def _sampling(self, *_: Any) -> None:
+        if not self._sampling_ns:
+            self._sampling_ns = now()
+
+    def _computed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        step, writer = self._step, self.writer
+        if step is None or writer is None:
+            return
+        self._step = None
+        forward, sampling = self._forward_ns, self._sampling_ns or end
+        on_device = False
+        if self._device:
+            with self._stream():
+                on_device = self._device.forward_end(forward)
+        self._write_step(step, args[0])
+        writer.span(Span.SCHEDULE, step.seq, step.schedule_ns, step.schedule_end_ns)
+        writer.span(Span.INPUT_PREP, step.seq, step.schedule_end_ns, forward)
+        if on_device:
+            writer.span(Span.HOST_LAUNCH, step.seq, forward, end)
+        else:
+            writer.span(Span.FORWARD, step.seq, forward, sampling, 0)
+            if sampling < end:
+                writer.span(Span.SAMPLING, step.seq, sampling, end)
+
+    def _write_step(self, step: _Step, runner: Any) -> None:
+        assert self.writer is not None
+        inputs = runner.inputs_and_outputs
+        graphed = runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen
+        self.writer.step(
+            step.flags | (int(StepFlag.GRAPH) if graphed else 0), step.seq, step.entries,
+            running=step.running, waiting=step.waiting, free_blocks=self._free_blocks(), schedule_ns=step.schedule_ns,
+            padded=inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0,
+            cpu_ns=time.thread_time_ns(), switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
+        )  # fmt: skip
+
+    # -- the way out
+
+    def _updating(self, *_: Any) -> None:
+        self._update_ns = now()
+        self._put_ns = 0
+
+    def emitting(self, start_ns: int, emitted: Sequence[tuple[str, int]]) -> None:
+        """The step's outputs are about to be sent."""
+        if self.writer is None or not self._open:
+            return
+        step = self._open[0]
+        self._put_ns = start_ns
+        refs = [(self._requests[name].ref, count) for name, count in emitted if count and name in self._requests]
+        self.writer.emit(step.seq, start_ns, refs)
+
+    def emitted(self, start_ns: int, over: Sequence[tuple[str, str, int]]) -> None:
+        """They are sent. ``over``: the requests that ended with them, why, and with how many tokens."""
+        end = now()
+        writer = self.writer
+        if writer is None:
+            return
+        if self._open:
+            writer.span(Span.OUTPUT_PUT, self._open[0].seq, start_ns, end)
+        for name, reason, tokens in over:
+            known = self._requests.pop(name, None)
+            if known:
+                writer.counts(_OUTCOMES[reason], known.ref, known.prompt, tokens, known.cached, end)
+
+    def _updated(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        """An iteration is over; the next one starts where it ends, unless the loop sleeps in between."""
+        if self.writer is None or not self._open:
+            return
+        step = self._open.popleft()
+        self.writer.span(Span.UPDATE, step.seq, self._update_ns, self._put_ns or end)
+        over = now()
+        for seq in {step.seq, *(other.seq for other in self._open)}:
+            self.writer.span(Span.LOOP, seq, self._loop_ns, over)
+        self._loop_ns = over
+        self._woken_ns = 0
+
+
+def _every(hook: Hook) -> Hook:
+    return Hook(hook.targets, hook.stages, hook.wrap, every=True)
