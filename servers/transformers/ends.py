@@ -6,6 +6,7 @@ ours competes with it for the interpreter or, on a single core, for the core.
 
 from __future__ import annotations
 
+import queue
 import select
 import socket
 from collections import deque
@@ -48,7 +49,9 @@ class Inbox:
         return not self._states
 
     def get_nowait(self) -> Any:
-        """The oldest new request."""
+        """The oldest new request. Raises queue.Empty."""
+        if not self._states:
+            raise queue.Empty
         return self._states.popleft()
 
     def put(self, state: Any, block: bool = True, timeout: float | None = None) -> None:

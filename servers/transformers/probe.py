@@ -80,13 +80,18 @@ class EngineProbe(Probe):
             self.before(f"{_API}prepare_next_batch", ("scheduling",), self._looped),
             self.after(f"{_CB}scheduler:Scheduler.add_waiting_request", ("engine_wait", "queue"), self._added),
             _every(self.after(_SCHEDULERS, steps, self._scheduled)),
-            self.before(f"{_RUNNER}compute_batch", ("prefill", "decode", "input_prep"), self._computing),
+            self._around(f"{_RUNNER}compute_batch", (*steps, "input_prep"), self._computing, self._computed),
             Hook(_SAMPLING[:1], (), self.before(_SAMPLING[0], (), self._sampling).wrap),
             self.before(_SAMPLING[1], ("sampling",), self._sampling),
-            self.after(f"{_RUNNER}compute_batch", ("prefill", "decode"), self._computed),
-            self.before(f"{_API}update_batch", ("scheduling",), self._updating),
-            self.after(f"{_API}update_batch", ("scheduling",), self._updated),
+            self._around(f"{_API}update_batch", ("scheduling",), self._updating, self._updated),
         ]
+
+    def _around(
+        self, target: str, stages: tuple[str, ...], first: Callable[..., None], then: Callable[..., None]
+    ) -> Hook:
+        """``first(*args)`` before the call, ``then(start_ns, end_ns, result, args)`` after it."""
+        inner, outer = self.before(target, stages, first), self.after(target, stages, then)
+        return Hook((target,), stages, lambda original: outer.wrap(inner.wrap(original)))
 
     def begin(self, describe: dict[str, Any], settings: dict[str, Any], processor: Any, device: Any) -> None:
         """Open the file: from now on everything is recorded. ``processor`` is the manager's batch processor."""
