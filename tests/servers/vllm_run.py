@@ -50,7 +50,7 @@ def run_vllm(model: Path, folder: Path, *, asynchronous: bool, single_process_en
     python, port = find_python(ROOT), free_port()
     found = installed(python)
     args: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 18}
-    env = {"GAPMETER_PROBE_DIR": str(folder / "probe"), "PYTHONPATH": ""}
+    env = {"GAPMETER_PROBE_DIR": str(folder / "probe")}
     if single_process_engine:
         args["distributed_executor_backend"] = "uni"
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -66,6 +66,7 @@ class WorkerProbe(Probe):
                 _STEP,
                 self.before("", _STEP, self._forwarding).wrap,
             ),
+            self.before("vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_fullgraph", (), self._forwarding),
             self.after(f"{_V1}_determine_batch_execution_and_padding", (), self._padding_v1),
             self.after("vllm.v1.worker.gpu.model_runner:dispatch_cg_and_sync_dp", (), self._padding_v2),
         ]
