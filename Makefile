@@ -60,7 +60,7 @@ test:  ## everything that proves it, both engines included (about 15 minutes on 
 
 test-fast:  ## the tests that need no engine (under a minute)
 	$(setup) core dev transformers
-	@$(own) -m pytest -m 'not transformers and not vllm' $(ARGS)
+	@$(own) -m pytest -m 'not transformers and not vllm and not environment' $(ARGS)
 
 check:  ## what CI expects of a change: ruff, mypy --strict, and make test
 	$(setup) core dev transformers

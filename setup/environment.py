@@ -185,7 +185,8 @@ def _create(folder: Path) -> None:
     folder.mkdir()
     (folder / UNFINISHED).touch()
     base = getattr(sys, "_base_executable", sys.executable)  # this may run in the very environment that is made anew
-    made = subprocess.run([base, "-m", "venv", folder], capture_output=True, text=True, check=False)
+    words = [base, "-m", "venv", folder]
+    made = subprocess.run(words, capture_output=True, text=True, check=False, close_fds=False)
     if made.returncode:
         text = made.stdout + made.stderr
         hint = "its module ensurepip is missing; on Debian and Ubuntu install the package python3-venv. " * (
@@ -259,6 +260,7 @@ def _run_pip(folder: Path, step: Step) -> None:
         pip = subprocess.Popen(
             [python, "-m", "pip", "--no-input", "--disable-pip-version-check", *words],
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            close_fds=False,  # it inherits the lock
         )  # fmt: skip
         try:
             while (code := _wait(pip)) is None:
@@ -324,6 +326,7 @@ def _only_one() -> Iterator[None]:
         except BlockingIOError:
             _say("another set-up of this checkout is running; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        os.set_inheritable(lock.fileno(), True)  # should we be killed, the next set-up waits until our pip has ended
         yield
 
 

@@ -1,0 +1,62 @@
+"""What holds for all tests: nothing asks a model hub, a missing browser is no failure at home, no process is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from gapmeter.doctor import BROWSERS
+
+_MARK = "GAPMETER_TEST_SESSION"
+_PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_PATIENCE_S = 10.0
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "CI" in os.environ or any(shutil.which(name) for name in BROWSERS):
+        return
+    missing = pytest.mark.skip(reason="no Chromium on the PATH (Debian: apt-get install chromium)")
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(missing)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_outlives_the_tests() -> Iterator[None]:
+    """Fails the session when a process that any test started, at any remove, still runs at its end."""
+    mark = os.environ[_MARK] = uuid.uuid4().hex
+    yield
+    deadline = time.monotonic() + _PATIENCE_S
+    while (left := _left(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    told = [f"{process.pid} {' '.join(process.cmdline())[:120]}" for process in left]
+    for process in left:
+        process.kill()
+    assert not left, "still running after the last test: " + "; ".join(told)
+
+
+def _left(mark: str) -> list[psutil.Process]:
+    """Our descendants, and orphans that carry our mark in their environment."""
+    ours = {process.pid for process in psutil.Process().children(recursive=True)}
+    return [
+        process for process in psutil.process_iter() if process.pid != os.getpid() and _is_ours(process, ours, mark)
+    ]
+
+
+def _is_ours(process: psutil.Process, ours: set[int], mark: str) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE or any(own in " ".join(process.cmdline()) for own in _PYTHONS_OWN):
+            return False
+        return process.pid in ours or process.environ().get(_MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
