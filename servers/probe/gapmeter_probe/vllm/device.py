@@ -59,7 +59,7 @@ class DeviceClock:
     def forward_start(self) -> None:
         self._guard(self._record_start)
 
-    def forward_end(self, host_start_ns: int) -> bool:
+    def forward_end(self) -> bool:
         """True when the device's own time of this forward will be recorded."""
         return self._guard(self._record_end)
 

@@ -25,7 +25,6 @@ logger = logging.getLogger("vllm.gapmeter_probe")
 now = time.monotonic_ns
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-_INSTALLED = "_gapmeter_wrapped"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Probe:
         self.writer: RecordWriter | None = None
         self._problems: list[dict[str, Any]] = []
         self._failed: set[str] = set()
-        self.installed: set[str] = set()
+        self._wrapped: set[tuple[tuple[str, ...], str]] = set()  # the targets of a hook, and the one that is wrapped
 
     def hooks(self) -> list[Hook]:
         raise NotImplementedError
@@ -63,11 +62,24 @@ class Probe:
         self.writer = open_probe(self.role, describe)
         if self.writer is not None:  # a child of multiprocessing leaves without running atexit's functions
             multiprocessing.util.Finalize(None, self.writer.close, exitpriority=0)
-        for hook in self.hooks():
-            if not any(target in self.installed or _pending(target) for target in hook.targets):
-                self.missing(hook)
+        self.review()
         for problem in self._problems:
             self._tell(problem)
+
+    def review(self, imported: str = "") -> None:
+        """Note hooks none of whose targets exists or may still come; ``imported`` has just run to its end."""
+        if self.writer is None:
+            return
+        for hook in self.hooks():
+            if not any(self.has(hook, target) or _pending(target, imported) for target in hook.targets):
+                self.missing(hook)
+
+    def has(self, hook: Hook, target: str) -> bool:
+        """Whether this hook has wrapped this target."""
+        return (hook.targets, target) in self._wrapped
+
+    def wrapped(self, hook: Hook, target: str) -> None:
+        self._wrapped.add((hook.targets, target))
 
     def close(self, *_: Any) -> None:
         """Mark the file complete: vLLM kills its children soon after it has asked them to stop."""
@@ -153,7 +165,7 @@ def install(probes: Sequence[Probe]) -> None:
     """Wrap every hook's targets in modules that are there, and watch for the others."""
     if any(isinstance(finder, _Watch) for finder in sys.meta_path):
         return
-    watch = _Watch()
+    watch = _Watch(probes)
     for probe in probes:
         for hook in probe.hooks():
             for target in hook.targets:
@@ -166,8 +178,8 @@ def install(probes: Sequence[Probe]) -> None:
 
 
 def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
-    """Wrap one target; the earlier targets of a hook win over the later ones."""
-    if not hook.every and any(other in probe.installed for other in hook.targets):
+    """Wrap one target if it is there; the earlier targets of a hook win over the later ones."""
+    if not hook.every and any(probe.has(hook, other) for other in hook.targets):
         return
     owner: Any = module
     *path, attribute = target.partition(":")[2].split(".")
@@ -175,18 +187,18 @@ def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
         owner = getattr(owner, part, None)
     held = vars(owner).get(attribute) if owner is not None else None
     if held is None:
-        if probe.writer is not None and not any(_pending(other) for other in hook.targets if other != target):
-            probe.missing(hook)
         return
     static = isinstance(held, staticmethod)
     wrapped = hook.wrap(held.__func__ if static else held)
     setattr(owner, attribute, staticmethod(wrapped) if static else wrapped)
-    probe.installed.add(target)
+    probe.wrapped(hook, target)
 
 
-def _pending(target: str) -> bool:
-    """Whether the target's module exists but has not been imported yet."""
+def _pending(target: str, imported: str) -> bool:
+    """Whether the target's module exists but has not run to its end yet."""
     name = target.partition(":")[0]
+    if name == imported:
+        return False
     if name in sys.modules:
         return bool(getattr(sys.modules[name].__spec__, "_initializing", False))
     try:
@@ -198,7 +210,8 @@ def _pending(target: str) -> bool:
 class _Watch(MetaPathFinder):
     """Finds nothing itself; lets the real finders find, and runs our work once a module's own code has run."""
 
-    def __init__(self) -> None:
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._probes = probes
         self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
 
     def add(self, name: str, work: Callable[[ModuleType], None]) -> None:
@@ -207,6 +220,8 @@ class _Watch(MetaPathFinder):
     def run(self, module: ModuleType) -> None:
         for work in self.waiting.pop(module.__name__, ()):
             work(module)
+        for probe in self._probes:
+            probe.review(module.__name__)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in self.waiting:

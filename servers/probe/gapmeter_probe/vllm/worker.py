@@ -169,7 +169,7 @@ class WorkerProbe(Probe):
             return
         end = now()
         writer.span(Span.INPUT_PREP, seq, self._prep, forward, self._padded)
-        if self._device and self._device.forward_end(forward):
+        if self._device and self._device.forward_end():
             writer.span(Span.HOST_LAUNCH, seq, forward, end)
         else:
             writer.span(Span.FORWARD, seq, forward, end, 0)

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gapmeter_probe.vllm import register
+from gapmeter_probe.vllm.api import ApiProbe, Call, Generation, current
+from gapmeter_probe.vllm.device import DeviceClock
+from gapmeter_probe.vllm.install import Hook, Probe, install
+from gapmeter_probe.vllm.vitals import watch_loop
+from gapmeter_probe.writer import RecordWriter
+
+from recording import RecordFile, Span, read_records
+
+TARGET = """
+import time
+class Thing:
+    def plain(self, x):
+        return x + 1
+    def breaks(self):
+        raise KeyError("its own")
+    @staticmethod
+    def fixed(x):
+        return x * 2
+    async def later(self, x):
+        return x + 3
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that can be imported, and has not been."""
+    name = f"hooked_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(TARGET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("GAPMETER_PROBE_DIR", str(tmp_path / "probe"))
+    before = list(sys.meta_path)
+    yield name
+    sys.meta_path[:] = before
+    sys.modules.pop(name, None)
+
+
+class Watcher(Probe):
+    """Hooks everything in the target and keeps what it was told."""
+
+    role = "core"
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.seen: list[tuple[str, Any]] = []
+
+    def hooks(self) -> list[Hook]:
+        at = f"{self.name}:Thing."
+        return [
+            self.after(f"{at}plain", ("queue",), lambda s, e, result, args: self.seen.append(("plain", result))),
+            self.after(f"{at}later", (), lambda s, e, result, args: self.seen.append(("later", result))),
+            self.after(f"{at}breaks", (), lambda *_: self.seen.append(("breaks", None))),
+            self.before(f"{at}fixed", (), lambda x: self.seen.append(("fixed", x))),
+            self.after((f"{at}gone", f"{self.name}:nothing"), ("egress",), lambda *_: None),
+            self.after("no_such_package_at_all:Thing.x", ("template",), lambda *_: None),
+            self.after((f"{at}renamed", f"{at}plain"), (), lambda *_: self.seen.append(("second name", None))),
+        ]
+
+
+def notes(probe: Probe, kind: str) -> list[dict[str, Any]]:
+    assert probe.writer is not None
+    return [note for note in read_records(probe.writer.path).notes if note["type"] == kind]
+
+
+@pytest.mark.parametrize("imported_before", [True, False])
+def test_functions_are_wrapped_whether_their_module_is_there_or_comes_later(target: str, imported_before: bool) -> None:
+    if imported_before:
+        importlib.import_module(target)
+    probe = Watcher(target)
+    install([probe])
+    module = importlib.import_module(target)
+    thing = module.Thing()
+    assert (thing.plain(1), thing.fixed(4), module.Thing.fixed(5), asyncio.run(thing.later(1))) == (2, 8, 10, 4)
+    assert sorted(map(str, probe.seen)) == sorted(
+        map(str, [("second name", None), ("plain", 2), ("fixed", 4), ("fixed", 5), ("later", 4)])
+    )
+    assert (
+        module.__spec__ is not None
+        and module.__spec__.loader is module.__loader__
+        and "gapmeter" not in type(module.__loader__).__module__
+    )
+
+
+def test_an_error_of_the_wrapped_function_is_the_callers_and_records_nothing(target: str) -> None:
+    probe = Watcher(target)
+    install([probe])
+    with pytest.raises(KeyError, match="its own"):
+        importlib.import_module(target).Thing().breaks()
+    assert probe.seen == []
+
+
+def test_hooks_without_a_target_are_recorded_with_the_stages_that_they_cost(target: str) -> None:
+    probe = Watcher(target)
+    install([probe])
+    importlib.import_module(target)
+    probe.open({"server": "test"})
+    missing = {note["hook"].partition(":")[2]: note["stages"] for note in notes(probe, "missing")}
+    assert missing == {"Thing.gone": ["egress"], "Thing.x": ["template"]}
+
+
+def test_a_target_may_turn_out_missing_after_the_file_was_opened(target: str) -> None:
+    probe = Watcher(target)
+    install([probe])
+    probe.open({"server": "test"})
+    assert [note["stages"] for note in notes(probe, "missing")] == [["template"]]
+    importlib.import_module(target)
+    assert [note["stages"] for note in notes(probe, "missing")] == [["template"], ["egress"]]
+
+
+def test_a_failure_of_ours_changes_nothing_for_the_caller_and_is_recorded_once(target: str) -> None:
+    class Broken(Watcher):
+        def hooks(self) -> list[Hook]:
+            return [self.after(f"{self.name}:Thing.plain", ("queue",), lambda *_: print(1 // 0))]
+
+    probe = Broken(target)
+    install([probe])
+    probe.open({"server": "test"})
+    thing = importlib.import_module(target).Thing()
+    assert [thing.plain(n) for n in range(3)] == [1, 2, 3]
+    (note,) = notes(probe, "missing")
+    assert note["stages"] == ["queue"] and "ZeroDivisionError" in note["error"]
+
+
+def test_the_plugin_is_idle_unless_told_where_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GAPMETER_PROBE_DIR", raising=False)
+    before = list(sys.meta_path)
+    register()
+    assert sys.meta_path == before
+
+
+def spans(path: str, code: int) -> list[Any]:
+    file: RecordFile = read_records(path)
+    return list(file.spans[file.spans["code"] == code])
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> RecordWriter:
+    return RecordWriter(tmp_path / "x.gap", {})
+
+
+def test_a_blocked_event_loop_shows_as_lag_and_an_idle_one_does_not(writer: RecordWriter) -> None:
+    async def serve() -> None:
+        assert watch_loop(writer)
+        await asyncio.sleep(0.15)
+        time.sleep(0.2)  # noqa: ASYNC251 - what is measured here
+        await asyncio.sleep(0.1)
+
+    asyncio.run(serve())
+    lags = [(int(s["start_ns"]) - int(s["queued_ns"]), int(s["n"])) for s in spans(writer.path, Span.LOOP_LAG)]
+    worst, rung = max(lags)
+    assert worst > 150_000_000
+    assert rung > 5, "the samples that came due meanwhile are counted"
+    assert sorted(lags)[len(lags) // 2][0] < worst / 2
+
+
+@dataclass
+class Output:
+    """As much of vLLM's CompletionOutput as is looked at."""
+
+    index: int
+    token_ids: list[int]
+
+
+@dataclass
+class Outputs:
+    """As much of vLLM's RequestOutput as is looked at."""
+
+    outputs: list[Output]
+    num_cached_tokens: int = 0
+
+
+@dataclass
+class Collector:
+    """As much of vLLM's RequestOutputCollector as is looked at."""
+
+    request_id: str
+    aggregate: bool = True
+
+
+@dataclass
+class Connection:
+    """An API probe in the middle of one call."""
+
+    probe: ApiProbe
+    call: Call
+    parts: list[tuple[int, int]] = field(default_factory=list)
+
+    def pull(self, *counts: int, index: int = 0, aggregate: bool = True, request_id: str = "e0") -> None:
+        result = Outputs([Output(index, [0] * count) for count in counts])
+        self.probe._pulled(0, time.monotonic_ns(), result, (Collector(request_id, aggregate),))
+
+    def write(self, body: bytes) -> None:
+        start = time.monotonic_ns()
+        self.probe._written(self.call, body, start, time.monotonic_ns())
+
+
+@pytest.fixture
+def connection(writer: RecordWriter) -> Iterator[Connection]:
+    probe = ApiProbe()
+    probe.writer = writer
+    call = Call(1, "client")
+    call.generations = [Generation(1, 5), Generation(2, 5)]
+    call.by_id = {"e0": call.generations[0]}
+    token = current.set(call)
+    yield Connection(probe, call)
+    current.reset(token)
+
+
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+TEXT = b'data: {"choices":[{"delta":{"content":"a \\"role\\": b"}}]}\n\n'
+
+
+def counts(connection: Connection) -> list[int]:
+    assert connection.probe.writer is not None
+    return [int(s["n"]) for s in spans(connection.probe.writer.path, Span.EGRESS)]
+
+
+def test_a_chunk_carries_the_tokens_pulled_before_it_and_the_others_none(connection: Connection) -> None:
+    connection.pull(1)
+    for body in (ROLE, TEXT):
+        connection.write(body)
+    connection.pull(1)
+    connection.write(TEXT)
+    connection.pull(3)  # outputs that were merged while the last chunk was on its way
+    for body in (TEXT, b'data: {"choices":[],"usage":{}}\n\n', b"data: [DONE]\n\n", b""):
+        connection.write(body)
+    assert counts(connection) == [0, 1, 2, 5, 0, 0]
+
+
+def test_keep_alive_comments_carry_no_tokens(connection: Connection) -> None:
+    connection.pull(1)
+    connection.write(b": keep-alive\n\n")
+    connection.write(TEXT)
+    assert counts(connection) == [0, 1]
+
+
+def test_tokens_withheld_by_a_parser_are_counted_in_the_next_chunk(connection: Connection) -> None:
+    connection.pull(1)
+    connection.write(TEXT)
+    connection.pull(1)
+    connection.pull(2)
+    connection.write(TEXT)
+    assert counts(connection) == [1, 4]
+
+
+def test_an_answer_that_is_not_streamed_carries_all_its_tokens(connection: Connection) -> None:
+    connection.pull(7, aggregate=False)
+    connection.write(b'{"choices":[{"message":{"role":"assistant"}}]}')
+    assert counts(connection) == [7]
+
+
+def test_choices_of_one_request_are_told_apart(connection: Connection) -> None:
+    connection.pull(1, index=0, request_id="parent")
+    connection.write(TEXT)
+    connection.pull(1, index=1, request_id="parent")
+    connection.write(TEXT)
+    connection.pull(1, index=0, request_id="parent")
+    connection.write(TEXT)
+    assert connection.probe.writer is not None
+    found = [(int(s["ref"]), int(s["n"])) for s in spans(connection.probe.writer.path, Span.EGRESS)]
+    assert found == [(1, 1), (2, 1), (1, 2)]
+
+
+class Device:
+    """A device whose clock runs from another origin than the host's: what DeviceClock sees of CUDA."""
+
+    origin_ns = 5_000_000_000_000
+
+    def __init__(self) -> None:
+        self.cuda = self
+        self.due_ns = 0  # when the work queued so far will be done
+
+    def Stream(self) -> str:  # noqa: N802 - CUDA's name
+        return "idle"
+
+    def Event(self, enable_timing: bool) -> Event:  # noqa: N802 - CUDA's name
+        assert enable_timing
+        return Event(self)
+
+    def work(self, duration_ns: int) -> None:
+        self.due_ns = max(self.due_ns, time.monotonic_ns()) + duration_ns
+
+
+class Event:
+    """Happens when the work queued before it is done; on the idle stream, at once."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_ns = 0
+
+    def record(self, stream: str = "busy") -> None:
+        now = time.monotonic_ns()
+        self.at_ns = (now if stream == "idle" else max(now, self.device.due_ns)) - self.device.origin_ns
+
+    def query(self) -> bool:
+        return time.monotonic_ns() - self.device.origin_ns >= self.at_ns
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.query() and later.query(), "CUDA refuses to time events that have not happened"
+        return (later.at_ns - self.at_ns) / 1e6
+
+
+def test_device_time_is_placed_on_the_hosts_clock_and_resolved_without_waiting(writer: RecordWriter) -> None:
+    device = Device()
+    clock = DeviceClock(writer, device)
+    truth = []
+    for seq in (1, 2, 3):
+        clock.begin(seq)
+        clock.forward_start()
+        start = max(device.due_ns, time.monotonic_ns())
+        device.work(30_000_000)
+        launched = time.monotonic_ns()
+        assert clock.forward_end()
+        assert time.monotonic_ns() - launched < 25_000_000, "it waited for the device"
+        truth.append((seq, start, device.due_ns))
+    assert spans(writer.path, Span.FORWARD) == []
+    time.sleep(0.1)
+    clock.begin(4)
+    found = [
+        (int(s["ref"]), int(s["start_ns"]), int(s["end_ns"]), int(s["n"])) for s in spans(writer.path, Span.FORWARD)
+    ]
+    (anchor,) = [note for note in read_records(writer.path).notes if note["type"] == "anchor"]
+    error = anchor["half_width_ns"] + 1_000_000
+    for (seq, start, end), (ref, begun, ended, n) in zip(truth, found, strict=True):
+        assert (ref, n) == (seq, 1)
+        assert abs(begun - start) < error and abs(ended - end) < error
+
+
+def test_a_device_that_fails_ends_device_timing_and_nothing_else(writer: RecordWriter) -> None:
+    device = Device()
+    clock = DeviceClock(writer, device)
+    device.Event = None  # type: ignore[assignment, method-assign]
+    clock.begin(1)
+    clock.forward_start()
+    assert clock.forward_end() is False
+    (warning,) = [note for note in read_records(writer.path).notes if note["type"] == "warning"]
+    assert warning["what"] == "device timing ended"
