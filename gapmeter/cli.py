@@ -5,35 +5,51 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.errors import UserError
 
+if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
+    from gapmeter.run import RunResult
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. A user's mistake is one sentence on standard error."""
-    arguments = _parser().parse_args(argv)
+    """Run one command; returns its exit code. A user's mistake is one sentence on standard error.
+
+    A failure's last line there names its exit code, since ``make`` turns every failure into 2.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(words)
+    arguments.words = words
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the server ended, the partial run reported
     try:
         code: int = arguments.call(arguments)
     except UserError as error:
         if arguments.debug:
             raise
         print(f"gapmeter: {error}", file=sys.stderr)
-        code = error.exit_code
+        code = _say_exit(error.exit_code)
     except KeyboardInterrupt:
         print("gapmeter: interrupted", file=sys.stderr)
-        code = errors.INTERRUPTED
-    if code not in (errors.OK, errors.USAGE):
+        code = _say_exit(errors.INTERRUPTED)
+    return code
+
+
+def _say_exit(code: int) -> int:
+    if code != errors.OK:
         print(f"exit={code} {errors.MEANING[code]}", file=sys.stderr)
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gapmeter", description="Where every request's milliseconds went.")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    parser.set_defaults(debug=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
@@ -43,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
     doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
     doctor.set_defaults(call=_doctor)
+    for command in (parser, *commands.choices.values()):
+        command.allow_abbrev = False  # an abbreviated --api-key would pass for another word
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser
 
 
@@ -50,7 +69,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", help="a scenario's name or file")
     parser.add_argument("--engine", help="server.engine: transformers, vllm, simulated or attach")
     parser.add_argument("--url", help="attach to the OpenAI-compatible server there (means engine attach)")
-    parser.add_argument("--model", help="server.model: builtin:NAME, a folder or a hub id; attached: the name it serves")
+    parser.add_argument("--model", help="server.model: builtin:NAME, a folder or a hub id; attached: its name there")
     parser.add_argument("--tokenizer", help="attached: folder or hub id of the served model's tokenizer")
     parser.add_argument("--probe-dir", type=Path, help="attached: the folder that the server's probe writes into")
     parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
@@ -86,52 +105,71 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from gapmeter.run import Options, run_scenario
+    from gapmeter.resolve import resolve
+
+    overrides = _overrides(arguments)
+    resolve(arguments.scenario, overrides)  # a mistake in it is told before a second goes into imports
+    from gapmeter.run import Options, run_repeats
 
     options = Options(
         runs=arguments.runs,
         probe_dir=arguments.probe_dir,
         api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
         quiet=arguments.quiet,
+        command=shlex.join(["gapmeter", *_without_key(arguments.words)]),
     )
-    result = run_scenario(arguments.scenario, _overrides(arguments), options)
-    return _publish(arguments, result.folder, result.exit_code)
+    return _publish(arguments, lambda: run_repeats(arguments.scenario, overrides, options))
+
+
+def _without_key(words: Sequence[str]) -> list[str]:
+    """The command line for the manifest: a key has no place in a run's folder."""
+    kept: list[str] = []
+    hidden = False
+    for word in words:
+        if not hidden and not word.startswith("--api-key"):
+            kept.append(word)
+        hidden = word == "--api-key"
+    return kept
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:
     """Named flags as the ``KEY=VALUE`` that they stand for, before those that the user wrote out."""
+    written: list[str] = arguments.overrides
     named = [
         ("server.engine", "attach" if arguments.url else arguments.engine),
         ("server.url", arguments.url),
         ("server.model", arguments.model),
         ("server.tokenizer", arguments.tokenizer),
     ]
-    return [f"{key}={json.dumps(value)}" for key, value in named if value] + arguments.overrides
+    return [f"{key}={json.dumps(value)}" for key, value in named if value] + written
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from gapmeter.run import report_again
 
-    result = report_again(arguments.run, quiet=arguments.quiet)
-    return _publish(arguments, result.folder, result.exit_code)
+    return _publish(arguments, lambda: [report_again(arguments.run, quiet=arguments.quiet)])
 
 
-def _publish(arguments: argparse.Namespace, folder: Path, exit_code: int) -> int:
-    """Standard output is for programs: the folder, or the summary as one document."""
-    from analysis.junit import write_junit
-    from analysis.markdown import markdown
+def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
+    """Standard output is for programs: a line with each run's folder, or one document; the worst exit code."""
+    from gapmeter.publish import Outlets, print_document, publish
 
-    summary = json.loads((folder / "summary.json").read_text())
-    if arguments.junit:
-        write_junit(arguments.junit, summary)
-    if arguments.markdown:
-        arguments.markdown.write_text(markdown(summary))
-    print(json.dumps(summary) if arguments.json else folder)
-    return exit_code
+    outlets = Outlets(arguments.json, arguments.junit, arguments.markdown)
+    outlets.check()
+    done: list[RunResult] = []
+    try:
+        for result in results():
+            publish(result, done, outlets)
+            done.append(result)
+    finally:
+        if done and arguments.json:
+            print_document(done)
+    code = max(result.exit_code for result in done)
+    return _say_exit(code) if arguments.quiet or len(done) > 1 else code  # a single summary ends with it
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from gapmeter.run import explain_config
+    from gapmeter.resolve import explain_config
 
     for key, value, source in explain_config(arguments.scenario, arguments.overrides):
         print(f"{key:<32} {json.dumps(value):<36} {source}")

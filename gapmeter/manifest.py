@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import time
@@ -18,14 +17,14 @@ MANIFEST_VERSION = 1
 _PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
 
 
-def describe_run(scenario: dict[str, Any], digest: str, command: list[str]) -> dict[str, Any]:
+def describe_run(scenario: dict[str, Any], digest: str, command: str) -> dict[str, Any]:
     """The manifest's first form, before anything has run: ``status`` is "running" until the end is written."""
     return {
         "schema_version": MANIFEST_VERSION,
         "status": "running",
         "scenario": scenario,
         "scenario_digest": digest,
-        "command": shlex.join(command),
+        "command": command,
         "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "started_ns": time.monotonic_ns(),
         "hardware": describe_hardware(),

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import shutil
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from analysis.analyse import analyse
 from gapmeter import errors
+from gapmeter.attach import find_probe_folder, take_probe_files
 from gapmeter.errors import UserError
-from gapmeter.manifest import describe_hardware, describe_run
+from gapmeter.manifest import MANIFEST_VERSION, describe_hardware, describe_run
 from gapmeter.placement import Placement, place
-from gapmeter.serve import Target, find_model, serve
+from gapmeter.resolve import names_model, resolve
+from gapmeter.serve import Target, prepare, running
 from gapmeter.terminal import print_summary
 from gapmeter.watch import Watch
 from loadgen.errors import PlanError
-from loadgen.fleet import Fleet, Unreachable, make_fleet
+from loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
 from loadgen.plan import Plan, make_plan
 from loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from recording import RunFolder
 from recording.reader import NotRecords
-from scenarios import Scenario, ScenarioError, load_scenario, provenance
+from scenarios import Scenario
+from servers.launch import ServerProcess
 
 _LOOK_EVERY_S = 0.25
+_INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is told beside its scenario."""
+    """What a run is told beside its scenario. ``command`` is what repeats it, for the manifest; "" to derive it."""
 
     runs: Path = Path("runs")
     probe_dir: Path | None = None
     api_key: str | None = None
     quiet: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,74 +56,129 @@ class RunResult:
 
 
 def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> RunResult:
-    """Run a scenario (a name or a file) and analyse it.
+    """Run a scenario (a name or a file) once, whatever its ``repeat`` says, and analyse it.
 
     A run that is interrupted or loses its server is still analysed. Raises UserError for what the user can mend.
     """
-    scenario = _scenario(name, overrides)
-    folder = _folder(options.runs, scenario)
-    say = _silent if options.quiet else _tell
-    placement = place(scenario.load.processes, local_server=scenario.server.engine != "attach")
-    manifest = describe_run(scenario.to_dict(), scenario.digest(), sys.argv)
-    manifest |= {"slo": [asdict(slo) for slo in scenario.slo], "placement": placement.to_dict()}
-    model = scenario.server.tokenizer if scenario.server.engine == "attach" else find_model(scenario, say)
-    interrupted = False
-    try:
-        with serve(scenario, placement, folder, model or "", say) as target:
-            plan = _plan(scenario, target, say)
-            manifest |= _describe(scenario, target, plan)
-            interrupted = _load(scenario, plan, target, placement, folder, manifest, options)
-    except KeyboardInterrupt:
-        raise UserError("interrupted before the load had begun", errors.INTERRUPTED) from None
-    if options.probe_dir:
-        _take_probe_files(options.probe_dir, folder, manifest["started_ns"])
-    return _finish(folder, manifest, quiet=options.quiet, interrupted=interrupted)
+    return _run(resolve(name, overrides), 0, _settled(options, name, overrides), names_model(overrides))
+
+
+def run_repeats(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> Iterator[RunResult]:
+    """The scenario's ``repeat`` runs, one after the other, each with a folder of its own and fresh prompts.
+
+    Ends after one that was interrupted. Raises UserError as ``run_scenario``.
+    """
+    scenario = resolve(name, overrides)
+    options, named = _settled(options, name, overrides), names_model(overrides)
+    for repeat in range(scenario.repeat):
+        if scenario.repeat > 1 and not options.quiet:
+            _tell(f"run {repeat + 1} of {scenario.repeat}")
+        result = _run(scenario, repeat, options, named)
+        yield result
+        if result.exit_code == errors.INTERRUPTED:
+            return
 
 
 def report_again(path: Path, *, quiet: bool = False) -> RunResult:
-    """Analyse a run again from its folder alone. Raises UserError when it is no run's folder."""
+    """Analyse a run again from its folder alone. Raises UserError when it is no run's folder, or holds no requests."""
     folder = RunFolder(path)
     try:
         manifest = folder.read_manifest()
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise UserError(f"{path} is not a run's folder: {error}", errors.USAGE) from error
-    return _finish(folder, manifest, quiet=quiet, interrupted=manifest.get("ended_because") == "interrupted")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is not a run's folder: it has no manifest.json", errors.USAGE) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a run's folder: manifest.json: {error}", errors.USAGE) from error
+    if manifest.get("schema_version") != MANIFEST_VERSION:
+        version = manifest.get("schema_version")
+        raise UserError(f"{path} was written in version {version} of the format, not {MANIFEST_VERSION}", errors.USAGE)
+    return _finish(folder, manifest, quiet=quiet)
 
 
-def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, object, str]]:
-    """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
+def _run(scenario: Scenario, repeat: int, options: Options, model_named: bool) -> RunResult:
+    say = _silent if options.quiet else _tell
+    placement = place(scenario.load.processes, local_server=scenario.server.engine != "attach")
+    target = prepare(scenario, placement.server, say, api_key=options.api_key, model_named=model_named)
+    probe = None if target.spec else find_probe_folder(target.url, options.probe_dir)
+    plan = _plan(scenario, target, repeat, say)
+    folder = _folder(options.runs, scenario)
+    manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | {"repeat": repeat}
+    manifest |= {"slo": [asdict(slo) for slo in scenario.slo], "placement": placement.to_dict()}
+    manifest |= _describe(scenario, target, plan)
+    with _accounted_for(folder, manifest):
+        folder.write_json(folder.manifest, manifest)
+        with running(target, scenario, placement.server, folder, say) as process:
+            _load(scenario, plan, target, process, placement, folder, manifest, options)
+        if probe and not take_probe_files(probe, folder, manifest["started_ns"]):
+            say(f"{probe} holds no records of this run; was this server started with GAPMETER_PROBE_DIR={probe}?")
+        return _finish(folder, manifest, quiet=options.quiet)
+
+
+@contextlib.contextmanager
+def _accounted_for(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
+    """What ends a run early is noted in its folder, so that it can be reported with what had happened by then."""
+    report = f"gapmeter report {folder.path}"
     try:
-        return [(setting.key, setting.value, setting.source) for setting in provenance(name, overrides)]
-    except ScenarioError as error:
-        raise UserError(str(error), errors.BAD_SCENARIO) from error
+        yield
+    except KeyboardInterrupt:
+        _note_end(folder, manifest, _INTERRUPTED)
+        text = f"; what was recorded by then: {report}" if _has_begun(manifest) else " before the load had begun"
+        raise UserError(f"interrupted{text}", errors.INTERRUPTED) from None
+    except UserError as error:
+        _note_end(folder, manifest, str(error))
+        raise
+    except OSError as error:
+        _note_end(folder, manifest, str(error))
+        text = f"; make room, then see what was recorded: {report}" if _has_begun(manifest) else ""
+        raise UserError(f"{folder.path} cannot be written: {_reason(error)}{text}", errors.NOT_VALID) from error
 
 
-def _scenario(name: str, overrides: Sequence[str]) -> Scenario:
-    try:
-        return load_scenario(name, overrides)
-    except ScenarioError as error:
-        raise UserError(str(error), errors.BAD_SCENARIO) from error
+def _note_end(folder: RunFolder, manifest: dict[str, Any], why: str) -> None:
+    """Why a run ended early, unless its load is over already, or an earlier reason is there."""
+    if manifest["status"] != "running":
+        return
+    manifest["status"] = "incomplete"
+    manifest.setdefault("ended_because", why)
+    with contextlib.suppress(OSError):  # a full disk: the sentence that the user gets says so
+        folder.write_json(folder.manifest, manifest)
+
+
+def _has_begun(manifest: dict[str, Any]) -> bool:
+    return "t0_ns" in manifest.get("plan", {})
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _settled(options: Options, name: str, overrides: Sequence[str]) -> Options:
+    """With the command that repeats the run."""
+    if options.command:
+        return options
+    words = ["gapmeter", "run", name, *(word for override in overrides for word in ("--set", override))]
+    return Options(options.runs, options.probe_dir, options.api_key, options.quiet, shlex.join(words))
 
 
 def _folder(runs: Path, scenario: Scenario) -> RunFolder:
     try:
         return RunFolder.create(runs, scenario.name, scenario.digest())
     except OSError as error:
-        raise UserError(f"the run's folder cannot be made: {error}", errors.USAGE) from error
+        raise UserError(f"no run's folder can be made in {runs}: {_reason(error)}", errors.USAGE) from error
 
 
-def _plan(scenario: Scenario, target: Target, say: Callable[[str], None]) -> Plan:
+def _plan(scenario: Scenario, target: Target, repeat: int, say: Callable[[str], None]) -> Plan:
     say("planning: arrivals, prompts and bodies")
     try:
         tokenizer: PromptTokenizer | None = load_tokenizer(target.tokenizer) if target.tokenizer else None
-        prefix = f"gap-{secrets.token_hex(4)}"
-        return make_plan(scenario, tokenizer, model_name=target.model, id_prefix=prefix, dialect=target.dialect)
+        return make_plan(
+            scenario, tokenizer, model_name=target.model, repeat=repeat, id_prefix=f"gap-{secrets.token_hex(4)}",
+            dialect=target.dialect,
+        )  # fmt: skip
     except PlanError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
 def _describe(scenario: Scenario, target: Target, plan: Plan) -> dict[str, Any]:
-    """The manifest's part that is known once the server answers and the plan is drawn."""
+    """The manifest's part that is known once the target is and the plan is drawn."""
     return {
         "target": {"url": target.url, "model": target.model, "dialect": target.dialect, **target.facts},
         "device": _device(scenario),
@@ -137,80 +198,75 @@ def _device(scenario: Scenario) -> str:
 
 
 def _load(
-    scenario: Scenario, plan: Plan, target: Target, placement: Placement, folder: RunFolder, manifest: dict[str, Any],
-    options: Options,
-) -> bool:  # fmt: skip
-    """Issue the plan and wait for the answers; True when the user interrupted it."""
+    scenario: Scenario, plan: Plan, target: Target, process: ServerProcess | None, placement: Placement,
+    folder: RunFolder, manifest: dict[str, Any], options: Options,
+) -> None:  # fmt: skip
+    """Issue the plan and wait for the answers; the manifest says how that ended."""
     processes = scenario.load.processes
     try:
         with make_fleet(plan, target.url, options.api_key, folder.requests, placement.generator, processes) as fleet:
-            t0_ns = fleet.start()
-            manifest["plan"]["t0_ns"] = t0_ns
+            manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
             manifest["started_s"] = time.time()
             folder.write_json(folder.manifest, manifest)
-            interrupted = _watch(fleet, scenario, plan, t0_ns, target, manifest, options)
+            progress = None if options.quiet else Watch(fleet.record_paths, scenario, plan, t0_ns)
+            _watch(fleet, process, progress, manifest)
     except Unreachable as error:
-        raise UserError(f"{target.url} refused the connections: {error}", errors.UNREACHABLE) from error
-    manifest["status"] = "incomplete" if manifest.get("ended_because") else "complete"
-    return interrupted
+        died = process.failure() if process else None
+        said = str(died or f"{target.url} does not take connections: {error}")
+        raise UserError(said, errors.UNREACHABLE) from error
+    except NotStarted as error:
+        raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
+    manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
 
 
-def _watch(
-    fleet: Fleet, scenario: Scenario, plan: Plan, t0_ns: int, target: Target, manifest: dict[str, Any],
-    options: Options,
-) -> bool:  # fmt: skip
+def _watch(fleet: Fleet, process: ServerProcess | None, progress: Watch | None, manifest: dict[str, Any]) -> None:
     """Show progress until the load has ended; note why, if it ended early."""
-    progress = None if options.quiet else Watch(fleet.record_paths, scenario, plan, t0_ns)
 
     def look() -> None:
         if progress is not None:
             progress.update()
-        if target.process is not None and not manifest.get("ended_because"):
-            failure = target.process.failure()
-            if failure is not None:
-                manifest["ended_because"] = str(failure)
-                fleet.stop()
-
-    interrupted = False
-    while True:
-        try:
-            codes = fleet.wait(look, _LOOK_EVERY_S)
-            break
-        except KeyboardInterrupt:
-            if interrupted:
-                raise
-            interrupted = True
-            manifest["ended_because"] = "interrupted"
-            _tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
+        if process is not None and "ended_because" not in manifest and (failure := process.failure()):
+            manifest["ended_because"] = str(failure)
             fleet.stop()
-    if progress is not None:
-        progress.close()
-    if any(code not in (0, 1) for code in codes) and not manifest.get("ended_because"):
-        manifest["ended_because"] = f"a generator process ended with exit code {max(codes, key=abs)}"
-    return interrupted
+
+    try:
+        _wait(fleet, look, manifest)
+    finally:
+        if progress is not None:
+            progress.close()
+    troubles = fleet.troubles()
+    if troubles:
+        manifest.setdefault("ended_because", "; ".join(troubles))
 
 
-def _take_probe_files(source: Path, folder: RunFolder, since_ns: int) -> None:
-    """Copy what an attached server's probe wrote. Raises UserError when it wrote nothing."""
-    files = sorted(source.glob("*.gap"))
-    if not files:
-        raise UserError(f"{source} holds no probe records; was the server started with it?", errors.USAGE)
-    for file in files:
-        shutil.copy2(file, folder.probe / file.name)
+def _wait(fleet: Fleet, look: Callable[[], None], manifest: dict[str, Any]) -> None:
+    """Until every generator process has ended: by itself, or asked to by Ctrl-C. A second Ctrl-C is raised."""
+    try:
+        fleet.wait(look, _LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        manifest["ended_because"] = _INTERRUPTED
+        _tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
+        fleet.stop()
+        fleet.wait(look, _LOOK_EVERY_S)
 
 
-def _finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, interrupted: bool) -> RunResult:
+def _finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool) -> RunResult:
+    """Analyse the folder and show the summary. Raises UserError when it holds nothing, or cannot be written."""
+    if not _has_begun(manifest):
+        why = manifest.get("ended_because", "the run ended before the load had begun")
+        raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
     try:
         folder.write_json(folder.manifest, manifest | {"files": folder.hashes()})
         summary = analyse(folder)
-    except (NotRecords, KeyError) as error:
-        raise UserError(f"{folder.path}: nothing was recorded that could be analysed ({error})", errors.NOT_VALID) from error
+    except NotRecords as error:
+        raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:
-        raise UserError(f"the results cannot be written: {error}", errors.NOT_VALID) from error
+        text = f"the results cannot be written: {_reason(error)}; the records are kept. Make room, then"
+        raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
+    interrupted = manifest.get("ended_because") == _INTERRUPTED
     code = errors.INTERRUPTED if interrupted else int(summary["exit_code"])
     if not quiet:
-        again = str(manifest["command"])
-        print_summary(summary, manifest, str(folder.report), again, code, sys.stderr)
+        print_summary(summary, manifest, str(folder.report), str(manifest["command"]), code, sys.stderr)
     return RunResult(folder.path, summary, code)
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
+from gapmeter.attach import choose_model, served_models
 from gapmeter.errors import UserError
-from gapmeter.placement import Placement
 from recording import RunFolder
 from scenarios import Scenario
 from servers import vllm
@@ -26,17 +22,21 @@ from servers.transformers import transformers_command
 
 SERVED_NAME = "gapmeter"
 CHECKOUT = Path(__file__).resolve().parent.parent
+_TELL_EVERY_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An address that answers. ``tokenizer`` is None when nobody told us which the server uses."""
+    """Who will be asked. ``tokenizer`` is None when nobody told us which the server uses.
+
+    ``spec`` is how to launch it, None for a server that runs already.
+    """
 
     url: str
     model: str
     tokenizer: str | None
     dialect: str
-    process: ServerProcess | None = None
+    spec: LaunchSpec | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -49,58 +49,70 @@ class _Place:
     cores: tuple[int, ...]
 
 
-@contextlib.contextmanager
-def serve(
-    scenario: Scenario, placement: Placement, folder: RunFolder, model: str, say: Callable[[str], None]
-) -> Iterator[Target]:
-    """A running server for as long as the block lasts; one that was launched is ended with its whole tree.
+def prepare(
+    scenario: Scenario, cores: tuple[int, ...], say: Callable[[str], None], *,
+    api_key: str | None = None, model_named: bool = False,
+) -> Target:  # fmt: skip
+    """Everything that can be known, and refused, before anything is launched.
 
-    ``model`` is the folder or hub id that ``find_model`` gave. Raises UserError when the server cannot be had.
+    ``cores`` are the server's; ``model_named``: the user asked for this model, beyond what the scenario says.
+    Raises UserError for a model, port, engine or address that cannot be had.
     """
     if scenario.server.engine == "attach":
-        yield attach(scenario)
-        return
-    place = _Place(model, _port(scenario), placement.server)
+        return _attach(scenario, api_key, model_named, say)
+    say(f"model {scenario.server.model}")
+    try:
+        model = str(resolve_model(scenario.server.model))
+    except ModelError as error:
+        raise UserError(str(error), errors.BAD_SCENARIO) from error
+    place = _Place(model, _port(scenario), cores)
     spec, facts = _SPECS[scenario.server.engine](scenario, place)
-    url = f"http://127.0.0.1:{place.port}"
-    say(f"starting {scenario.server.engine} (log: {folder.logs / 'server.log'})")
+    facts |= {"command": list(spec.command), "env": spec.env}
+    return Target(f"http://127.0.0.1:{place.port}", SERVED_NAME, model, "full", spec, facts)
+
+
+@contextlib.contextmanager
+def running(
+    target: Target, scenario: Scenario, cores: Sequence[int], folder: RunFolder, say: Callable[[str], None]
+) -> Iterator[ServerProcess | None]:
+    """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
+
+    One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C. Raises UserError when it
+    cannot be started or is never ready.
+    """
+    if target.spec is None:
+        yield None
+        return
+    log = folder.logs / "server.log"
+    say(f"starting {scenario.server.engine} (log: {log})")
+    env = {**target.spec.env, "GAPMETER_PROBE_DIR": str(folder.probe.resolve())}
     try:
         process = launch(
-            spec.command,
-            {**spec.env, "GAPMETER_PROBE_DIR": str(folder.probe.resolve())},
-            placement.server,
-            folder.logs / "server.log",
-            f"{url}/health",
-            scenario.server.ready_timeout_ns / 1e9,
-            on_wait=lambda seconds: say(f"waiting for the server, {seconds:.0f} s") if int(seconds) % 10 == 0 else None,
-        )
+            target.spec.command, env, cores, log, f"{target.url}/health", scenario.server.ready_timeout_ns / 1e9,
+            on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
+        )  # fmt: skip
     except ServerFailed as error:
         raise UserError(str(error), errors.UNREACHABLE) from error
     with process:
-        yield Target(url, SERVED_NAME, model, "full", process, {**facts, "command": list(spec.command), "env": spec.env})
-
-
-def find_model(scenario: Scenario, say: Callable[[str], None]) -> str:
-    """The folder (or hub id) of the scenario's model; a built-in one is made on the spot.
-
-    Raises UserError when there is no such model, or it has no tokenizer.
-    """
-    say(f"model {scenario.server.model}")
-    try:
-        return str(resolve_model(scenario.server.model))
-    except ModelError as error:
-        raise UserError(str(error), errors.BAD_SCENARIO) from error
+        try:
+            yield process
+        except KeyboardInterrupt:
+            process.stop(grace_s=1.0)
+            raise
 
 
 def _port(scenario: Scenario) -> int:
     wanted = scenario.server.args.get("port")
     if wanted is None:
         return free_port()
+    if isinstance(wanted, bool) or not str(wanted).isdecimal() or not 0 < int(str(wanted)) < 65536:
+        raise UserError(f"server.args.port: {wanted} is not a port from 1 to 65535", errors.BAD_SCENARIO)
+    port = int(str(wanted))
     try:
-        check_port(int(str(wanted)))
+        check_port(port)
     except ServerFailed as error:
-        raise UserError(str(error), errors.UNREACHABLE) from error
-    return int(str(wanted))
+        raise UserError(f"server.args.port: {error}", errors.UNREACHABLE) from error
+    return port
 
 
 def _arguments(scenario: Scenario) -> dict[str, Any]:
@@ -150,20 +162,9 @@ _SPECS: dict[str, Callable[[Scenario, _Place], tuple[LaunchSpec, dict[str, Any]]
 }
 
 
-def attach(scenario: Scenario) -> Target:
-    """The server that already runs at ``server.url``; its first model unless the scenario names one.
-
-    Raises UserError when nothing answers there, or it does not list its models.
-    """
-    url = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
-    try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-            models = [entry["id"] for entry in json.load(answer)["data"]]
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(f"no server answers at {url}/v1/models: {reason}", errors.UNREACHABLE) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{url}/v1/models is not a list of models: {error}", errors.UNREACHABLE) from error
-    wanted = scenario.server.model
-    model = wanted if wanted in models else next(iter(models), wanted)
-    return Target(url, model, scenario.server.tokenizer, scenario.server.dialect, None, {"models": models})
+def _attach(scenario: Scenario, api_key: str | None, model_named: bool, say: Callable[[str], None]) -> Target:
+    server = scenario.server
+    url, models = served_models(scenario, api_key)
+    model = choose_model(server.model, model_named, models, url)
+    say(f"attached to {url}, model {model}")
+    return Target(url, model, server.tokenizer, server.dialect, None, {"models": models})
