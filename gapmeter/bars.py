@@ -47,7 +47,7 @@ def axis(top_ms: float, width: int) -> tuple[str, float]:
     scale = in_unit(1.0, unit)[0]
     line = [" "] * width
     end = -1
-    marks = ticks(top_ms * scale, 4)
+    marks = ticks(top_ms * scale, 5)
     for value in marks:
         text = f"{value:g} {unit}" if value == marks[-1] else f"{value:g}"
         at = round(value / scale / ms_per_column)

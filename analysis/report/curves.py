@@ -161,7 +161,7 @@ class _Scale:
             return [(ms, _round(ms)) for ms in marks if self.bottom_ms <= ms <= self.top_ms]
         unit = unit_of(self.top_ms)
         size = in_unit(1.0, unit)[0]
-        return [(v / size, f"{v:g} {unit}" if v else "0") for v in ticks(self.top_ms * size, 4)]
+        return [(v / size, f"{v:g} {unit}" if v else "0") for v in ticks(self.top_ms * size, 5)]
 
 
 def _round(ms: float) -> str:
