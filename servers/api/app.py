@@ -24,6 +24,7 @@ from servers.api.generation import EngineFailed, Generation
 from servers.api.http import StampedRequest, StampedServer
 from servers.api.metrics import Metrics
 from servers.api.options import ApiOptions
+from servers.api.slices import ask_for_short_slices
 from servers.api.stamps import RequestStamps, now
 from servers.api.text import TemplateRefused, TextModel
 
@@ -242,7 +243,8 @@ def serve(
 
     ``around`` may put something of the server's own around the handling of every request.
     """
-    writer = open_probe("api", {"server": options.server, **options.describe})
+    short = ask_for_short_slices()
+    writer = open_probe("api", {"server": options.server, "short_slices": short, **options.describe})
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(engine, text, options, writer, around))
