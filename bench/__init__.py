@@ -1,0 +1,1 @@
+"""What gapmeter measures about itself: the figures under docs/results, on this machine."""

