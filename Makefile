@@ -28,7 +28,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: help loadtest report doctor test test-fast check format bench setup vllm clean clean-all
+.PHONY: help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -62,12 +62,13 @@ test-fast:  ## the tests that need no engine (under a minute)
 	$(setup) core dev transformers
 	@$(own) -m pytest -m 'not transformers and not vllm and not environment' $(ARGS)
 
-check:  ## what CI expects of a change: ruff, mypy --strict, and make test
+lint:  ## ruff and mypy --strict
 	$(setup) core dev transformers
 	@$(own) -m ruff check .
 	@$(own) -m ruff format --check .
 	@$(own) -m mypy
-	@$(MAKE) --no-print-directory test
+
+check: lint test  ## what CI runs: lint, then test
 
 format:  ## put the code into the house's format
 	$(setup) core dev
