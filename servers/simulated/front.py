@@ -16,6 +16,8 @@ from servers.simulated.text import current
 from servers.simulated.times import Durations
 from servers.simulated.truth import TruthFile
 
+_LINES = 4  # of truth, written with each chunk: as many as one leaves behind, so that they do not heap up
+
 
 class Front:
     """Pass ``around`` to servers.api.app.serve."""
@@ -66,6 +68,7 @@ class Front:
             handed = now()
             await write(chunk, *args, **kwargs)
             if self._truth:
+                self._truth.write(_LINES)
                 self._truth.note(
                     "chunk", of=who, bytes=len(chunk), start_ns=start, handed_ns=handed, end_ns=now(), meant_ns=meant
                 )

@@ -27,6 +27,8 @@ from servers.simulated.scheduler import Emission, Limits, Request, Scheduler, St
 from servers.simulated.times import Durations, StageTimes
 from servers.simulated.truth import TruthListener, open_truth
 
+_LINE_NS = 10_000  # what formatting a line of truth takes at most, on average
+
 READY, OUTPUTS = 0, 1  # the first element of a message to the API server
 ADD, ABORT = 0, 1  # and of one from it
 
@@ -51,7 +53,7 @@ class EngineProcess:
         self._loop = EngineLoop(self._scheduler, Durations(times), self._timeline, self, self._deliver)
         self._cached: dict[int, int] = {}
         self._steps = self._preemptions = self._received = 0
-        self._state = (0, 0, limits.kv_blocks)
+        self._told = self._state()
 
     def run(self) -> None:
         """Serve until the API server is gone."""
@@ -63,7 +65,13 @@ class EngineProcess:
             self._truth.note("clock", worst_lateness_ns=self._timeline.latest_ns)
             self._truth.close()
 
-    def _idle(self) -> None:
+    def _idle(self, left_ns: int) -> None:
+        if left_ns:
+            if self._truth:
+                self._truth.write(left_ns // _LINE_NS)
+            return
+        if self._state() != self._told:
+            self._tell([])
         if self._truth:
             self._truth.flush()
 
@@ -82,12 +90,19 @@ class EngineProcess:
         self._loop.receive(request)
 
     def _deliver(self, seq: int, emissions: tuple[Emission, ...]) -> None:
-        """One message an output: counts so far, the engine's state, and (key, tokens, finished, cached) a request."""
         tokens = [(e.key, e.tokens, e.finished, self._cached.get(e.key, 0)) for e in emissions]
         for emission in emissions:
             if emission.finished:
                 self._cached.pop(emission.key, None)
-        self._channel.send(marshal.dumps((OUTPUTS, (self._steps, self._preemptions, *self._state), tokens)))
+        self._tell(tokens)
+
+    def _tell(self, tokens: list[tuple[int, int, bool, int]]) -> None:
+        """One message: the engine's state, and (key, tokens, finished, cached) for each request with an output."""
+        self._told = self._state()
+        self._channel.send(marshal.dumps((OUTPUTS, self._told, tokens)))
+
+    def _state(self) -> tuple[int, ...]:
+        return self._steps, self._preemptions, *self._scheduler.counts
 
     # -- what the loop does, to all who listen
 
@@ -102,7 +117,6 @@ class EngineProcess:
     def planned(self, plan: StepPlan, asynchronous: bool) -> None:
         self._steps += 1
         self._preemptions += len(plan.preempted)
-        self._state = (plan.running, plan.waiting, plan.free_blocks)
         for entry in plan.entries:
             self._cached.setdefault(entry.key, entry.cached)
         for listener in self._hears:

@@ -17,6 +17,7 @@ from servers.simulated.pause import SPIN_NS, exact_timers, now
 
 _LATE_NS = 100_000  # beyond this, what follows counts from the time itself, not from when it was due
 _GLANCE_NS = 20_000  # how often a busy wait looks for messages
+_LONG_NS = 300_000  # a wait in which there is time for something else
 _LARGEST = 1 << 20  # bytes of a message
 
 
@@ -62,11 +63,11 @@ class RealTimeline:
     """Calls actions at their deadlines, and ``heard(message)`` for each message when it comes.
 
     ``busy``: waits take the whole core, as those of an engine that computes on it; else they sleep until shortly
-    before the deadline. ``idle()`` is called before a wait that has no deadline.
+    before the deadline. ``idle(ns)`` is called before a wait of ``ns`` (0: without an end), for what can be put off.
     """
 
     def __init__(
-        self, channel: Channel, heard: Callable[[bytes], None], idle: Callable[[], None], *, busy: bool
+        self, channel: Channel, heard: Callable[[bytes], None], idle: Callable[[int], None], *, busy: bool
     ) -> None:
         self._channel, self._heard, self._idle, self._busy = channel, heard, idle, busy
         self._due: list[tuple[int, int, Action]] = []
@@ -101,11 +102,14 @@ class RealTimeline:
     def _wait(self) -> None:
         """Until the next deadline, or the next message."""
         if not self._due:
-            self._idle()
+            self._idle(0)
             self._sleep(None)
             return
         moment = self._due[0][0]
         left = moment - now() - SPIN_NS
+        if left > _LONG_NS:
+            self._idle(left)
+            left = moment - now() - SPIN_NS
         if left > 0 and not self._busy:
             if self._sleep(left / 1e9):
                 return

@@ -146,9 +146,9 @@ class Scheduler:
         return len(self._known)
 
     @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._waiting)
+    def counts(self) -> tuple[int, int, int]:
+        """Requests that run, requests in the queue, free KV blocks."""
+        return len(self._running), len(self._waiting), self.pool.free
 
     @property
     def next_seq(self) -> int:

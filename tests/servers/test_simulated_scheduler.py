@@ -86,7 +86,7 @@ class Run:
 
 
 @given(limits, sizes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_request_gets_exactly_its_tokens_and_all_blocks_come_back(
     limits: Limits, sizes: list[tuple[int, int, bool]]
 ) -> None:
@@ -100,7 +100,7 @@ def test_every_request_gets_exactly_its_tokens_and_all_blocks_come_back(
 
 
 @given(limits, sizes, st.lists(st.integers(0, 13), max_size=6), st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_an_aborted_request_gets_nothing_more_and_leaves_no_block_behind(
     limits: Limits, sizes: list[tuple[int, int, bool]], victims: list[int], after: int
 ) -> None:
@@ -119,7 +119,7 @@ def test_an_aborted_request_gets_nothing_more_and_leaves_no_block_behind(
 
 
 @given(limits, sizes)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_requests_are_first_scheduled_in_the_order_in_which_they_came(
     limits: Limits, sizes: list[tuple[int, int, bool]]
 ) -> None:
@@ -132,7 +132,7 @@ def test_requests_are_first_scheduled_in_the_order_in_which_they_came(
 
 
 @given(limits, sizes)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_is_computed_is_what_is_known_each_position_once_unless_evicted(
     limits: Limits, sizes: list[tuple[int, int, bool]]
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
-import math
 import random
 import statistics
 
@@ -42,39 +42,56 @@ def wait_ms(outcomes: list[Outcome]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("law", "spread", "variation"),
-    [("none", 0.0, 0.0), ("exponential", 1.0, 1.0), ("lognormal", 1.5, 2.25), ("uniform", 1.0, 1 / 3)],
+    ("load", "count", "law", "spread", "variation"),
+    [
+        (0.3, 6_000, "none", 0.0, 0.0),
+        (0.3, 6_000, "lognormal", 1.5, 2.25),
+        (0.3, 6_000, "uniform", 1.0, 1 / 3),
+        (0.7, 12_000, "none", 0.0, 0.0),
+        (0.7, 12_000, "exponential", 1.0, 1.0),
+    ],
 )
-@pytest.mark.parametrize("load", [0.3, 0.7])
 def test_the_mean_wait_for_one_server_is_pollaczek_and_khinchines(
-    law: str, spread: float, variation: float, load: float
+    load: float, count: int, law: str, spread: float, variation: float
 ) -> None:
     """M/G/1: W = λ E[S²] / (2 (1 − ρ)), where E[S²] = (1 + cv²) E[S]²."""
     service_ms = 10.0
     settings = Settings(
         Limits(max_sequences=1), times(forward_ns=int(service_ms * MS), jitter=law, spread=spread, seed=5)
     )
-    waits = [wait_ms(simulate(poisson(12_000, load * 100, seed), settings)) for seed in range(2)]
+    waits = [wait_ms(simulate(poisson(count, load * 100, seed), settings)) for seed in range(2)]
     expected = load * service_ms * (1 + variation) / (2 * (1 - load))
     assert statistics.fmean(waits) == pytest.approx(expected, rel=0.13)
 
 
-def test_many_short_steps_with_a_batch_of_k_are_m_m_k() -> None:
-    """Erlang C: W = C(k, a) / (k μ − λ), for geometric numbers of steps, short against their sum."""
-    servers, load, step_ms, mean_steps = 4, 0.8, 0.5, 40
-    rate = load * servers / (step_ms * mean_steps / 1e3)
+def test_one_at_a_time_each_request_starts_when_lindley_says() -> None:
+    arrivals = poisson(2_000, 70, 4, output_tokens=3)
+    outcomes = simulate(arrivals, Settings(Limits(max_sequences=1), times(forward_ns=4 * MS, update_ns=MS // 10)))
+    free = 0
+    for outcome in outcomes:
+        assert outcome.scheduled_ns == max(outcome.due_ns, free)
+        free = outcome.scheduled_ns + 3 * (4 * MS + MS // 10)
+        assert outcome.last_token_ns == free
+
+
+def test_many_short_steps_with_a_batch_of_k_are_k_servers() -> None:
+    """Each request's wait is Kiefer and Wolfowitz's on the same arrivals, up to the steps' granularity."""
+    servers, load, step, mean_steps = 4, 0.85, MS // 2, 40
     source = random.Random(8)
     arrivals = [
-        Arrival(a.due_ns, 1, 1 + int(math.log(1 - source.random()) / math.log(1 - 1 / mean_steps)))
-        for a in poisson(12_000, rate, 9)
+        Arrival(a.due_ns, 1, 1 + int(source.expovariate(1 / mean_steps)))
+        for a in poisson(2_000, load * servers * 1e9 / (step * (mean_steps + 0.5)), 9)
     ]
-    outcomes = simulate(arrivals, Settings(Limits(max_sequences=servers), times(forward_ns=int(step_ms * MS))))
-    offered = load * servers
-    top = offered**servers / math.factorial(servers) / (1 - load)
-    busy = top / (sum(offered**n / math.factorial(n) for n in range(servers)) + top)
-    expected = busy * step_ms * mean_steps / (servers * (1 - load))
-    half_step = step_ms / 2 * 0.99  # an arrival waits for the step in flight, even where there is room
-    assert wait_ms(outcomes) == pytest.approx(expected + half_step, rel=0.1)
+    outcomes = simulate(arrivals, Settings(Limits(max_sequences=servers), times(forward_ns=step)))
+    free = [0] * servers
+    waits, errors = [], []
+    for outcome, arrival in zip(outcomes, arrivals, strict=True):
+        start = max(arrival.due_ns, heapq.heappop(free))
+        heapq.heappush(free, start + arrival.output_tokens * step)
+        waits.append(start - arrival.due_ns)
+        errors.append(outcome.scheduled_ns - start)
+    assert statistics.fmean(waits) > 10 * step  # it was a queue
+    assert -2 * step < statistics.fmean(errors) < 2 * step
 
 
 def test_a_lone_request_takes_the_sum_of_its_stages() -> None:
