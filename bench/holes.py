@@ -22,7 +22,10 @@ Ints = NDArray[np.int64]
 
 
 def holes(intervals: Intervals, start: Ints, end: Ints) -> dict[tuple[str, str], list[int]]:
-    """Lengths in ns of each event's uncovered stretches, by the classes before and after ("due" and "event" at the ends)."""
+    """Lengths in ns of each event's uncovered stretches, by the classes before and after.
+
+    The event's own ends are called ``due`` and ``event``.
+    """
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     order = np.lexsort((intervals.start, intervals.event))
     bounds = np.searchsorted(intervals.event[order], np.arange(len(start) + 1))

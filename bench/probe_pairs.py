@@ -141,8 +141,7 @@ def _records(probe_dir: Path) -> dict[str, Any]:
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown rows."""
     lines = [
-        "| engine | pairs | throughput with / without (95 %) | token gap, mean (95 %) | token gap, median (95 %) "
-        "| server CPU a token (95 %) | CPU a token without, µs |",
+        "| engine | pairs | throughput | token gap, mean | token gap, median | server CPU a token | that without, µs |",
         "|---|---|---|---|---|---|---|",
     ]
     for result in results:

@@ -1,4 +1,4 @@
-"""Which class of interval holds a ledger's strict residual: milliseconds and share of each, to the first and last token.
+"""Which class of interval holds a ledger's strict residual, in milliseconds, to the first and to the last token.
 
 ``python -m bench.transit RUN`` prints it for a run that lies on the disk.
 """
@@ -70,8 +70,12 @@ def _rows(intervals: Intervals, events: Events, everything: bool) -> list[dict[s
 def _row(name: str, ns: Floats, worst: Ints) -> dict[str, Any]:
     p50, p99 = np.percentile(ns, [50, 99]) / 1e6
     return {
-        "name": name, "p50_ms": p50, "p99_ms": p99, "mean_ms": ns.mean() / 1e6, "worst_percent_ms": ns[worst].mean() / 1e6,
-    }  # fmt: skip
+        "name": name,
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+        "mean_ms": float(ns.mean()) / 1e6,
+        "worst_percent_ms": float(ns[worst].mean()) / 1e6,
+    }
 
 
 def _integers(requests: pd.DataFrame, name: str) -> Ints:

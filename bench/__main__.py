@@ -1,0 +1,109 @@
+"""``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
+
+Parts: client, residual, agreement, probe_pairs. A part's figures are in ``docs/results/PART.json`` with the machine
+that they come from; ``docs/results/figures.md`` holds the tables of all parts that have been measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import agreement, client, probe_pairs, residual
+from bench.engine import ENGINES
+
+RESULTS = Path("docs/results")
+_RUNS = Path("runs")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the parts named, all by default. Raises UserError or ServerFailed when an engine cannot be had."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--engine", choices=ENGINES, help="only this engine (default: both)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of load for the pairs with and without the probe")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
+    options = parser.parse_args(arguments)
+    unknown = set(options.parts) - PARTS.keys()
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    options.results.mkdir(parents=True, exist_ok=True)
+    for part in options.parts or PARTS:
+        folder = _RUNS / f"bench-{part}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder.mkdir(parents=True)
+        load = os.getloadavg()[0]
+        figures = PARTS[part](options, folder)
+        kept = {"machine": machine(), "load_average_before": load, "figures": figures}
+        (options.results / f"{part}.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
+        (options.results / "figures.md").write_text(page(options.results))
+        print("\n".join(TABLES[part](figures)), flush=True)
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, in words that name nobody's computer."""
+    flags = Path("/proc/cpuinfo").read_text()
+    return {
+        "cpu": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "avx512": "avx512f" in flags,
+        "amx": "amx_tile" in flags,
+        "linux": ".".join(platform.release().split(".")[:2]),
+        "python": platform.python_version(),
+    }
+
+
+def page(results: Path) -> str:
+    """All tables that have been measured, as Markdown."""
+    sections = ["# Figures\n\nWritten by `make bench`; README.md beside this file says how to read them.\n"]
+    for part, table in TABLES.items():
+        file = results / f"{part}.json"
+        if file.exists():
+            told = json.loads(file.read_text())
+            where = ", ".join(f"{key} {value}" for key, value in told["machine"].items())
+            sections.append(f"## {part}\n\n" + "\n".join(table(told["figures"])) + f"\n\n{where}\n")
+    return "\n".join(sections)
+
+
+def _engines(options: argparse.Namespace) -> tuple[str, ...]:
+    return (options.engine,) if options.engine else ENGINES
+
+
+def _client(_: argparse.Namespace, folder: Path) -> Any:
+    client.main(["--json", str(folder / "client.json")])
+    return json.loads((folder / "client.json").read_text())["figures"]
+
+
+def _residual(options: argparse.Namespace, folder: Path) -> Any:
+    return [residual.measure(engine, folder / engine) for engine in _engines(options)]
+
+
+def _agreement(_: argparse.Namespace, folder: Path) -> Any:
+    return agreement.measure(folder)
+
+
+def _pairs(options: argparse.Namespace, folder: Path) -> Any:
+    return [probe_pairs.measure(engine, folder / engine, options.seconds) for engine in _engines(options)]
+
+
+def _client_table(figures: dict[str, list[float]]) -> list[str]:
+    return ["```", *client.table(figures).splitlines(), "```"]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
+    "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs,
+}  # fmt: skip
+TABLES: dict[str, Callable[[Any], list[str]]] = {
+    "client": _client_table, "residual": residual.table, "agreement": agreement.table, "probe_pairs": probe_pairs.table,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,21 @@
+"""vLLM's own metrics of each request against the same intervals from our stamps, on a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.agreement import TOLERANCE_MS, measure
+
+
+@pytest.mark.vllm
+def test_queue_prefill_and_decode_agree_with_what_vllm_reports(tmp_path: Path) -> None:
+    """Both stamp one after the other in one thread: only a thread that is interrupted just there may differ."""
+    found = measure(tmp_path)
+    assert found["missing"] == 0
+    for name, interval in found["intervals"].items():
+        assert interval["requests"] >= 100, name
+        assert interval["difference_p50_ms"] < TOLERANCE_MS / 2, (name, interval)
+        assert interval["difference_p99_ms"] < TOLERANCE_MS, (name, interval)
+        assert interval["p50_ms"] > 10 * TOLERANCE_MS, f"{name}: too short for the comparison to say anything"
