@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.analyse import analyse
 from gapmeter import errors
 from gapmeter.attach import find_probe_folder, take_probe_files
 from gapmeter.errors import UserError
@@ -20,7 +19,6 @@ from gapmeter.manifest import MANIFEST_VERSION, describe_hardware, describe_run
 from gapmeter.placement import Placement, place
 from gapmeter.resolve import names_model, resolve
 from gapmeter.serve import Target, prepare, running
-from gapmeter.terminal import print_summary
 from gapmeter.watch import Watch
 from loadgen.errors import PlanError
 from loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
@@ -96,7 +94,11 @@ def report_again(path: Path, *, quiet: bool = False) -> RunResult:
 
 def _run(scenario: Scenario, repeat: int, options: Options, model_named: bool) -> RunResult:
     say = _silent if options.quiet else _tell
-    placement = place(scenario.load.processes, local_server=scenario.server.engine != "attach")
+    placement = place(
+        scenario.load.processes,
+        local_server=scenario.server.engine != "attach",
+        share=scenario.load.placement == "shared",
+    )
     target = prepare(scenario, placement.server, say, api_key=options.api_key, model_named=model_named)
     probe = None if target.spec else find_probe_folder(target.url, options.probe_dir)
     plan = _plan(scenario, target, repeat, say)
@@ -255,6 +257,9 @@ def _finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool) -> RunR
     if not _has_begun(manifest):
         why = manifest.get("ended_because", "the run ended before the load had begun")
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
+    from analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
+    from gapmeter.terminal import print_summary
+
     try:
         folder.write_json(folder.manifest, manifest | {"files": folder.hashes()})
         summary = analyse(folder)

@@ -159,6 +159,13 @@ FIELDS: tuple[Field, ...] = (
         "How long after it was due an answer is awaited; one that takes longer counts as failed.",
     ),
     Field("load.processes", whole("a number of processes", 1, 1024, 1), 1, "Generator processes that share the plan."),
+    Field(
+        "load.placement",
+        choice(("auto", "shared")),
+        "auto",
+        "auto gives the generator cores of its own where the machine has enough; shared lets generator and server "
+        "use all of them, which suits a server of several processes on a small machine.",
+    ),
     Field("slo", slos(), [], "Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."),
     Field("seed", whole("a seed", 0, 2**63 - 1, 1), 1, "Everything random in the plan follows from it."),
     Field(

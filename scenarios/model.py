@@ -104,6 +104,7 @@ class Load:
     warmup_ns: int | None
     timeout_ns: int
     processes: int
+    placement: str
 
     @property
     def loop(self) -> str:

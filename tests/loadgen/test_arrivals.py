@@ -17,7 +17,7 @@ from scenarios import Load
 S = 1_000_000_000
 BASE = Load(
     generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time_ns=0,
-    duration_ns=1000 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1,
+    duration_ns=1000 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1, placement="auto",
 )  # fmt: skip
 
 CLOSED = {"arrivals": "closed", "rate": None, "concurrency": 4}

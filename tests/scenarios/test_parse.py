@@ -71,13 +71,13 @@ FILE_MISTAKES = {
         "  rate: 8",
         "  raet: 8",
         ("mine.yaml:8:3 load.raet: no such key; did you mean load.rate? (load has generator, arrivals, rate, "
-        "burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)"),
+        "burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes, placement)"),
     ),
     "a key in the wrong group": (
         "  rate: 8",
         "  rate: 8\n  max_batch: 4",
         ("mine.yaml:9:3 load.max_batch: no such key; did you mean server.max_batch? (load has generator, arrivals, "
-        "rate, burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes)"),
+        "rate, burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes, placement)"),
     ),
     "a misspelt group": (
         "workload:",
