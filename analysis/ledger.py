@@ -63,7 +63,7 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
         unmeasured |= {"interference"}
     ends = _token_ends(requests, good)
     first = _events(good, client.due, requests, "first_token_ns", np.ones(len(good), np.int64))
-    last = _events(good, client.due, requests, "last_token_ns", requests["output_tokens"].to_numpy(np.int64)[good])
+    last = _events(good, client.due, requests, "last_token_ns", requests["output_tokens"].iloc[good].to_numpy(np.int64))
     gap_events, gap_index = _gap_events(requests, good, ends)
     tables, causes = [], []
     for events in (first, last, gap_events):
