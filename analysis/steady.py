@@ -9,7 +9,9 @@ belongs to the steady state. So a cut is kept only when the part left out differ
 the means three standard errors apart (with the rest's autocorrelation time in the standard error), and more extreme
 than that of every stretch of the same length later on. On stationary M/M/1 queues of 1,000 requests this leaves out
 something wrongly in 1 % (load 0.3) to 4 % (load 0.85) of runs, where MSER alone does in more than a quarter; the price
-is that a slow start inside heavy queueing may stay in, which makes figures worse, never better.
+is that a slow start inside heavy queueing may stay in, which makes figures worse, never better. A cut that would
+leave out more than a fifth of the requests is no start any more but a change in the middle: nothing is left out then,
+and the run is called unsteady.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from analysis.quantiles import Floats
 
 BATCH = 5
 FEWEST_BATCHES = 10
+MOST_LEFT_OUT = 0.2
 _SIGMAS = 3.0
 
 
@@ -79,7 +82,7 @@ def _of_metric(ordered: pd.DataFrame, metric: str) -> Warmup:
         return Warmup("steady", 0, int(due[0]) if len(due) else 0, metric, 1.0)
     ratio = float(series[:cut].mean() / series[cut:].mean())
     first_kept = int(known[cut])
-    if edge:
+    if edge or cut > MOST_LEFT_OUT * len(series):
         return Warmup("unsteady", 0, int(due[0]), metric, ratio)
     return Warmup("warmed", first_kept, int(due[first_kept]), metric, ratio)
 

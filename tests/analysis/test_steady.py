@@ -95,3 +95,18 @@ def test_failed_requests_are_passed_over() -> None:
     found = steady.detect_warmup(requests)
     assert found.state == "warmed"
     assert 60 <= found.excluded <= 100
+
+
+def test_a_change_in_the_middle_of_a_run_leaves_nothing_out_and_is_called_unsteady() -> None:
+    rng = np.random.default_rng(3)
+    level = np.where(np.arange(600) < 240, 3.0, 1.0)
+    ttft = (level * rng.gamma(20, 1 / 20, 600) * 50e6).astype(np.int64)
+    due = np.arange(600, dtype=np.int64) * 100_000_000
+    requests = pd.DataFrame(
+        {
+            "due_ns": due, "first_token_ns": due + ttft, "last_token_ns": due + 2 * ttft,
+            "output_tokens": 2, "outcome": "ok",
+        }
+    )  # fmt: skip
+    found = detect_warmup(requests)
+    assert (found.state, found.excluded) == ("unsteady", 0)
