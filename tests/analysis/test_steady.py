@@ -108,5 +108,5 @@ def test_a_change_in_the_middle_of_a_run_leaves_nothing_out_and_is_called_unstea
             "output_tokens": 2, "outcome": "ok",
         }
     )  # fmt: skip
-    found = detect_warmup(requests)
+    found = steady.detect_warmup(requests)
     assert (found.state, found.excluded) == ("unsteady", 0)
