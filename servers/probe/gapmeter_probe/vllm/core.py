@@ -52,7 +52,7 @@ class CoreProbe(Probe):
         self._leaving: dict[int, int] = {}  # id of engine outputs -> the step they came from
         self._seq = self._updated = self._executed = 0
         self._loop_steps: set[int] = set()
-        self._loop_start = self._woken = self._stepped = 0
+        self._loop_start = self._looped_ns = self._woken = self._stepped = 0
 
     def hooks(self) -> list[Hook]:
         core, proc = f"{_CORE}EngineCore.", f"{_CORE}EngineCoreProc."
@@ -251,14 +251,14 @@ class CoreProbe(Probe):
 
     def _looking(self, engine: Any, *_: Any) -> None:
         self._woken = 0
-        self._loop_start = now() if engine.has_work() else 0
+        self._loop_start = (self._looped_ns or now()) if engine.has_work() else 0
 
     def _handling(self, *_: Any) -> None:
         if not self._woken:
             self._woken = now()
 
     def _looked(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        """An iteration starts when the engine starts to look, or when the first message ends its idleness."""
+        """An iteration starts where the last one ended, or when the first message ends the engine's idleness."""
         self._loop_start = self._loop_start or self._woken or end
 
     def _looped(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
@@ -266,6 +266,7 @@ class CoreProbe(Probe):
             for seq in self._loop_steps:
                 self.writer.span(Span.LOOP, seq, self._loop_start or start, end)
         self._loop_steps.clear()
+        self._looped_ns = end
 
 
 def _every(hook: Hook) -> Hook:
