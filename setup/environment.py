@@ -282,7 +282,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip()[:100] for line in reversed(lines) if line.strip()), "starting")
+    news = (line.strip()[:100] for line in reversed(lines) if line.strip() and not line.startswith("WARNING"))
+    return next(news, "starting")
 
 
 def _explain(text: str, log: Path) -> SetupFailed:
