@@ -243,8 +243,8 @@ def serve(
 
     ``around`` may put something of the server's own around the handling of every request.
     """
-    short = ask_for_short_slices()
-    writer = open_probe("api", {"server": options.server, "short_slices": short, **options.describe})
+    priority = ask_for_short_slices()
+    writer = open_probe("api", {"server": options.server, "priority": priority, **options.describe})
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(engine, text, options, writer, around))
