@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from analysis.junit import junit
-from analysis.markdown import markdown
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.run import RunResult
+
+if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
+    from gapmeter.run import RunResult
 
 _COUNTS = ("tests", "failures", "errors")
 
@@ -36,6 +36,8 @@ class Outlets:
 
 def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outlets) -> None:
     """One more result: its folder as a line at once, the files anew with all so far. Raises UserError."""
+    from analysis.markdown import markdown  # by now analysed, so that this import costs nothing more
+
     if not outlets.as_json:
         print(result.folder, flush=True)
     summaries = [each.summary for each in (*earlier, result)]
@@ -57,6 +59,8 @@ def print_document(results: Sequence[RunResult]) -> None:
 
 def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
     """One JUnit document with a suite a run."""
+    from analysis.junit import junit
+
     roots = [ET.fromstring(junit(summary)) for summary in summaries]
     first = roots[0]
     for root in roots[1:]:

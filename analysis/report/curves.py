@@ -123,6 +123,7 @@ class _Scale:
         depth = max(2.0, math.ceil(-math.log10(1 - float(curve.p[-1])) - 0.02), *asked)
         highest = float(curve.high_ms[np.isfinite(curve.high_ms)].max(initial=curve.value_ms[-1]))
         top = max([highest, *(ms for _, ms, _ in curve.limits if ms <= 2.5 * highest)]) * 1.08
+        top = top or 1e-3  # all tokens of every answer came in one read: gaps of 0
         lowest = float(curve.low_ms.min())
         middle = float(np.interp(0.5, curve.p, curve.value_ms))
         logarithmic = lowest > 0 and top > 20 * middle

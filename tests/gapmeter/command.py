@@ -1,0 +1,151 @@
+"""The real command line as a process of its own, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from recording import RunFolder
+from recording.tail import RecordTail
+from recording.wire import FINISHED
+
+ROOT = Path(__file__).resolve().parents[2]
+_MARK = "GAPMETER_TEST_MARK"
+_LONGEST_S = 90
+
+# Thirty short requests in half a second.
+SHORT = tuple(
+    word
+    for setting in (
+        "load.arrivals=constant", "load.rate=60", "load.requests=30", "load.warmup=0", "load.timeout=9s",
+        "workload.prompt_tokens=16", "workload.output_tokens=4",
+    )
+    for word in ("--set", setting)
+)  # fmt: skip
+# Answers that take a second: no hiccup of a busy machine is large against them, so the verdict is about the SLOs.
+SLOW = ("--set", "workload.output_tokens=1", "--set", "server.max_batch=32", "--set", "server.args.forward_ms=1000")
+SIMULATED = ("run", "smoke", "--engine", "simulated", *SHORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended. ``left`` are the processes that it left behind, as command lines."""
+
+    code: int
+    out: str
+    err: str
+    left: list[str]
+    runs: Path
+
+    @property
+    def folder(self) -> RunFolder:
+        """The only run's folder."""
+        (path,) = self.runs.iterdir()
+        return RunFolder(path)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.folder.read_manifest()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.folder.summary.read_text())
+        return value
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        return pd.read_parquet(self.folder.path / "requests.parquet").set_index("index")
+
+    @property
+    def last_line(self) -> str:
+        return self.err.strip().splitlines()[-1].strip()
+
+
+@dataclass(slots=True)
+class Command:
+    """``gapmeter WORDS…`` under way; ``run`` and what is like it get a runs folder of their own."""
+
+    words: tuple[str, ...]
+    runs: Path
+    env: dict[str, str] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = ("--runs", str(self.runs)) if self.words[:1] == ("run",) and "--runs" not in self.words else ()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gapmeter", *self.words, *own], cwd=ROOT, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, **self.env, _MARK: self.mark},
+        )  # fmt: skip
+
+    def done(self) -> Done:
+        """Wait for its end, and for that of what it started."""
+        try:
+            out, err = self.process.communicate(timeout=_LONGEST_S)
+        finally:
+            self.process.kill()
+        left = await_gone(self.mark)
+        return Done(self.process.returncode, out, err, left, self.runs)
+
+    def await_load(self, answered: int = 1) -> Path:
+        """The run's folder, once so many answers are on disk."""
+        return self._await(lambda: next((f for f in self.runs.glob("*") if _answers(f) >= answered), None))
+
+    def await_log(self) -> Path:
+        """The run's folder, once its server has been started."""
+        return self._await(lambda: next((log.parents[1] for log in self.runs.glob("*/logs/server.log")), None))
+
+    def children(self, part: str) -> list[int]:
+        """Ids of this command's processes with ``part`` in their command line."""
+        return [pid for pid, line in marked(self.mark).items() if part in line]
+
+    def _await(self, look: Callable[[], Path | None]) -> Path:
+        end = time.monotonic() + _LONGEST_S
+        while (found := look()) is None:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < end, "nothing happened"
+            time.sleep(0.02)
+        return found
+
+
+def gapmeter(*words: str, runs: Path, env: dict[str, str] | None = None) -> Done:
+    """Run a command to its end."""
+    return Command(words, runs, env or {}).done()
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Processes that inherited the mark, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if line:  # a zombie has none
+                    found[int(folder.name)] = line
+        except OSError:
+            continue
+    return found
+
+
+def await_gone(mark: str) -> list[str]:
+    """What is still there after ten seconds."""
+    end = time.monotonic() + 10
+    while (left := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return list(left.values())
+
+
+def _answers(folder: Path) -> int:
+    files = folder.glob("requests/*.gap")
+    return sum(code == FINISHED for file in files for code, _ in RecordTail(file).poll())

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import socket
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.gapmeter.command import SIMULATED, SLOW, Done, gapmeter
+
+TYPO = """\
+name: typo
+server: {engine: simulated, model: "builtin:tiny"}
+workload: {kind: chat, prompt_tokens: 16, output_tokens: 4}
+load:
+  arrivals: poisson
+  ratte: 5
+  requests: 20
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What was typed, the exit code, and what the sentence must say. ``{tmp}`` and ``{port}`` are filled in."""
+
+    words: tuple[str, ...]
+    code: int
+    says: tuple[str, ...]
+
+
+MISTAKES = {
+    "no command": Mistake((), 2, ("arguments are required: COMMAND",)),
+    "an unknown flag": Mistake(("run", "smoke", "--loud"), 2, ("unrecognized arguments: --loud",)),
+    "an unknown scenario": Mistake(("run", "smok"), 104, ('no scenario "smok"; there are smoke, ', "chat-p99")),
+    "a key with a typo": Mistake(
+        ("run", "{tmp}/typo.yaml"), 104, ("{tmp}/typo.yaml:6:3 load.ratte", "load.rate"),
+    ),
+    "a file that is no YAML": Mistake(("run", "{tmp}/broken.yaml"), 104, ("{tmp}/broken.yaml:",)),
+    "a value without a unit": Mistake(
+        ("run", "smoke", "--set", 'slo=["ttft p99 <= 200"]'), 104, ("--set", "slo", "200 ms"),
+    ),
+    "an address that is none": Mistake(("run", "smoke", "--url", "localhost:8000"), 104, ("http://127.0.0.1:8000",)),
+    "an unknown built-in model": Mistake(
+        (*SIMULATED, "--model", "builtin:tinny"), 104, ("tinny", "builtin:tiny"),
+    ),
+    "a model folder without a tokenizer": Mistake(
+        (*SIMULATED, "--model", "{tmp}/bare"), 104, ("{tmp}/bare", "no tokenizer", "save_pretrained"),
+    ),
+    "a port in use": Mistake(
+        (*SIMULATED, "--set", "server.args.port={port}"), 106, ("server.args.port", "{port}", "in use"),
+    ),
+    "a port that is none": Mistake((*SIMULATED, "--set", "server.args.port=many"), 104, ("server.args.port: many",)),
+    "an address that refuses": Mistake(
+        ("run", "smoke", "--url", "http://127.0.0.1:{closed}"), 106, ("no server answers", "{closed}", "refused"),
+    ),
+    "a JUnit file that cannot be": Mistake((*SIMULATED, "--junit", "{tmp}/no/such.xml"), 2, ("{tmp}/no/such.xml",)),
+    "a runs folder that is a file": Mistake(
+        (*SIMULATED, "--runs", "{tmp}/typo.yaml"), 2, ("no run's folder can be made in {tmp}/typo.yaml",),
+    ),
+    "a report of nothing": Mistake(("report", "{tmp}/bare"), 2, ("is not a run's folder: it has no manifest.json",)),
+    "a report of another format": Mistake(("report", "{tmp}/old"), 2, ("version 0", "not 1")),
+    "a configuration of nothing": Mistake(("config", "smok"), 104, ("there are smoke",)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A folder with what the mistakes need, a port that is taken, and one that nobody listens on."""
+    tmp = tmp_path_factory.mktemp("mistakes")
+    (tmp / "typo.yaml").write_text(TYPO)
+    (tmp / "broken.yaml").write_text("name: [a\n")
+    for name, file, text in (("bare", "config.json", "{}"), ("old", "manifest.json", '{"schema_version": 0}')):
+        (tmp / name).mkdir()
+        (tmp / name / file).write_text(text)
+    with socket.socket() as taken, socket.socket() as closed:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        closed.bind(("127.0.0.1", 0))
+        yield {"tmp": str(tmp), "port": str(taken.getsockname()[1]), "closed": str(closed.getsockname()[1])}
+
+
+@pytest.fixture(scope="module")
+def mistaken(places: dict[str, str]) -> Iterator[dict[str, Future[Done]]]:
+    """All mistakes, made two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(
+                gapmeter, *(word.format(**places) for word in case.words), runs=Path(places["tmp"], f"runs-{number}")
+            )
+            for number, (name, case) in enumerate(MISTAKES.items())
+        }
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_with_a_sentence_that_names_it_and_its_exit_code(
+    name: str, mistaken: dict[str, Future[Done]], places: dict[str, str]
+) -> None:
+    done, case = mistaken[name].result(), MISTAKES[name]
+    assert done.code == case.code, done.err
+    for part in case.says:
+        assert part.format(**places) in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert done.left == []
+    assert not list(done.runs.glob("*")), "a run's folder was left for a run that never was"
+
+
+def test_an_error_shows_its_traceback_where_that_is_wanted(tmp_path: Path) -> None:
+    done = gapmeter("config", "smok", "--debug", runs=tmp_path)
+    assert "Traceback" in done.err
+    assert "UserError" in done.err
+
+
+def test_a_run_that_holds_its_slos_prints_one_line_and_ends_with_0(tmp_path: Path) -> None:
+    done = gapmeter(*SIMULATED, *SLOW, runs=tmp_path / "runs")
+    assert done.code == 0, done.err
+    assert done.out == f"{done.folder.path}\n"
+    assert done.last_line == "exit=0 every SLO met"
+    assert done.summary["verdict"] == "PASS"
+    assert done.manifest["status"] == "complete"
+    assert done.left == []
+    for path in (done.folder.report, done.folder.verdict, done.folder.path / "ledger.parquet"):
+        assert path.stat().st_size, path
+
+
+def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown(tmp_path: Path) -> None:
+    junit, text = tmp_path / "junit.xml", tmp_path / "summary.md"
+    files = ("--json", "--quiet", "--junit", str(junit), "--markdown", str(text))
+    half = ("--set", "server.args.fault_error_share=0.5", "--set", 'slo=["errors <= 5 %", "errors <= 95 %"]')
+    done = gapmeter(*SIMULATED, *SLOW, *files, *half, runs=tmp_path / "runs")
+    assert done.code == 99, done.err
+    assert json.loads(done.out) == done.summary
+    assert done.err == "exit=99 SLO missed\n"
+    assert [case.find("failure") is not None for case in ET.parse(junit).iter("testcase")] == [True, False]
+    assert "FAIL" in text.read_text()
+    assert done.manifest["command"].startswith("gapmeter run smoke --engine simulated")
+
+
+def test_repeats_are_the_same_trace_with_other_prompts_each_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    done = gapmeter(*SIMULATED, *SLOW, "--set", "repeat=2", "--junit", str(junit), "--quiet", runs=tmp_path / "runs")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    folders = [Path(line) for line in done.out.splitlines()]
+    assert sorted(folders) == sorted((tmp_path / "runs").iterdir())
+    first, second = (json.loads((folder / "manifest.json").read_text()) for folder in folders)
+    assert (first["repeat"], second["repeat"]) == (0, 1)
+    assert first["plan"]["digest"] != second["plan"]["digest"]
+    assert {**first["plan"], "digest": "", "t0_ns": 0} == {**second["plan"], "digest": "", "t0_ns": 0}
+    assert len(list(ET.parse(junit).iter("testsuite"))) == 2
+
+
+def test_config_prints_each_value_with_where_it_came_from(tmp_path: Path) -> None:
+    done = gapmeter("config", "smoke", "--set", "load.rate=7", runs=tmp_path)
+    rows = {line.split()[0]: line for line in done.out.splitlines()}
+    assert done.code == 0
+    assert rows["load.rate"].split()[1] == "7.0"
+    assert "--set" in rows["load.rate"]
+    assert "smoke.yaml" in rows["load.requests"]
+    assert "default" in rows["load.timeout"]
+
+
+def test_scenarios_are_listed_a_line_each(tmp_path: Path) -> None:
+    done = gapmeter("scenarios", runs=tmp_path)
+    assert done.code == 0
+    assert {line.split()[0] for line in done.out.splitlines()} >= {"chat-p99", "smoke", "long-prompt", "burst"}
+    assert all(len(line.split()) > 1 for line in done.out.splitlines())
