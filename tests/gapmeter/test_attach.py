@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from servers.launch import free_port, launch
+from servers.models import resolve_model
+from servers.simulated import simulated_command
+from tests.gapmeter.command import SHORT, Done, gapmeter
+from tests.gapmeter.faulty import faulty
+
+KEY = "sk-secret-0123456789"
+ATTACH = ("run", "smoke", *SHORT)
+INSIDE = ("tokenize", "queue", "prefill", "sampling", "detokenize")
+
+
+@contextlib.contextmanager
+def simulated(folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """A server that somebody else has started; its address."""
+    port = free_port()
+    model = resolve_model("builtin:tiny")
+    spec = simulated_command(sys.executable, model, "served", port, 8, "float32", {})
+    url = f"http://127.0.0.1:{port}"
+    with launch(spec.command, spec.env | env, (), folder / "server.log", f"{url}/health", 60):
+        yield url
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A server that gives the same bytes to whoever connects, and nothing more; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed at the end
+                while True:
+                    connection, _ = listener.accept()
+                    connections.append(connection)
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
+
+
+def bare(runs: Path) -> Done:
+    with simulated(runs.parent / "bare-server", {}) as url:
+        return gapmeter(*ATTACH, "--url", f"{url}/v1/", "--api-key", KEY, runs=runs)
+
+
+def probed(runs: Path) -> Done:
+    """One server, two runs: the second names everything, the first lets the server's environment say it."""
+    probe = runs.parent / "probe"
+    with simulated(runs.parent / "probed-server", {"GAPMETER_PROBE_DIR": str(probe)}) as url:
+        found = gapmeter(*ATTACH, "--url", url, runs=runs.parent / "found")
+        assert found.code in (0, 98), found.err
+        named = ("--probe-dir", str(probe), "--tokenizer", str(resolve_model("builtin:tiny")), "--model", "served")
+        return gapmeter(*ATTACH, "--url", url, *named, runs=runs)
+
+
+def refused(answer: bytes, *words: str) -> Callable[[Path], Done]:
+    def scene(runs: Path) -> Done:
+        with answering(answer) as url:
+            return gapmeter(*ATTACH, "--url", url, *words, runs=runs)
+
+    return scene
+
+
+def modelled(models: tuple[str, ...], *words: str) -> Callable[[Path], Done]:
+    def scene(runs: Path) -> Done:
+        with faulty(models=models) as url:
+            return gapmeter(*ATTACH, "--url", url, *words, runs=runs)
+
+    return scene
+
+
+def http(status: str, body: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+
+
+# What is there, the exit code, and what the sentence must say.
+REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
+    "wants a key": (refused(http("401 Unauthorized")), 106, "answered 401 Unauthorized; pass --api-key"),
+    "has no such page": (refused(http("404 Not Found")), 106, "answered 404 Not Found; is it the address of"),
+    "is another one": (refused(http("200 OK", "<html>")), 106, "does not list models as OpenAI-compatible servers do"),
+    "speaks no HTTP": (refused(b"220 mail ESMTP\r\n"), 106, "no server answers at"),
+    "says nothing": (refused(b"", "--set", "server.ready_timeout=1s"), 106, "timed out; is it running"),
+    "serves no model": (modelled(()), 106, "serves no model"),
+    "serves several models": (modelled(("a", "b")), 104, "serves a, b, not builtin:tiny; name one with --model"),
+    "serves another model": (modelled(("a",), "--model", "b"), 104, "serves a, not b; name one with --model"),
+    "has an empty probe folder": (modelled(("a",), "--probe-dir", "tests"), 2, "tests holds no probe records"),
+    "has no probe folder": (modelled(("a",), "--probe-dir", "no/such"), 2, "no/such is no folder"),
+    "has no such tokenizer": (modelled(("a",), "--tokenizer", "/no/such"), 104, "no tokenizer at /no/such"),
+}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Done]]]:
+    tmp = tmp_path_factory.mktemp("attach")
+    every = {"bare": bare, "probed": probed} | {name: scene for name, (scene, _, _) in REFUSALS.items()}
+    with ThreadPoolExecutor(3) as pool:
+        yield {name: pool.submit(scene, tmp / f"runs-{number}") for number, (name, scene) in enumerate(every.items())}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_server_that_cannot_be_measured_is_refused_before_anything_is_recorded(
+    name: str, scenes: dict[str, Future[Done]]
+) -> None:
+    done = scenes[name].result()
+    _, code, says = REFUSALS[name]
+    assert (done.code, done.out, done.left) == (code, "", []), done.err
+    assert says in done.err
+    assert "Traceback" not in done.err
+    assert not list(done.runs.glob("*"))
+
+
+def ledger(done: Done) -> pd.DataFrame:
+    return pd.read_parquet(done.folder.path / "ledger.parquet").set_index("request_id")
+
+
+def test_without_probe_and_tokenizer_the_report_has_what_the_client_can_know(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["bare"].result()
+    assert done.code in (0, 98), done.err
+    assert done.summary["counts"]["succeeded"] == 30
+    assert all(row["count"] for row in done.summary["metrics"].values())
+    table = ledger(done)
+    assert table["generator_lag_ns"].notna().all()
+    for stage in INSIDE:
+        assert table[f"{stage}_ns"].isna().all(), stage
+    assert "the server's stages are unmeasured" in done.err.lower()
+    assert "prompt lengths are counted in words" in " ".join(done.err.lower().split())
+    assert done.manifest["target"]["model"] == "served"
+    assert (done.requests["prompt_tokens"] > 0).all(), "usage tells the prompt's length"
+
+
+def test_with_the_probe_folder_and_the_tokenizer_every_stage_is_measured(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["probed"].result()
+    assert done.code in (0, 98), done.err
+    table = ledger(done)
+    for stage in INSIDE:
+        assert table[f"{stage}_ns"].notna().all(), stage
+    assert (table.groupby(level=0).size() == 2).all()
+    assert len(table) == 60
+    assert done.summary["ledger"]["refused"] == []
+    assert (done.requests["prompt_tokens"] == done.requests["prompt_tokens_asked"]).all()
+    assert done.manifest["plan"]["prompt_tokens_exact"]
+
+
+def test_a_local_server_says_itself_where_its_probe_writes(scenes: dict[str, Future[Done]]) -> None:
+    scenes["probed"].result()
+    (found,) = (scenes["probed"].result().runs.parent / "found").iterdir()
+    table = pd.read_parquet(found / "ledger.parquet")
+    assert table["prefill_ns"].notna().all()
+    assert list((found / "probe").glob("*.gap"))
+
+
+def test_an_api_key_is_nowhere_in_the_runs_folder(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["bare"].result()
+    files = [file for file in done.folder.path.rglob("*") if file.is_file()]
+    assert len(files) > 5
+    assert [file for file in files if KEY.encode() in file.read_bytes()] == []
+    assert "--api-key" not in json.loads(done.folder.manifest.read_text())["command"]
