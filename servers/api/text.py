@@ -21,20 +21,22 @@ class TemplateRefused(ValueError):
     """The chat template does not accept these messages; the message is its own."""
 
 
-class TextModel:
-    """Reads ``tokenizer.json`` and the chat template of a model's folder.
+class TextUnusable(ValueError):
+    """A model's tokenizer or chat template cannot be used; the message says which and why."""
 
-    Raises OSError, ValueError or jinja2.TemplateSyntaxError when the folder's files cannot be used.
-    """
+
+class TextModel:
+    """Reads ``tokenizer.json`` and the chat template of a model's folder. Raises TextUnusable."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _load(folder / "tokenizer.json")
         config = _read_json(folder / "tokenizer_config.json")
         self._names = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
         source = _template_source(folder, config)
-        self._template = _environment().from_string(source) if source else None
+        try:
+            self._template = _environment().from_string(source) if source else None
+        except jinja2.TemplateSyntaxError as error:
+            raise TextUnusable(f"the chat template in {folder} cannot be read: {error}") from error
 
     def template(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt of a chat. Raises TemplateRefused, also when the model has no chat template."""
@@ -115,10 +117,23 @@ class StopFinder:
         return shown, False
 
 
+def _load(path: Path) -> Tokenizer:
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises no other kind
+        raise TextUnusable(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TextUnusable(f"{path} cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}
 
 
