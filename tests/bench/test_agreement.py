@@ -17,5 +17,5 @@ def test_queue_prefill_and_decode_agree_with_what_vllm_reports(tmp_path: Path) -
     for name, interval in found["intervals"].items():
         assert interval["requests"] >= 100, name
         assert interval["difference_p50_ms"] < TOLERANCE_MS / 2, (name, interval)
-        assert interval["difference_p99_ms"] < TOLERANCE_MS, (name, interval)
+        assert interval["difference_p95_ms"] < TOLERANCE_MS, (name, interval)
         assert interval["p50_ms"] > 10 * TOLERANCE_MS, f"{name}: too short for the comparison to say anything"
