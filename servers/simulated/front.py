@@ -10,6 +10,7 @@ from aiohttp import web
 
 from servers.api.app import Handler
 from servers.api.errors import ApiError
+from servers.api.http import StampedRequest
 from servers.simulated.faults import Faults
 from servers.simulated.pause import Pause, now
 from servers.simulated.text import current
@@ -42,6 +43,8 @@ class Front:
                     self._truth.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._faults.refuses(self._count):
+                if isinstance(request, StampedRequest):
+                    request.finished()  # else the connection's next request would count from this one's arrival
                 body = ApiError(500, "told to fail").encoded()
                 return web.Response(status=500, body=body, headers={"Content-Type": "application/json"})
             self._time_writes(request.writer, who)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from recording import RunFolder
 from tests.gapmeter.command import SIMULATED, SLOW, Done, gapmeter
 
 TYPO = """\
@@ -83,23 +84,34 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         yield {"tmp": str(tmp), "port": str(taken.getsockname()[1]), "closed": str(closed.getsockname()[1])}
 
 
+def repeats(tmp: Path) -> Done:
+    files = ("--junit", str(tmp / "repeats.xml"))
+    return gapmeter(*SIMULATED, *SLOW, "--set", "repeat=2", *files, runs=tmp / "repeats")
+
+
+def missed(tmp: Path) -> Done:
+    files = ("--json", "--quiet", "--junit", str(tmp / "missed.xml"), "--markdown", str(tmp / "missed.md"))
+    half = ("--set", "server.args.fault_error_share=0.5", "--set", 'slo=["errors <= 5 %", "errors <= 95 %"]')
+    return gapmeter(*SIMULATED, *SLOW, *files, *half, runs=tmp / "missed")
+
+
 @pytest.fixture(scope="module")
-def mistaken(places: dict[str, str]) -> Iterator[dict[str, Future[Done]]]:
-    """All mistakes, made two at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(
-                gapmeter, *(word.format(**places) for word in case.words), runs=Path(places["tmp"], f"runs-{number}")
-            )
+def commands(places: dict[str, str]) -> Iterator[dict[str, Future[Done]]]:
+    """Everything that is typed, three at a time: runs mostly wait."""
+    tmp = Path(places["tmp"])
+    with ThreadPoolExecutor(3) as pool:
+        runs = {scene.__name__: pool.submit(scene, tmp) for scene in (repeats, missed)}
+        yield runs | {
+            name: pool.submit(gapmeter, *(word.format(**places) for word in case.words), runs=tmp / f"runs-{number}")
             for number, (name, case) in enumerate(MISTAKES.items())
         }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_ends_with_a_sentence_that_names_it_and_its_exit_code(
-    name: str, mistaken: dict[str, Future[Done]], places: dict[str, str]
+    name: str, commands: dict[str, Future[Done]], places: dict[str, str]
 ) -> None:
-    done, case = mistaken[name].result(), MISTAKES[name]
+    done, case = commands[name].result(), MISTAKES[name]
     assert done.code == case.code, done.err
     for part in case.says:
         assert part.format(**places) in done.err
@@ -115,43 +127,43 @@ def test_an_error_shows_its_traceback_where_that_is_wanted(tmp_path: Path) -> No
     assert "UserError" in done.err
 
 
-def test_a_run_that_holds_its_slos_prints_one_line_and_ends_with_0(tmp_path: Path) -> None:
-    done = gapmeter(*SIMULATED, *SLOW, runs=tmp_path / "runs")
-    assert done.code == 0, done.err
-    assert done.out == f"{done.folder.path}\n"
-    assert done.last_line == "exit=0 every SLO met"
-    assert done.summary["verdict"] == "PASS"
-    assert done.manifest["status"] == "complete"
-    assert done.left == []
-    for path in (done.folder.report, done.folder.verdict, done.folder.path / "ledger.parquet"):
-        assert path.stat().st_size, path
-
-
-def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown(tmp_path: Path) -> None:
-    junit, text = tmp_path / "junit.xml", tmp_path / "summary.md"
-    files = ("--json", "--quiet", "--junit", str(junit), "--markdown", str(text))
-    half = ("--set", "server.args.fault_error_share=0.5", "--set", 'slo=["errors <= 5 %", "errors <= 95 %"]')
-    done = gapmeter(*SIMULATED, *SLOW, *files, *half, runs=tmp_path / "runs")
+def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown(
+    commands: dict[str, Future[Done]],
+) -> None:
+    done = commands["missed"].result()
     assert done.code == 99, done.err
     assert json.loads(done.out) == done.summary
     assert done.err == "exit=99 SLO missed\n"
-    assert [case.find("failure") is not None for case in ET.parse(junit).iter("testcase")] == [True, False]
-    assert "FAIL" in text.read_text()
+    files = done.runs.parent
+    assert [case.find("failure") is not None for case in ET.parse(files / "missed.xml").iter("testcase")] == [
+        True,
+        False,
+    ]
+    assert "FAIL" in (files / "missed.md").read_text()
     assert done.manifest["command"].startswith("gapmeter run smoke --engine simulated")
 
 
-def test_repeats_are_the_same_trace_with_other_prompts_each_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    junit = tmp_path / "junit.xml"
-    done = gapmeter(*SIMULATED, *SLOW, "--set", "repeat=2", "--junit", str(junit), "--quiet", runs=tmp_path / "runs")
-    assert done.code == 0, done.err
-    assert done.err == ""
-    folders = [Path(line) for line in done.out.splitlines()]
-    assert sorted(folders) == sorted((tmp_path / "runs").iterdir())
-    first, second = (json.loads((folder / "manifest.json").read_text()) for folder in folders)
+def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_each(
+    commands: dict[str, Future[Done]],
+) -> None:
+    done = commands["repeats"].result()
+    assert (done.code, done.last_line, done.left) == (0, "exit=0 every SLO met", []), done.err
+    folders = [RunFolder(Path(line)) for line in done.out.splitlines()]
+    assert sorted(folder.path for folder in folders) == sorted(done.runs.iterdir())
+    for folder in folders:
+        assert json.loads(folder.verdict.read_text())["verdict"] == "PASS"
+        assert folder.report.stat().st_size
+        assert (folder.path / "ledger.parquet").stat().st_size
+    assert len(list(ET.parse(done.runs.parent / "repeats.xml").iter("testsuite"))) == 2
+
+
+def test_repeats_are_the_same_trace_with_other_prompts(commands: dict[str, Future[Done]]) -> None:
+    folders = [RunFolder(Path(line)) for line in commands["repeats"].result().out.splitlines()]
+    first, second = (folder.read_manifest() for folder in folders)
     assert (first["repeat"], second["repeat"]) == (0, 1)
+    assert (first["status"], second["status"]) == ("complete", "complete")
     assert first["plan"]["digest"] != second["plan"]["digest"]
     assert {**first["plan"], "digest": "", "t0_ns": 0} == {**second["plan"], "digest": "", "t0_ns": 0}
-    assert len(list(ET.parse(junit).iter("testsuite"))) == 2
 
 
 def test_config_prints_each_value_with_where_it_came_from(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -204,16 +205,13 @@ def test_ctrl_c_reports_what_there_is_and_aborts_what_was_in_flight(scenes: dict
     assert done.summary["verdict"] == "INVALID"
 
 
-def test_ctrl_c_twice_leaves_at_once_and_the_run_can_be_reported_later(
-    scenes: dict[str, Future[Done]], tmp_path: Path
-) -> None:
+def test_ctrl_c_twice_leaves_at_once_and_says_how_to_report_the_run_later(scenes: dict[str, Future[Done]]) -> None:
     done = scenes["pressed_twice"].result()
     assert (done.code, done.out, done.last_line) == (105, "", "exit=105 interrupted")
     assert f"gapmeter report {done.folder.path}" in done.err
     assert not done.folder.summary.exists()
-    again = gapmeter("report", str(done.folder.path), runs=tmp_path)
-    assert (again.code, again.out) == (105, f"{done.folder.path}\n")
-    assert len(done.requests) >= 5
+    assert done.manifest["ended_because"] == "interrupted"
+    assert len(list(done.folder.requests.glob("*.gap"))) == 1
 
 
 def test_a_signal_while_the_server_starts_ends_it(scenes: dict[str, Future[Done]]) -> None:
@@ -232,8 +230,7 @@ def test_a_run_that_was_killed_is_reported_with_what_had_happened_by_then(
     again = gapmeter("report", str(done.folder.path), runs=tmp_path)
     assert (again.code, again.out) == (98, f"{done.folder.path}\n")
     assert "the run was killed; this is what had happened by then" in " ".join(again.err.split())
-    assert len(done.requests) >= 5
-    assert set(done.requests["outcome"]) <= {"ok", "aborted"}
+    assert (done.requests["outcome"] == "ok").sum() >= 5
     assert done.summary["stages"], "the ledger of what was answered is missing"
 
 
@@ -274,20 +271,13 @@ def test_a_disk_that_is_full_from_the_start_is_said(tmp_path: Path) -> None:
         assert "No space left on device" in done.err
 
 
-def test_a_disk_that_fills_up_makes_the_run_invalid(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", "6m"):
-        done = fill(tmp_path / "small")
-        assert "the disk is full" in done.manifest["ended_because"]
-        assert any("records were dropped" in reason for reason in done.summary["invalid_reasons"])
-        assert (done.requests["outcome"] == "ok").any()
-
-
-def test_results_that_find_no_room_can_be_had_later(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_makes_the_run_invalid_and_its_results_can_be_had_later(tmp_path: Path) -> None:
     room = tmp_path / "room"
     with small_disk(tmp_path / "small", "4300k"):
         done = fill(tmp_path / "small")
         assert "the results cannot be written: No space left on device; the records are kept" in done.err
-        subprocess.run(["cp", "-r", done.folder.path, room], check=True)
-    again = gapmeter("report", str(room), runs=tmp_path)
+        shutil.copytree(done.folder.path, room / "run")
+    again = gapmeter("report", str(room / "run"), runs=room)
     assert again.code == 98
-    assert "records were dropped because the disk was full" in " ".join(again.err.split())
+    assert any("records were dropped because the disk was full" in why for why in again.summary["invalid_reasons"])
+    assert (again.requests["outcome"] == "ok").any()
