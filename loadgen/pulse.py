@@ -1,4 +1,4 @@
-"""Once every 10 ms while a generator process runs: its loop's lag, its own cost, and requests whose time is up."""
+"""Once every 20 ms while a generator process runs: its loop's lag, its own cost, and requests whose time is up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from loadgen.session import Session
 from recording import Span
 from recording.timer import Timer
 
-EVERY_NS = 10_000_000
-_SECOND = 100  # beats
+EVERY_NS = 20_000_000
+_SECOND = 50  # beats
 
 
 class Pulse:
