@@ -30,11 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the server ended, the partial run reported
     try:
         code: int = arguments.call(arguments)
+        sys.stdout.flush()
     except UserError as error:
         if arguments.debug:
             raise
         print(f"gapmeter: {error}", file=sys.stderr)
         code = _say_exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
+        print("gapmeter: whoever read the standard output has left", file=sys.stderr)
+        code = _say_exit(errors.USAGE)
     except KeyboardInterrupt:
         print("gapmeter: interrupted", file=sys.stderr)
         code = _say_exit(errors.INTERRUPTED)

@@ -5,6 +5,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from gapmeter.attach import take_probe_files
+from recording import RecordWriter, RunFolder, Span
 from servers.launch import free_port, launch
 from servers.models import resolve_model
 from servers.simulated import simulated_command
@@ -164,6 +167,21 @@ def test_a_local_server_says_itself_where_its_probe_writes(scenes: dict[str, Fut
     table = pd.read_parquet(found / "ledger.parquet")
     assert table["prefill_ns"].notna().all()
     assert list((found / "probe").glob("*.gap"))
+
+
+def test_records_of_a_server_that_ran_earlier_are_left_where_they_are(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "any", "0" * 12)
+    probe = tmp_path / "probe"
+    probe.mkdir()
+    (probe / "torn.gap").write_bytes(b"no records")
+    old = RecordWriter(probe / "old.gap", {"role": "engine"})
+    old.close()
+    since_ns = time.monotonic_ns()
+    new = RecordWriter(probe / "new.gap", {"role": "engine"})  # of a server that runs on: its file has no end yet
+    new.span(Span.INGRESS, new.request("r"), since_ns, since_ns + 1)
+    assert take_probe_files(probe, folder, since_ns) == 1
+    assert [file.name for file in folder.probe.iterdir()] == ["new.gap"]
+    new.close()
 
 
 def test_an_api_key_is_nowhere_in_the_runs_folder(scenes: dict[str, Future[Done]]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from recording import RunFolder
-from tests.gapmeter.command import SIMULATED, SLOW, Done, gapmeter
+from tests.gapmeter.command import SIMULATED, SLOW, Command, Done, gapmeter
 
 TYPO = """\
 name: typo
@@ -181,3 +181,14 @@ def test_scenarios_are_listed_a_line_each(tmp_path: Path) -> None:
     assert done.code == 0
     assert {line.split()[0] for line in done.out.splitlines()} >= {"chat-p99", "smoke", "long-prompt", "burst"}
     assert all(len(line.split()) > 1 for line in done.out.splitlines())
+
+
+def test_a_reader_that_leaves_early_is_said_without_a_traceback(tmp_path: Path) -> None:
+    command = Command(("config", "smoke"), tmp_path)
+    assert command.process.stdout is not None
+    command.process.stdout.close()
+    assert command.process.stderr is not None
+    said = command.process.stderr.read()
+    assert (command.process.wait(), "Traceback" in said) == (2, False)
+    assert "has left" in said
+    command.process.stderr.close()
