@@ -41,7 +41,8 @@ ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "tran
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
 UNFINISHED = ".unfinished"
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 15.0
+TELLING = ("Collecting", "Downloading", "Using cached", "Building", "Preparing", "Installing collected")
 NO_INDEX_ANSWER = ("NewConnectionError", "Temporary failure in name resolution", "ConnectTimeoutError", "Retrying (")
 
 
@@ -250,7 +251,7 @@ def _torch_index() -> tuple[str, ...]:
 
 
 def _run_pip(folder: Path, step: Step) -> None:
-    """One call of pip, its output in a log; a line every ten seconds says what it is at. Raises SetupFailed."""
+    """One call of pip, its output in a log; a line every 15 seconds says what it is at. Raises SetupFailed."""
     words = step.pip if step.pip[0] == "uninstall" else ("install", "--progress-bar=off", *step.pip)
     log = ROOT / ".cache" / "setup" / f"{folder.name.lstrip('.')}.log"
     _say(f"{folder.name}: installing {step.title} ({step.expects})")
@@ -281,9 +282,12 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
-    news = (line.strip()[:100] for line in reversed(lines) if line.strip() and not line.startswith("WARNING"))
-    return next(news, "starting")
+    """The newest line of pip's that says what it is at."""
+    lines = log.read_text(errors="replace").splitlines()
+    news = next((line for line in reversed(lines) if line.startswith(TELLING)), "asking the package index")
+    if news.startswith("Installing collected packages:"):
+        return f"installing {news.count(',') + 1} packages"
+    return news[:100]
 
 
 def _explain(text: str, log: Path) -> SetupFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import itertools
 import os
@@ -229,6 +230,19 @@ def test_every_pinned_version_is_one_that_pyproject_allows() -> None:
     for requirement in map(Requirement, asked):
         if requirement.name != "gapmeter-probe":
             assert pinned[_plain(requirement.name)] in requirement.specifier, requirement
+
+
+def test_every_data_file_of_a_package_is_installed_with_it() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = setuptools["package-data"]["*"]
+    folders = [ROOT / name.rstrip("*") for name in setuptools["packages"]["find"]["include"]]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "probe" not in path.parts]
+    data = [path for path in files if path.suffix not in (".py", ".pyc")]
+    assert data
+    for path in data:
+        package = next(parent for parent in path.parents if (parent / "__init__.py").exists())
+        name = path.relative_to(package).as_posix()
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), f"{path} is in no wheel"
 
 
 def _plain(name: str) -> str:
