@@ -323,7 +323,9 @@ class _Maker:
         for code in (Span.OUTPUT_PUT, Span.OUTPUT_SEND):
             start, end = (np.where(ok, side[self.step], MISSING) for side in spans[code])
             self.add("output", start, np.minimum(end, np.where(self.arrived == MISSING, end, self.arrived)))
-        self._steps_between(ok, sampled, np.where(put_end == MISSING, self.arrived, put_end))
+        # An engine that is kept from its core inside the call that sends may return long after the token has arrived.
+        over = (put_end == MISSING) | ((self.arrived != MISSING) & (self.arrived < put_end))
+        self._steps_between(ok, sampled, np.where(over, self.arrived, put_end))
 
     def _steps_between(self, ok: Bools, sampled: Ints, left: Ints) -> None:
         """Every step from the first own one to the one that made the token, for each event.
