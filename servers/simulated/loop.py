@@ -86,7 +86,7 @@ class EngineLoop:
             self._listener.end(Span.CORE_RECEIVE, request.key, meant)
             self._inbox.append(request)
             if self._idle:
-                self._look(t)
+                self._wake(t)
 
         self._input_free = start + meant
         self._later(start + meant, self._times.handoff_ns, queued)
@@ -95,7 +95,7 @@ class EngineLoop:
         """A message arrives that nobody waits for ``key`` any more."""
         self._aborts.append(key)
         if self._idle:
-            self._look(self._timeline.now())
+            self._wake(self._timeline.now())
 
     def _soon(self, start: int, meant: int, action: Action) -> None:
         self._later(start + meant, meant, action)
@@ -109,10 +109,14 @@ class EngineLoop:
 
     # -- the engine's thread
 
-    def _look(self, t: int) -> None:
-        """One iteration begins: take in what has arrived, then schedule, or wait for messages."""
+    def _wake(self, t: int) -> None:
+        """A message ends the wait for one, and an iteration begins."""
         self._idle = False
         self._listener.begin(Span.LOOP, 0)
+        self._look(t)
+
+    def _look(self, t: int) -> None:
+        """Take in what has arrived, then schedule, or wait for the worker, or for messages."""
         while self._inbox:
             request = self._inbox.popleft()
             self._listener.begin(Span.CORE_ADD, request.key)
@@ -169,6 +173,7 @@ class EngineLoop:
         for seq in self._iteration:
             self._listener.end(Span.LOOP, seq, 0)
         self._iteration.clear()
+        self._listener.begin(Span.LOOP, 0)
         # By way of the timeline, so that a run of iterations that take no time is no recursion.
         self._timeline.at(t, self._look)
 

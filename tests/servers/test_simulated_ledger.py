@@ -1,0 +1,194 @@
+"""The ledger made from the probe's records says what the simulated server's own truth says, stage by stage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.ledger import Ledger, make_ledger
+from analysis.trace import read_trace
+from recording import EntryFlag
+from tests.servers.simulated_run import Asked, Server, ask, session, simulated
+
+TOKENS = 12
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {},
+    "asynchronous": {"asynchronous": True},
+    "evicting": {"kv_blocks": 12, "max_model_len": 192},
+}
+# Truth and probe look at the clock one after the other, at every boundary. Medians are compared: on a machine that
+# runs other things, now and then one of them comes between the two looks.
+AGREE_NS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A finished run: its ledger's rows to the last token, and the truth's stages of the same requests, ns."""
+
+    ledger: Ledger
+    rows: pd.DataFrame
+    truth: pd.DataFrame
+    evicting: bool
+
+
+@pytest.fixture(scope="module", params=MODES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    with simulated(folder, token_budget=64, jitter="uniform", **MODES[request.param]) as server:
+        asked = asyncio.run(_load(server))
+    trace = read_trace(sorted((folder / "probe").glob("*.gap")), [one.request_id for one in asked])
+    ledger = make_ledger(_client_table(asked), trace)
+    rows = ledger.rows[ledger.rows["event"] == "last_token"].set_index("request_id")
+    return Case(ledger, rows, _true_stages(server.truth(), asked), request.param == "evicting")
+
+
+async def _load(server: Server) -> list[Asked]:
+    """40 requests about 6 ms apart, enough to queue."""
+    source = random.Random(6)
+    async with session() as client:
+        tasks = []
+        for number in range(40):
+            prompt = "x" * source.randint(5, 100)
+            tasks.append(asyncio.create_task(ask(client, server, f"r{number}", prompt=prompt, tokens=TOKENS)))
+            await asyncio.sleep(source.expovariate(150))
+        return list(await asyncio.gather(*tasks))
+
+
+def _client_table(asked: list[Asked]) -> pd.DataFrame:
+    rows = [
+        {
+            "request_id": one.request_id, "outcome": "ok", "due_ns": one.sent_ns, "connect_start_ns": None,
+            "connect_end_ns": None, "write_ns": one.sent_ns, "sent_ns": one.sent_ns,
+            "first_token_ns": one.token_ns[0], "last_token_ns": one.token_ns[-1], "output_tokens": len(one.token_ns),
+            "token_ns": np.asarray(one.token_ns),
+        }
+        for one in asked
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+class _Truth:
+    """The truth's lines by what they are about."""
+
+    def __init__(self, lines: dict[str, list[dict[str, Any]]]) -> None:
+        self.stages: dict[tuple[str, Any], list[tuple[int, int]]] = defaultdict(list)
+        self.meant: dict[tuple[str, Any], int] = {}
+        for line in lines["stage"]:
+            self.stages[line["stage"], line["of"]].append((line["start_ns"], line["end_ns"]))
+            self.meant[line["stage"], line["of"]] = line["meant_ns"]
+        self.chunks: dict[str, list[int]] = defaultdict(list)
+        for line in lines["chunk"]:
+            self.chunks[line["of"]].append(line["end_ns"])
+        self.entries: dict[str, list[tuple[int, int, int]]] = defaultdict(list)  # step, tokens, flags
+        self.planned = {line["seq"]: line["at_ns"] for line in lines["step"]}
+        for line in lines["step"]:
+            for engine_id, tokens, _, _, flags in line["entries"]:
+                self.entries[engine_id].append((line["seq"], tokens, flags))
+        self.names = {line["engine_id"]: line["of"] for line in lines["request"]}
+
+    def lasted(self, stage: str, of: Any) -> int:
+        (span,) = self.stages[stage, of]
+        return span[1] - span[0]
+
+    def span(self, stage: str, of: Any) -> tuple[int, int]:
+        (span,) = self.stages[stage, of]
+        return span
+
+
+def _true_stages(lines: dict[str, list[dict[str, Any]]], asked: list[Asked]) -> pd.DataFrame:
+    truth = _Truth(lines)
+    ends = {one.request_id: one.token_ns[-1] for one in asked}
+    rows = [_stages_of(truth, engine_id, who, ends[who]) for engine_id, who in truth.names.items()]
+    return pd.DataFrame(rows).set_index("request_id")
+
+
+def _stages_of(truth: _Truth, engine_id: str, client_id: str, end_ns: int) -> dict[str, Any]:
+    """One request's stages to its last token, by adding up what the server says that it did."""
+    own = [(seq, flags) for seq, tokens, flags in truth.entries[engine_id] if tokens]
+    begun = truth.span("SCHEDULE", own[0][0])[0]
+    updated = truth.span("UPDATE", own[-1][0])[1]
+    received, added = truth.span("CORE_RECEIVE", engine_id), truth.span("CORE_ADD", engine_id)
+    work = {s: sum(truth.lasted(s, seq) for seq, _ in own) for s in ("INPUT_PREP", "SAMPLING")}
+    prompt = sum(truth.lasted("FORWARD", seq) for seq, flags in own if flags & EntryFlag.PROMPT)
+    decode = sum(truth.lasted("FORWARD", seq) for seq, flags in own if not flags & EntryFlag.PROMPT)
+    away = _preempted(truth, engine_id)
+    worked = prompt + decode + work["INPUT_PREP"] + work["SAMPLING"]
+    return {
+        "request_id": client_id,
+        "steps": len(own),
+        "template": truth.lasted("TEMPLATE", client_id),
+        "tokenize": truth.lasted("TOKENIZE", client_id),
+        "engine_wait": added[0] - received[1],
+        "queue": begun - added[1],
+        "prefill": prompt,
+        "decode": decode,
+        "input_prep": work["INPUT_PREP"],
+        "sampling": work["SAMPLING"],
+        "preempted": away,
+        "host": updated - begun - worked - away + added[1] - added[0],
+        # A write may return after its bytes have been read.
+        "egress": min(truth.chunks[client_id][-1], end_ns) - truth.stages["DETOKENIZE", client_id][-1][1],
+        "output": truth.meant["OUTPUT_SEND", own[-1][0]],
+    }
+
+
+def _preempted(truth: _Truth, engine_id: str) -> int:
+    """From each eviction to the start of the next scheduling that gives the request tokens again."""
+    total, gone = 0, 0
+    for seq, _, flags in truth.entries[engine_id]:
+        if flags & EntryFlag.PREEMPTED:
+            gone = truth.planned[seq]
+        elif gone:
+            total, gone = total + truth.span("SCHEDULE", seq)[0] - gone, 0
+    return total
+
+
+def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Case) -> None:
+    assert case.ledger.refused == ()
+    assert len(case.rows) == 40
+    assert case.rows["joined"].all()
+    assert (case.rows["unexplained_ns"] / case.rows["total_ns"]).quantile(0.75) < 0.001
+
+
+ONCE = ("template", "tokenize", "engine_wait", "queue", "preempted", "egress")
+EACH_STEP = ("prefill", "decode", "input_prep", "sampling", "host")
+
+
+def found(case: Case, stage: str) -> pd.Series[float]:
+    """The ledger's time for a stage of the truth; the ledger divides two of them further."""
+    parts = {"decode": ("decode", "interference"), "host": ("scheduling", "other_step")}.get(stage, (stage,))
+    return sum((case.rows[f"{part}_ns"] for part in parts[1:]), case.rows[f"{parts[0]}_ns"])
+
+
+@pytest.mark.parametrize("stage", ONCE)
+def test_the_ledger_gives_a_stage_what_the_truth_gives_it(case: Case, stage: str) -> None:
+    error = (found(case, stage) - case.truth[stage]).abs()[(case.truth[stage] > 0) | (found(case, stage) > 0)]
+    assert error.empty or error.median() < AGREE_NS
+
+
+@pytest.mark.parametrize("stage", EACH_STEP)
+def test_the_ledger_gives_the_stages_of_steps_what_the_truth_gives_them(case: Case, stage: str) -> None:
+    error = (found(case, stage) - case.truth[stage]).abs() / case.truth["steps"]
+    assert error.median() < AGREE_NS
+
+
+def test_the_hop_back_to_the_api_server_is_output(case: Case) -> None:
+    """The hop itself, and what two processes need to hand a message over."""
+    added = case.rows["output_ns"] - case.truth["output"]
+    assert added.median() > -AGREE_NS
+    assert added.quantile(0.1) < 20 * AGREE_NS
+
+
+def test_each_way_of_running_shows_what_it_is_there_to_show(case: Case) -> None:
+    assert case.truth["queue"].max() > 5_000_000
+    evicted = case.truth["preempted"] > 0
+    assert evicted.any() == case.evicting
+    assert (case.rows["preempted_ns"] > 0).equals(evicted.reindex(case.rows.index))
