@@ -282,11 +282,13 @@ class _Maker:
         handed = np.where(receive["start"] != MISSING, np.minimum(hand["end"], receive["start"]), hand["end"])
         self.add("handoff", hand["start"], handed)
         self.add("handoff_transit", hand["start"], receive["start"])
-        self.add("handoff", receive["start"], receive["end"])
-        self.add("engine_wait", receive["end"], add["start"])
+        taken = add["start"] != MISSING  # the engine may take it before the call that queued it has returned
+        queued = np.where(taken, np.minimum(receive["end"], add["start"]), receive["end"])
+        self.add("handoff", receive["start"], queued)
+        self.add("engine_wait", queued, add["start"])
         self.add("engine_code", add["start"], add["end"])
         self.causal("handoff → engine", hand["start"], receive["start"])
-        self.causal("engine queue → engine", receive["end"], add["start"])
+        self.causal("engine queue → engine", receive["start"], add["start"])
         first = index.first_step()[who]
         schedule, _ = index.step_spans[Span.SCHEDULE]
         self.scheduled = np.where(first == MISSING, MISSING, schedule[first]) if len(schedule) else first
@@ -344,7 +346,7 @@ class _Maker:
         last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
         last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
 
-        def lay(name: str, code: int, rows: Bools, until: Ints) -> None:
+        def lay(name: str, code: Span, rows: Bools, until: Ints) -> None:
             start, end = spans[code][0][position[rows]], spans[code][1][position[rows]]
             start = np.maximum(start, np.where(start == MISSING, MISSING, self.scheduled[event[rows]]))
             self.add(name, start, np.minimum(end, until[rows]), event[rows])

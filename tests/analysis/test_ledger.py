@@ -213,3 +213,16 @@ def test_interference_is_the_excess_of_mixed_steps_over_what_decode_alone_takes(
     row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
     assert row["interference_ns"] == pytest.approx(500, abs=60)
     assert row["decode_ns"] + row["interference_ns"] == 1500
+
+
+def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothing(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1")
+        writer.span(Span.CORE_RECEIVE, ref, 2300, 4000)  # the queueing call returned late
+        writer.span(Span.CORE_ADD, ref, 3000, 3100)
+        _steps(writer, ref)
+
+    ledger = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"]))
+    assert ledger.refused == ()
+    assert ledger.rows.iloc[0]["engine_wait_ns"] == 0
+    assert ledger.rows.iloc[0]["unexplained_ns"] == 0
