@@ -102,6 +102,16 @@ def has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
+def check_weights(folder: Path) -> None:
+    """Raises ModelError when ``folder`` has no weights and does not say that random ones will do."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not has_weights(folder) and RANDOM_WEIGHTS_KEY not in config:
+        raise ModelError(
+            f'the model folder {folder} holds no weights (*.safetensors); add them, or "{RANDOM_WEIGHTS_KEY}": 1 to '
+            "its config.json for random ones"
+        )
+
+
 def builtin_model(name: str, cache_dir: Path | None = None) -> Path:
     """The folder of a built-in model, made when it is not there yet (a second or two). Raises ModelError."""
     shape = SHAPES.get(name)

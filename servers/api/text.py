@@ -120,7 +120,7 @@ class StopFinder:
 def _load(path: Path) -> Tokenizer:
     try:
         tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises no other kind
+    except Exception as error:  # the library raises no other kind
         raise TextUnusable(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -10,7 +10,7 @@ from pathlib import Path
 from servers.api.app import serve
 from servers.api.options import ApiOptions
 from servers.api.text import TextModel
-from servers.models import ModelError, resolve_model
+from servers.models import ModelError, check_weights, resolve_model
 from servers.transformers.client import TransformersEngine, environment_threads
 from servers.transformers.options import PRECISIONS, EngineOptions
 
@@ -47,6 +47,7 @@ def main() -> int:
     args = _parser().parse_args()
     try:
         folder = resolve_model(args.model)
+        check_weights(folder)
         text = TextModel(folder)
         length = _model_len(folder, args.max_model_len)
     except (ModelError, OSError, ValueError) as error:

@@ -33,19 +33,29 @@ class Open:
 class Inbox:
     """Stands where the manager keeps its queue of new requests: looking into it reads the socket."""
 
-    def __init__(self, sock: socket.socket, probe: EngineProbe, handle: Callable[[tuple[Any, ...]], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        probe: EngineProbe,
+        handle: Callable[[tuple[Any, ...]], None],
+        torn: Callable[[], None],
+    ) -> None:
         self._frames = Frames(sock)
         self._probe = probe
         self._handle = handle
+        self._torn = torn
         self._states: deque[Any] = deque()
-        self.closed = False
 
     def empty(self) -> bool:
-        """Read what has come; ``handle`` turns requests into states by the manager's own ``add_request``."""
+        """Read what has come; ``handle`` turns requests into states by the manager's own ``add_request``.
+
+        ``torn`` is called when the other side is gone.
+        """
         self._probe.looking()
         for message in self._frames.read():
             self._handle(message)
-        self.closed = self._frames.closed
+        if self._frames.closed:
+            self._torn()
         return not self._states
 
     def get_nowait(self) -> Any:
@@ -84,16 +94,23 @@ class Wake:
 class Outbox:
     """Turns the loop's outputs into one message a step."""
 
-    def __init__(self, sock: socket.socket, probe: EngineProbe, stats: Callable[[], tuple[int | None, ...]]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        probe: EngineProbe,
+        stats: Callable[[], tuple[int | None, ...]],
+        torn: Callable[[], None],
+    ) -> None:
         self._socket = sock
         self._probe = probe
         self._stats = stats
+        self._torn = torn
         self.open: dict[str, Open] = {}
 
     def send(self, outputs: list[Any], finished: int, failed: int) -> list[Any]:
         """Send what is new in ``outputs`` (cumulative, as Transformers gives them); returns those that are not ours.
 
-        ``finished`` and ``failed`` are the statuses that end a request.
+        ``finished`` and ``failed`` are the statuses that end a request; ``torn`` is called when nobody listens.
         """
         start = now()
         entries, emitted, others, over = [], [], [], []
@@ -116,6 +133,9 @@ class Outbox:
                 over.append((output.request_id, reason, request.sent))
         if entries:
             self._probe.emitting(start, emitted)
-            self._socket.sendall(encode("outputs", entries, self._stats()))
+            try:
+                self._socket.sendall(encode("outputs", entries, self._stats()))
+            except ConnectionError:
+                self._torn()
             self._probe.emitted(start, over)
         return others

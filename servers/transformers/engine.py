@@ -80,8 +80,8 @@ class EngineProcess:
         )
         manager = self._manager
         self._add_processors(manager)
-        self._inbox = Inbox(sock, self._probe, self._handle)
-        self._outbox = Outbox(sock, self._probe, self._stats)
+        self._inbox = Inbox(sock, self._probe, self._handle, self._tear)
+        self._outbox = Outbox(sock, self._probe, self._stats, self._tear)
         manager.input_queue = self._inbox
         manager._wake_up_loop = Wake(sock, self._probe)
         manager.output_router = Router(self._outbox)
@@ -136,9 +136,11 @@ class EngineProcess:
             if request:
                 self._manager.cancel_request(message[1])
                 self._probe.cancelled(message[1], request.sent)
-        if self._inbox.closed:
-            self._torn = True
-            self._stop()
+
+    def _tear(self) -> None:
+        """The API process is gone: nobody is left to generate for."""
+        self._torn = True
+        self._stop()
 
     def _add(
         self, engine_id: str, prompt_ids: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool,
@@ -212,7 +214,7 @@ class EngineProcess:
 
 
 def load_model(options: EngineOptions) -> Any:
-    """The model on its device; one without weights gets random ones, drawn on the device from its own seed.
+    """The model on its device; one without weights gets random ones, drawn on the device from the seed that it names.
 
     Raises CannotServe.
     """
@@ -223,15 +225,12 @@ def load_model(options: EngineOptions) -> Any:
         torch.set_num_threads(options.threads)
     try:
         config = AutoConfig.from_pretrained(folder)
-        seed = getattr(config, RANDOM_WEIGHTS_KEY, None)
         if has_weights(folder):
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        elif seed is not None:
-            torch.manual_seed(seed)
+        else:
+            torch.manual_seed(getattr(config, RANDOM_WEIGHTS_KEY))
             with torch.device(device):
                 model = _from_config(config, dtype=dtype, attn_implementation="sdpa")
-        else:
-            raise CannotServe(f"{folder} holds no weights (*.safetensors)")
         return model.to(device).eval()
     except (OSError, ValueError, KeyError, torch.OutOfMemoryError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""

@@ -64,6 +64,8 @@ class EngineProbe(Probe):
         super().__init__()
         self._device: DeviceClock | None = None
         self._stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._capturing: Callable[[], bool] = bool
+        self._on_device = False
         self._free_blocks: Callable[[], int] = int
         self._requests: dict[str, _Known] = {}
         self._evictions: list[int] = []
@@ -109,6 +111,7 @@ class EngineProbe(Probe):
 
             stream = processor.inputs_and_outputs.compute_stream
             self._stream = lambda: torch.cuda.stream(stream)
+            self._capturing = torch.cuda.is_current_stream_capturing
 
     # -- requests
 
@@ -215,7 +218,7 @@ class EngineProbe(Probe):
         return known.ref, item.query_length, before, cached, flags
 
     def _computing(self, *_: Any) -> None:
-        self._sampling_ns = 0
+        self._sampling_ns, self._on_device = 0, False
         if self._step and self._device:
             with self._stream():
                 self._device.begin(self._step.seq)
@@ -223,8 +226,12 @@ class EngineProbe(Probe):
         self._forward_ns = now()
 
     def _sampling(self, *_: Any) -> None:
-        if not self._sampling_ns:
-            self._sampling_ns = now()
+        """Called twice where logits are processed first, and while a graph is captured, which takes no events."""
+        if self._sampling_ns:
+            return
+        self._sampling_ns = now()
+        if self._device and not self._capturing():
+            self._on_device = self._device.forward_end()
 
     def _computed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         step, writer = self._step, self.writer
@@ -232,19 +239,16 @@ class EngineProbe(Probe):
             return
         self._step = None
         forward, sampling = self._forward_ns, self._sampling_ns or end
-        on_device = False
-        if self._device:
+        on_device = self._on_device
+        if self._device and not on_device:  # a replayed graph, which holds the sampling, too
             with self._stream():
-                on_device = self._device.forward_end(forward)
+                on_device = self._device.forward_end()
         self._write_step(step, args[0])
         writer.span(Span.SCHEDULE, step.seq, step.schedule_ns, step.schedule_end_ns)
         writer.span(Span.INPUT_PREP, step.seq, step.schedule_end_ns, forward)
-        if on_device:
-            writer.span(Span.HOST_LAUNCH, step.seq, forward, end)
-        else:
-            writer.span(Span.FORWARD, step.seq, forward, sampling, 0)
-            if sampling < end:
-                writer.span(Span.SAMPLING, step.seq, sampling, end)
+        writer.span(Span.HOST_LAUNCH if on_device else Span.FORWARD, step.seq, forward, sampling)
+        if sampling < end:
+            writer.span(Span.SAMPLING, step.seq, sampling, end)
 
     def _write_step(self, step: _Step, runner: Any) -> None:
         assert self.writer is not None

@@ -116,7 +116,7 @@ def test_a_template_file_wins_over_the_configuration(folder: Path, tmp_path: Pat
 
 
 def test_files_that_cannot_be_read_are_a_typed_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(TextUnusable, match="chat template .* cannot be read"):
+    with pytest.raises(TextUnusable, match=r"chat template .* cannot be read"):
         _changed(folder, tmp_path / "m", chat_template="{% for %}")
     (tmp_path / "m" / "tokenizer_config.json").write_text("{")
     with pytest.raises(TextUnusable, match=r"tokenizer_config\.json cannot be read"):

@@ -105,6 +105,7 @@ MISTAKES = [
     ("no such built-in", ["--model", "builtin:huge"], "there is no built-in model 'huge'; there are builtin:tiny"),
     ("too long", ["--model", "{tiny}", "--max-model-len", "99999"], "more than the model's 4096 positions"),
     ("unknown precision", ["--model", "{tiny}", "--precision", "fp4"], "invalid choice: 'fp4'"),
+    ("no weights", ["--model", "{tiny}"], "holds no weights (*.safetensors); add them"),
     ("no tokenizer", ["--model", "{bare}"], "has no tokenizer (tokenizer.json)"),
     ("a broken tokenizer", ["--model", "{broken}"], "cannot serve"),
 ]  # fmt: skip
@@ -120,6 +121,8 @@ def test_a_mistake_ends_the_server_with_a_sentence(flags: list[str], said: str, 
     (folders["tiny"] / "tokenizer.json").write_text(
         '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}'
     )
+    if "--max-model-len" in flags:
+        (folders["tiny"] / "model.safetensors").write_bytes(b"")
     words = [word.format(**folders) for word in flags]
     ended = subprocess.run(
         [sys.executable, "-m", "servers.transformers", *words], capture_output=True, text=True, timeout=60
