@@ -134,12 +134,13 @@ class EngineProbe(Probe):
         """
         if self.writer is None:
             return
-        known = _Known(self.writer.request(engine_id), prompt, self._looked_ns)
+        # What was sent after the loop began to look may still be read by that look.
+        known = _Known(self.writer.request(engine_id), prompt, max(self._looked_ns, sent_ns))
         self._requests[engine_id] = known
         woken = self._woken_ns
         if woken:
             known.arrived_ns = now()
-            self.writer.span(Span.CORE_RECEIVE, known.ref, woken, known.arrived_ns)
+            self.writer.span(Span.CORE_RECEIVE, known.ref, max(woken, sent_ns), known.arrived_ns)
         else:
             self.writer.span(Span.CORE_RECEIVE, known.ref, sent_ns, sent_ns)
 
