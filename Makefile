@@ -58,9 +58,9 @@ test:  ## everything that proves it, both engines included (about 15 minutes on 
 	$(setup) core dev transformers vllm
 	@$(own) -m pytest $(ARGS)
 
-test-fast:  ## the tests that need no engine (under a minute)
+test-fast:  ## the tests that need no engine and no whole run (about a minute)
 	$(setup) core dev transformers
-	@$(own) -m pytest -m 'not transformers and not vllm and not environment' $(ARGS)
+	@$(own) -m pytest -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
 
 lint:  ## ruff and mypy --strict
 	$(setup) core dev transformers

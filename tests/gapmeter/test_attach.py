@@ -21,6 +21,8 @@ from servers.simulated import simulated_command
 from tests.gapmeter.command import SHORT, Done, gapmeter
 from tests.gapmeter.faulty import faulty
 
+pytestmark = pytest.mark.whole_run
+
 KEY = "sk-secret-0123456789"
 ATTACH = ("run", "smoke", *SHORT)
 INSIDE = ("tokenize", "queue", "prefill", "sampling", "detokenize")

@@ -13,6 +13,8 @@ import pytest
 from recording import RunFolder
 from tests.gapmeter.command import SIMULATED, SLOW, Command, Done, gapmeter
 
+pytestmark = pytest.mark.whole_run
+
 TYPO = """\
 name: typo
 server: {engine: simulated, model: "builtin:tiny"}

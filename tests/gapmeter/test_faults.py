@@ -15,6 +15,8 @@ from servers.null.server import Schedule
 from tests.gapmeter.command import SHORT, SIMULATED, Command, Done, gapmeter
 from tests.gapmeter.faulty import faulty
 
+pytestmark = pytest.mark.whole_run
+
 # What the server does to request k, and the outcome that is recorded for it.
 WIRE = {
     "none": "ok",
