@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -97,14 +98,14 @@ class Api:
 
     async def _generate(self, request: StampedRequest) -> web.StreamResponse:
         self._count += 1
-        client_id = request.headers.get("x-request-id", "")
+        client_id = _client_id(request)
         chat = request.path == "/v1/chat/completions"
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id or uuid.uuid4().hex}"
         engine_id = f"{answer_id}-{self._count}"
         stamps = RequestStamps(self._writer, engine_id, client_id, request.begun_ns)
         outcome = Outcome.ABORTED
         try:
-            ask = parse_ask(await request.read(), chat=chat, served_name=self._options.served_name)
+            ask = parse_ask(await _body(request), chat=chat, served_name=self._options.served_name)
             prompt_ids = await self._prompt_ids(ask, stamps)
             wanted = GenerationRequest(
                 engine_id, client_id, prompt_ids, room(len(prompt_ids), ask.max_tokens, self._options.max_model_len),
@@ -140,6 +141,10 @@ class Api:
                 raise bad(str(error), "messages") from error
             stamps.pooled(Span.TEMPLATE, start, start, now())
         assert text is not None
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can say it, and the tokenizers library cannot take it
+            raise bad("the text holds half of a surrogate pair", "messages" if ask.chat else "prompt") from error
         return await self._tokenize(text, ask.chat, stamps)
 
     async def _tokenize(self, text: str, templated: bool, stamps: RequestStamps) -> list[int]:
@@ -224,8 +229,19 @@ class Api:
         return response
 
 
+async def _body(request: StampedRequest) -> bytes:
+    if request.headers.get("expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return await request.read()
+
+
+def _client_id(request: web.BaseRequest) -> str:
+    """The client's name for the request, as text that can be written again whatever bytes it had."""
+    return request.headers.get("x-request-id", "").encode("utf-8", "replace").decode()
+
+
 def _echo(request: web.BaseRequest) -> dict[str, str]:
-    client_id = request.headers.get("x-request-id")
+    client_id = _client_id(request)
     return {"x-request-id": client_id} if client_id else {}
 
 
@@ -294,6 +310,8 @@ async def _until_over(api: Api, engine: Engine, asked: asyncio.Event) -> int:
         starting.result()
     except EngineDead as error:
         return _cannot(f"start the engine: {error}")
+    gc.collect()
+    gc.freeze()
     api.ready = True
     dead = asyncio.create_task(engine.wait_dead())
     done, _ = await asyncio.wait({over, dead}, return_when=asyncio.FIRST_COMPLETED)

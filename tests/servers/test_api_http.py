@@ -99,11 +99,14 @@ async def test_the_request_id_comes_back_and_names_the_answer(client: aiohttp.Cl
         assert (await answer.json())["id"] == "chatcmpl-mine-7"
 
 
+HALF = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
 REFUSED = [
     ("not JSON", "POST", CHAT, b"{", 400, None),
     ("a number", "POST", CHAT, b"1", 400, None),
     ("too long a prompt", "POST", COMPLETION, json.dumps({"prompt": "x" * 600}).encode(), 400, "max_tokens"),
     ("no room for the output", "POST", COMPLETION, b'{"prompt": "xx", "max_tokens": 511}', 400, "max_tokens"),
+    ("half a character", "POST", COMPLETION, b'{"prompt": "a\\ud800b"}', 400, "prompt"),
+    ("half a character in a chat", "POST", CHAT, HALF, 400, "messages"),
     ("a token nobody knows", "POST", COMPLETION, b'{"prompt": [99999999]}', 400, "prompt"),
     ("another model", "POST", CHAT, json.dumps({**HELLO, "model": "gpt"}).encode(), 404, "model"),
     ("a wrong method", "GET", CHAT, None, 405, None),
@@ -173,6 +176,36 @@ async def test_a_body_in_many_packets_is_one_request(server: Server) -> None:
     writer.close()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 6
+
+
+async def _raw(server: Server, *parts: bytes) -> bytes:
+    """Send the parts, each after the server's answer to the one before, and read until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    answer = b""
+    for number, part in enumerate(parts):
+        if number:
+            answer += await reader.readuntil(b"\r\n\r\n")
+        writer.write(part)
+    answer += await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_client_that_asks_before_it_sends_the_body_is_told_to_go_on(server: Server) -> None:
+    body = json.dumps(HELLO).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    answer = await _raw(server, head, body)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+async def test_a_request_id_of_any_bytes_is_served(server: Server) -> None:
+    body = json.dumps(HELLO).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n".encode()
+    answer = await _raw(server, head + b"x-request-id: \xff\xfe\xc3\xbc\r\n\r\n" + body)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and "x-request-id: ??ü\r\n".encode() in answer
 
 
 async def test_requests_beyond_the_bound_are_told_to_come_back_later(tmp_path: Path) -> None:
