@@ -5,13 +5,14 @@ import importlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gapmeter_probe.vllm import register
-from gapmeter_probe.vllm.api import ApiProbe, Call, Generation, current
+from gapmeter_probe.vllm.api import ApiProbe
+from gapmeter_probe.vllm.calls import Call, Generation
 from gapmeter_probe.vllm.device import DeviceClock
 from gapmeter_probe.vllm.install import Hook, Probe, install
 from gapmeter_probe.vllm.vitals import watch_loop
@@ -179,99 +180,167 @@ class Outputs:
     """As much of vLLM's RequestOutput as is looked at."""
 
     outputs: list[Output]
-    num_cached_tokens: int = 0
 
 
 @dataclass
 class Collector:
-    """As much of vLLM's RequestOutputCollector as is looked at."""
+    """As much of vLLM's RequestOutputCollector as is looked at, merging what was not taken in time."""
 
     request_id: str
-    aggregate: bool = True
+    output: Outputs | None = None
+
+    def put(self, output: Outputs) -> None:
+        if self.output is None:
+            self.output = output
+        else:
+            self.output.outputs += output.outputs
+
+    async def get(self) -> Outputs | None:
+        output, self.output = self.output, None
+        return output
 
 
 @dataclass
+class State:
+    """As much of the output processor's state of a request as is looked at."""
+
+    queue: Collector
+    request_index: int = 0
+
+
+@dataclass
+class EngineOutput:
+    """As much of vLLM's EngineCoreOutput as is looked at."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+
+
+class Cycle:
+    """A response under way, whose chunks go nowhere."""
+
+    gapmeter_call: Call
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+
+
 class Connection:
-    """An API probe in the middle of one call."""
+    """An API probe in the middle of one call with ``choices`` answers, wrapped as it wraps vLLM."""
 
-    probe: ApiProbe
-    call: Call
-    parts: list[tuple[int, int]] = field(default_factory=list)
+    def __init__(self, writer: RecordWriter, choices: int = 1) -> None:
+        self.probe, self.call, self.writer = ApiProbe(), Call(1, "client"), writer
+        self.probe.writer = writer
+        self.collector = Collector("e0" if choices == 1 else "parent")
+        for index in range(choices):
+            generation = Generation(index + 1, State(self.collector, index))
+            self.call.generations.append(generation)
+            self.probe._generations[f"e{index}"] = generation
+        self._cycle = Cycle()
+        self._cycle.gapmeter_call = self.call
+        self._put, self._get = self._wrapped("put", Collector.put), self._wrapped("get", Collector.get)
+        self._send = self._wrapped("send", Cycle.send)
+        self._process = self._wrapped("process_outputs", self._put_all)
 
-    def pull(self, *counts: int, index: int = 0, aggregate: bool = True, request_id: str = "e0") -> None:
-        result = Outputs([Output(index, [0] * count) for count in counts])
-        self.probe._pulled(0, time.monotonic_ns(), result, (Collector(request_id, aggregate),))
+    def _wrapped(self, name: str, function: Any) -> Any:
+        hook = next(h for h in self.probe.hooks() if h.targets[0].endswith(f".{name}"))
+        return hook.wrap(function)
 
-    def write(self, body: bytes) -> None:
-        start = time.monotonic_ns()
-        self.probe._written(self.call, body, start, time.monotonic_ns())
+    def _put_all(self, processor: None, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            self._put(self.collector, Outputs([Output(int(output.request_id[1:]), output.new_token_ids)]))
 
+    def deliver(self, *counts: int, held_back: bool = False) -> None:
+        """A message of the engine: how many tokens for each choice; ``held_back``: not yet put for formatting."""
+        outputs = [EngineOutput(f"e{index}", [0] * count) for index, count in enumerate(counts) if count]
+        if held_back:
+            self.probe._marks.clear()
+            self.probe._processed(outputs, 1, 2)
+        else:
+            self._process(None, outputs)
 
-@pytest.fixture
-def connection(writer: RecordWriter) -> Iterator[Connection]:
-    probe = ApiProbe()
-    probe.writer = writer
-    call = Call(1, "client")
-    call.generations = [Generation(1, 5), Generation(2, 5)]
-    call.by_id = {"e0": call.generations[0]}
-    token = current.set(call)
-    yield Connection(probe, call)
-    current.reset(token)
+    def take(self) -> None:
+        asyncio.run(self._get(self.collector))
+
+    def write(self, *bodies: bytes) -> None:
+        for body in bodies:
+            asyncio.run(self._send(self._cycle, {"type": "http.response.body", "body": body}))
+
+    def written(self) -> list[tuple[int, int]]:
+        """(ref, n) of each chunk."""
+        return [(int(s["ref"]), int(s["n"])) for s in spans(self.writer.path, Span.EGRESS)]
 
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 TEXT = b'data: {"choices":[{"delta":{"content":"a \\"role\\": b"}}]}\n\n'
+USAGE, DONE = b'data: {"choices":[],"usage":{}}\n\n', b"data: [DONE]\n\n"
 
 
-def counts(connection: Connection) -> list[int]:
-    assert connection.probe.writer is not None
-    return [int(s["n"]) for s in spans(connection.probe.writer.path, Span.EGRESS)]
-
-
-def test_a_chunk_carries_the_tokens_pulled_before_it_and_the_others_none(connection: Connection) -> None:
-    connection.pull(1)
-    for body in (ROLE, TEXT):
-        connection.write(body)
-    connection.pull(1)
+def test_a_chunk_carries_the_tokens_taken_before_it_and_the_others_none(writer: RecordWriter) -> None:
+    connection = Connection(writer)
+    connection.deliver(1)
+    connection.take()
+    connection.write(ROLE, TEXT)
+    connection.deliver(1)
+    connection.take()
+    connection.deliver(1)  # arrives while the chunk before is being written: it is not in that chunk
     connection.write(TEXT)
-    connection.pull(3)  # outputs that were merged while the last chunk was on its way
-    for body in (TEXT, b'data: {"choices":[],"usage":{}}\n\n', b"data: [DONE]\n\n", b""):
-        connection.write(body)
-    assert counts(connection) == [0, 1, 2, 5, 0, 0]
+    connection.deliver(2)
+    connection.take()  # three tokens, merged
+    connection.write(TEXT, USAGE, DONE, b"")
+    assert [n for _, n in connection.written()] == [0, 1, 2, 5, 0, 0]
+    handled = [int(s["n"]) for s in spans(writer.path, Span.DETOKENIZE)]
+    assert handled == [1, 2, 3, 5] == [int(s["n"]) for s in spans(writer.path, Span.OUTPUT_RECEIVE)]
 
 
-def test_keep_alive_comments_carry_no_tokens(connection: Connection) -> None:
-    connection.pull(1)
-    connection.write(b": keep-alive\n\n")
+def test_keep_alive_comments_carry_no_tokens(writer: RecordWriter) -> None:
+    connection = Connection(writer)
+    connection.deliver(1)
+    connection.take()
+    connection.write(b": keep-alive\n\n", TEXT)
+    assert [n for _, n in connection.written()] == [0, 1]
+
+
+def test_tokens_withheld_by_a_parser_are_counted_in_the_next_chunk(writer: RecordWriter) -> None:
+    connection = Connection(writer)
+    for tokens in (1, 2):
+        connection.deliver(tokens)
+        connection.take()
     connection.write(TEXT)
-    assert counts(connection) == [0, 1]
+    assert connection.written() == [(1, 3)]
 
 
-def test_tokens_withheld_by_a_parser_are_counted_in_the_next_chunk(connection: Connection) -> None:
-    connection.pull(1)
+def test_tokens_that_wait_for_a_stream_interval_are_not_in_a_chunk_yet(writer: RecordWriter) -> None:
+    connection = Connection(writer)
+    connection.deliver(1)
+    connection.take()
     connection.write(TEXT)
-    connection.pull(1)
-    connection.pull(2)
+    connection.deliver(4, held_back=True)
+    connection.write(USAGE)
+    connection.deliver(1)
+    connection.take()
     connection.write(TEXT)
-    assert counts(connection) == [1, 4]
+    assert [n for _, n in connection.written()] == [1, 0, 6]
 
 
-def test_an_answer_that_is_not_streamed_carries_all_its_tokens(connection: Connection) -> None:
-    connection.pull(7, aggregate=False)
+def test_an_answer_that_is_not_streamed_carries_all_its_tokens(writer: RecordWriter) -> None:
+    connection = Connection(writer)
+    connection.deliver(7)
+    connection.take()
     connection.write(b'{"choices":[{"message":{"role":"assistant"}}]}')
-    assert counts(connection) == [7]
+    assert connection.written() == [(1, 7)]
 
 
-def test_choices_of_one_request_are_told_apart(connection: Connection) -> None:
-    connection.pull(1, index=0, request_id="parent")
+def test_choices_of_one_request_are_told_apart(writer: RecordWriter) -> None:
+    connection = Connection(writer, choices=2)
+    connection.deliver(1, 1)
+    connection.take()
+    connection.write(TEXT, TEXT)
+    connection.deliver(0, 1)
+    connection.take()
     connection.write(TEXT)
-    connection.pull(1, index=1, request_id="parent")
-    connection.write(TEXT)
-    connection.pull(1, index=0, request_id="parent")
-    connection.write(TEXT)
-    assert connection.probe.writer is not None
-    found = [(int(s["ref"]), int(s["n"])) for s in spans(connection.probe.writer.path, Span.EGRESS)]
-    assert found == [(1, 1), (2, 1), (1, 2)]
+    assert connection.written() == [(1, 1), (2, 1), (2, 2)]
 
 
 class Device:

@@ -8,6 +8,7 @@ first: a full disk stops recording (records are counted as dropped), never the p
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import mmap
 import os
@@ -16,6 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from gapmeter_probe.records import (
@@ -40,8 +42,20 @@ CHUNK_BYTES = 4 << 20
 PROBE_DIR = "GAPMETER_PROBE_DIR"
 
 
+_SPAN_AND_HEAD = SPAN.size + HEAD.size
+_SPAN_FIELDS, _ENTRY_FIELDS, _EMISSION_FIELDS = (layout.format[1:] for layout in (SPAN, ENTRY, EMISSION))
+_pack_span = SPAN.pack_into
+_STEP, _EMIT = int(Kind.STEP), int(Kind.EMIT)  # plain numbers pack three times as fast
+
+
 def _padded(size: int) -> int:
     return (size + 7) & ~7
+
+
+@functools.lru_cache(maxsize=1024)
+def _many(fields: str, count: int) -> struct.Struct:
+    """The layout of ``count`` records in a row, none of which needs padding between."""
+    return struct.Struct("<" + fields * count)
 
 
 class RecordWriter:
@@ -58,7 +72,7 @@ class RecordWriter:
         self._size = CHUNK_BYTES
         self._pos = FILE_HEADER.size
         self._refs = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the file in the middle of a record
         self._owner = os.getpid()
         self._closed = False
         self.dropped = 0
@@ -82,9 +96,21 @@ class RecordWriter:
 
     def span(self, code: int, ref: int, start_ns: int, end_ns: int, n: int = 0, queued_ns: int = 0) -> None:
         """One activity. Stamps are CLOCK_MONOTONIC ns; ``queued_ns`` defaults to ``start_ns``."""
-        at = self._reserve(SPAN.size)
+        with self._lock:  # _reserve, written out: this is the hottest path
+            at = self._pos
+            if at + _SPAN_AND_HEAD > self._size and not self._grow(40):
+                return
+            self._pos = at + 40
+        _pack_span(self._map, at, 40, 2, code, ref, n, queued_ns or start_ns, start_ns, end_ns)
+
+    def spans(self, flat: Sequence[int]) -> None:
+        """Several activities at once, at a fifth of the price: for each, the eight numbers that SPAN lays out.
+
+        These are 40, 2, code, ref, n, queued_ns, start_ns, end_ns.
+        """
+        at = self._reserve(5 * len(flat)) if flat else 0
         if at:
-            SPAN.pack_into(self._map, at, 40, 2, code, ref, n, queued_ns or start_ns, start_ns, end_ns)
+            _many(_SPAN_FIELDS, len(flat) // 8).pack_into(self._map, at, *flat)
 
     def counts(self, outcome: Outcome, ref: int, prompt: int, output: int, cached: int, at_ns: int) -> None:
         """How a request ended: its tokens, and whether it was complete."""
@@ -111,12 +137,9 @@ class RecordWriter:
         at = self._reserve(size)
         if not at:
             return
-        offset = at + STEP.size
-        for entry in entries:
-            ENTRY.pack_into(self._map, offset, *entry)
-            offset += ENTRY.size
+        _many(_ENTRY_FIELDS, len(entries)).pack_into(self._map, at + STEP.size, *chain.from_iterable(entries))
         STEP.pack_into(
-            self._map, at, size, Kind.STEP, flags, seq, running, waiting, free_blocks, padded, len(entries),
+            self._map, at, size, _STEP, flags, seq, running, waiting, free_blocks, padded, len(entries),
             cpu_ns, schedule_ns, switches,
         )  # fmt: skip
 
@@ -126,11 +149,8 @@ class RecordWriter:
         at = self._reserve(size)
         if not at:
             return
-        offset = at + EMIT.size
-        for emission in emissions:
-            EMISSION.pack_into(self._map, offset, *emission)
-            offset += EMISSION.size
-        EMIT.pack_into(self._map, at, size, Kind.EMIT, 0, seq, len(emissions), at_ns)
+        _many(_EMISSION_FIELDS, len(emissions)).pack_into(self._map, at + EMIT.size, *chain.from_iterable(emissions))
+        EMIT.pack_into(self._map, at, size, _EMIT, 0, seq, len(emissions), at_ns)
 
     def json(self, value: dict[str, Any]) -> None:
         """A rare record of any shape; it carries a ``type``."""

@@ -8,50 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
-from gapmeter_probe.records import Outcome, Span
+from gapmeter_probe.records import Outcome
+from gapmeter_probe.vllm import codes
+from gapmeter_probe.vllm.calls import Call, Generation, current
 from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe, settings
 from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
 
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
 _OUTPUT = "vllm.v1.engine.output_processor:"
-_POOLED = {"safe_apply_chat_template": Span.TEMPLATE, "_tokenize_prompt": Span.TOKENIZE}
-
-
-class Generation:
-    """One engine request of a call: what has come of it so far."""
-
-    __slots__ = ("cached", "finished", "prompt", "pulled", "received", "ref")
-
-    def __init__(self, ref: int, prompt: int) -> None:
-        self.ref = ref
-        self.prompt = prompt
-        self.received = 0  # output tokens that the engine has delivered
-        self.pulled = 0  # of these, taken by the code that formats chunks
-        self.cached = 0
-        self.finished = False
-
-
-class Call:
-    """One HTTP request."""
-
-    __slots__ = ("begun_ns", "by_id", "client_id", "generations", "opened", "pending", "pulled_ns", "stages")
-
-    def __init__(self, begun_ns: int, client_id: str) -> None:
-        self.begun_ns = begun_ns
-        self.client_id = client_id
-        self.stages: list[tuple[int, list[int]]] = []  # code, [queued, start, end]
-        self.generations: list[Generation] = []
-        self.by_id: dict[str, Generation] = {}
-        self.pending: list[tuple[Generation, int]] = []  # tokens pulled but not yet written: whose, how many so far
-        self.pulled_ns = 0
-        self.opened = False  # a chunk with a token has been written
-
-
-current: ContextVar[Call | None] = ContextVar("gapmeter_call", default=None)
+_POOLED = {"safe_apply_chat_template": codes.TEMPLATE, "_tokenize_prompt": codes.TOKENIZE}
 
 
 class ApiProbe(Probe):
@@ -65,7 +33,8 @@ class ApiProbe(Probe):
         self._decoding_ns = 0
         self._arrived: dict[int, int] = {}  # id of an engine output -> when its message was received
         self._arrived_ns = 0
-        self._marks: list[tuple[str, int]] = []
+        self._marks: dict[str, int] = {}  # collector's id -> when an output was put into it
+        self._states: dict[str, Any] = {}  # engine id -> the output processor's state, until handed over
         self._watching = False
 
     def hooks(self) -> list[Hook]:
@@ -86,9 +55,10 @@ class ApiProbe(Probe):
             handoff,
             self._decoder(),
             self._processor(),
-            self.after(f"{collector}put", (), self._marked),
-            self.after(f"{collector}get", ("egress",), self._pulled),
-            self.after(f"{collector}get_nowait", ("egress",), self._pulled),
+            self.after(f"{_OUTPUT}OutputProcessor.add_request", ("egress",), self._registered),
+            Hook((f"{collector}put",), ("detokenize", "egress"), self._wrap_put),
+            Hook((f"{collector}get",), (), _wrap_get),
+            Hook((f"{collector}get_nowait",), (), _wrap_get_nowait),
         ]  # fmt: skip
 
     def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
@@ -150,13 +120,16 @@ class ApiProbe(Probe):
         end = now()
         if not call.generations:
             ref = writer.request("", call.client_id)
-            writer.span(Span.INGRESS, ref, call.begun_ns, end)
+            writer.span(codes.INGRESS, ref, call.begun_ns, end)
             self._write_stages(call, ref)
         for generation in call.generations:
             outcome = Outcome.OK if generation.finished else Outcome.ABORTED
-            writer.counts(outcome, generation.ref, generation.prompt, generation.received, generation.cached, end)
-        for engine_id in call.by_id:
+            prompt = getattr(generation.state, "prompt_len", 0)
+            cached = max(getattr(generation.state, "num_cached_tokens", 0), 0)
+            writer.counts(outcome, generation.ref, prompt, generation.received, cached, end)
+        for engine_id in call.engine_ids:
             self._generations.pop(engine_id, None)
+            self._states.pop(engine_id, None)
 
     def _write_stages(self, call: Call, ref: int) -> None:
         assert self.writer is not None
@@ -174,7 +147,7 @@ class ApiProbe(Probe):
                 return original(*args, **kwargs)
             start = now()
             result = original(*args, **kwargs)
-            call.stages.append((Span.TEMPLATE, [start, start, now()]))
+            call.stages.append((codes.TEMPLATE, [start, start, now()]))
             return result
 
         return called
@@ -236,14 +209,14 @@ class ApiProbe(Probe):
         call = current.get()
         start = now()
         ref = writer.request(request.request_id, call.client_id if call else "")
-        generation = Generation(ref, len(request.prompt_token_ids or ()))
+        generation = Generation(ref, self._states.pop(request.request_id, None))
         self._generations[request.request_id] = generation
         if call is not None:
             call.generations.append(generation)
-            call.by_id[request.request_id] = generation
-            writer.span(Span.INGRESS, ref, call.begun_ns, start)
+            call.engine_ids.append(request.request_id)
+            writer.span(codes.INGRESS, ref, call.begun_ns, start)
             self._write_stages(call, ref)
-        return lambda: writer.span(Span.HANDOFF, ref, start, now())
+        return lambda: writer.span(codes.HANDOFF, ref, start, now())
 
     # -- out
 
@@ -288,8 +261,21 @@ class ApiProbe(Probe):
 
         return Hook((target,), stages, wrap)
 
-    def _marked(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        self._marks.append((args[0].request_id, end))
+    def _registered(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        processor, request = args[:2]
+        state = processor.request_states[request.request_id]
+        if self.writer is not None:
+            self._states[request.request_id] = state
+
+    def _wrap_put(self, original: Callable[..., None]) -> Callable[..., None]:
+        marks = self._marks
+
+        @functools.wraps(original)
+        def put(collector: Any, output: Any) -> None:
+            original(collector, output)
+            marks[collector.request_id] = now()
+
+        return put
 
     def _processed(self, outputs: Any, start: int, end: int) -> None:
         """Requests of a batch are handled in turn: each one's share ends when its output is put for its task."""
@@ -297,62 +283,82 @@ class ApiProbe(Probe):
         if writer is None or not outputs:
             return
         self._arrived_ns = arrived = self._arrived.pop(id(outputs[0]), self._arrived_ns)
-        marks, before = dict(self._marks), start
+        arrived = arrived or start
+        marks, before = self._marks, start
+        records: list[int] = []
         for output in outputs:
             generation = self._generations.get(output.request_id)
             if generation is None:
                 continue
-            generation.received += len(output.new_token_ids)
-            done = marks.get(output.request_id, before)
+            generation.received = count = generation.received + len(output.new_token_ids)
+            done = marks.get(getattr(generation.collector, "request_id", ""))
+            if done is None:
+                done = before  # its tokens wait for more (stream interval), or for the end
+            else:
+                generation.put = count
             if output.new_token_ids:
-                writer.span(Span.OUTPUT_RECEIVE, generation.ref, arrived or start, start, generation.received)
-                writer.span(Span.DETOKENIZE, generation.ref, before, done, generation.received, start)
+                ref = generation.ref
+                records += (40, 2, codes.OUTPUT_RECEIVE, ref, count, arrived, arrived, start)
+                records += (40, 2, codes.DETOKENIZE, ref, count, start, before, max(before, done))
             before = max(before, done)
             if output.finish_reason is not None:
                 generation.finished = True
                 del self._generations[output.request_id]
-
-    def _pulled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        """The code that formats chunks has taken all tokens put so far for it: the next chunk carries them."""
-        call = current.get()
-        if result is None or call is None or not call.generations:
-            return
-        collector = args[0]
-        call.pulled_ns = end
-        own = call.by_id.get(collector.request_id)
-        call.pending = []
-        for output in result.outputs:
-            generation = own or call.generations[output.index]
-            count = len(output.token_ids)
-            generation.pulled = generation.pulled + count if collector.aggregate else count
-            generation.cached = max(result.num_cached_tokens or 0, 0)
-            if count:
-                call.pending.append((generation, generation.pulled))
+        writer.spans(records)
 
     def _wrap_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """n says how many tokens have been written with this chunk; 0 for one that carries none."""
+        fail = functools.partial(self.failed, f"{_HTTP[0]}:RequestResponseCycle.send", ("egress",))
+
         @functools.wraps(original)
         async def send(cycle: Any, message: Any) -> None:
             call = getattr(cycle, "gapmeter_call", None)
-            if call is None or message["type"] != "http.response.body":
+            body = message.get("body")
+            if call is None or not body or not call.generations:
                 await original(cycle, message)
                 return
+            generation, count = None, 0
+            try:
+                generation = call.carries(body)
+                if generation is not None:
+                    count = generation.written = generation.taken()
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
+                fail(error)
             start = now()
             await original(cycle, message)
-            self._written(call, message.get("body", b""), start, now())
+            end = now()
+            writer = self.writer
+            assert writer is not None
+            if generation is None:
+                writer.span(codes.EGRESS, call.generations[0].ref, start, end, 0, start)
+            else:
+                formatted = getattr(generation.collector, "gapmeter_ns", start)
+                writer.span(codes.EGRESS, generation.ref, start, end, count, formatted)
 
         return send
 
-    def _written(self, call: Call, body: bytes, start: int, end: int) -> None:
-        """n says how many tokens have been written with this chunk; 0 for one that carries none."""
-        writer = self.writer
-        if not body or writer is None or not call.generations:
-            return
-        if call.pending and (call.opened or not _tokenless(body)):
-            call.opened = True
-            generation, count = call.pending.pop(0)
-            writer.span(Span.EGRESS, generation.ref, start, end, count, call.pulled_ns)
-        else:
-            writer.span(Span.EGRESS, call.generations[0].ref, start, end, 0)
+
+def _wrap_get(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stamp when the code that formats chunks takes an output."""
+
+    @functools.wraps(original)
+    async def get(collector: Any) -> Any:
+        output = await original(collector)
+        collector.gapmeter_ns = now()
+        return output
+
+    return get
+
+
+def _wrap_get_nowait(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_nowait(collector: Any) -> Any:
+        output = original(collector)
+        if output is not None:
+            collector.gapmeter_ns = now()
+        return output
+
+    return get_nowait
 
 
 _PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
@@ -361,8 +367,3 @@ _PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
     """For a hook that only says which stages are lost when none of its targets exists."""
     return original
-
-
-def _tokenless(body: bytes) -> bool:
-    """An event that opens a chat answer (the role alone), or a comment. A quote inside text would be escaped."""
-    return body.startswith(b":") or (body.startswith(b"data: ") and b'"role":' in body)

@@ -11,7 +11,8 @@ import threading
 import time
 from typing import Any
 
-from gapmeter_probe.records import EntryFlag, Outcome, Span, StepFlag
+from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
+from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe, settings
 from gapmeter_probe.vllm.vitals import watch_collections
@@ -25,6 +26,7 @@ _SERIAL = "vllm.v1.serial_utils:"
 _LEFT_OVER = 4096  # engine outputs that were never sent; forgotten beyond this many
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
+_AHEAD, _EMPTY = int(StepFlag.ASYNC), int(StepFlag.EMPTY)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
 
 
@@ -97,11 +99,11 @@ class CoreProbe(Probe):
         writer = self.writer
         if writer:
             ref = self._named(result[0])[0]
-            writer.span(Span.CORE_RECEIVE, ref, self._local.received_ns or start, end)
+            writer.span(codes.CORE_RECEIVE, ref, self._local.received_ns or start, end)
 
     def _added(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer:
-            self.writer.span(Span.CORE_ADD, self._named(args[1])[0], start, end)
+            self.writer.span(codes.CORE_ADD, self._named(args[1])[0], start, end)
 
     def _named(self, request: Any) -> tuple[int, int]:
         known = self._requests.get(request.request_id)
@@ -132,9 +134,9 @@ class CoreProbe(Probe):
         seq = self._seq
         setattr(result, SEQ, seq)
         self._loop_steps.add(seq)
-        flags = 0 if result.total_num_scheduled_tokens else int(StepFlag.EMPTY)
+        flags = 0 if result.total_num_scheduled_tokens else _EMPTY
         if seq - 1 > self._updated:
-            flags |= int(StepFlag.ASYNC)
+            flags |= _AHEAD
         scheduler = self._scheduler
         writer.step(
             flags, seq, self._entries(result),
@@ -145,7 +147,7 @@ class CoreProbe(Probe):
             cpu_ns=time.thread_time_ns(),
             switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
         )  # fmt: skip
-        writer.span(Span.SCHEDULE, seq, start, end)
+        writer.span(codes.SCHEDULE, seq, start, end)
 
     def _entries(self, output: Any) -> list[tuple[int, int, int, int, int]]:
         tokens, requests, evicted = output.num_scheduled_tokens, self._requests, self._evicted
@@ -185,7 +187,7 @@ class CoreProbe(Probe):
         request = args[1]
         if self.writer:
             ref = self._named(request)[0]
-            self.writer.span(Span.PREEMPT, ref, start, start)
+            self.writer.span(codes.PREEMPT, ref, start, start)
             self._evictions.append(ref)
             self._evicted.add(request.request_id)
             self._waiting.add(request.request_id)
@@ -194,11 +196,11 @@ class CoreProbe(Probe):
         seq = getattr(args[1], SEQ, 0)
         if self.writer and seq:
             self._executed = seq
-            self._when_back(Span.EXECUTE, seq, start, end, result)
+            self._when_back(codes.EXECUTE, seq, start, end, result)
 
     def _sampling(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer and self._executed:
-            self._when_back(Span.SAMPLE_CALL, self._executed, start, end, result)
+            self._when_back(codes.SAMPLE_CALL, self._executed, start, end, result)
 
     def _when_back(self, code: int, seq: int, start: int, end: int, result: Any) -> None:
         """Stamp the end when the result is there: now, or when the future is resolved (n: how long the call took)."""
@@ -225,7 +227,7 @@ class CoreProbe(Probe):
                     emitted.append((self._ref(output.request_id), len(output.new_token_ids)))
         self._departed.clear()
         writer.emit(seq, end, emitted)
-        writer.span(Span.UPDATE, seq, start, end)
+        writer.span(codes.UPDATE, seq, start, end)
 
     def _ref(self, engine_id: str) -> int:
         known = self._requests.get(engine_id)
@@ -238,7 +240,7 @@ class CoreProbe(Probe):
 
     def _put(self, *_: Any) -> None:
         if self.writer and self._stepped and self._updated:
-            self.writer.span(Span.OUTPUT_PUT, self._updated, self._stepped, now())
+            self.writer.span(codes.OUTPUT_PUT, self._updated, self._stepped, now())
 
     def _encoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         seq = self._leaving.pop(id(args[1]), 0)
@@ -247,7 +249,7 @@ class CoreProbe(Probe):
     def _sent(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         seq, begun = self._local.sending
         if self.writer and seq:
-            self.writer.span(Span.OUTPUT_SEND, seq, begun, end)
+            self.writer.span(codes.OUTPUT_SEND, seq, begun, end)
 
     def _looking(self, engine: Any, *_: Any) -> None:
         self._woken = 0
@@ -264,7 +266,7 @@ class CoreProbe(Probe):
     def _looped(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer:
             for seq in self._loop_steps:
-                self.writer.span(Span.LOOP, seq, self._loop_start or start, end)
+                self.writer.span(codes.LOOP, seq, self._loop_start or start, end)
         self._loop_steps.clear()
         self._looped_ns = end
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gapmeter_probe.records import Span
+from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.core import SEQ
 from gapmeter_probe.vllm.device import DeviceClock, open_device
 from gapmeter_probe.vllm.install import Hook, Probe, now
@@ -125,7 +125,7 @@ class WorkerProbe(Probe):
         if not self._separate and self._call and self.writer:
             start, seq, number = self._call
             self._call = None
-            self.writer.span(Span.WORKER, seq, start, now(), number)
+            self.writer.span(codes.WORKER, seq, start, now(), number)
 
     def _execute(self, worker: Any, scheduled: Any, *_: Any) -> Callable[[], None] | None:
         seq = getattr(scheduled, SEQ, 0)
@@ -144,7 +144,7 @@ class WorkerProbe(Probe):
     def _answered(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         call = self._unanswered.popleft() if self._unanswered else None
         if self.writer and call:
-            self.writer.span(Span.WORKER, call[1], call[0], end, call[2])
+            self.writer.span(codes.WORKER, call[1], call[0], end, call[2])
 
     # -- the model runner
 
@@ -168,15 +168,15 @@ class WorkerProbe(Probe):
         if not forward or not writer:
             return
         end = now()
-        writer.span(Span.INPUT_PREP, seq, self._prep, forward, self._padded)
+        writer.span(codes.INPUT_PREP, seq, self._prep, forward, self._padded)
         if self._device and self._device.forward_end():
-            writer.span(Span.HOST_LAUNCH, seq, forward, end)
+            writer.span(codes.HOST_LAUNCH, seq, forward, end)
         else:
-            writer.span(Span.FORWARD, seq, forward, end, 0)
+            writer.span(codes.FORWARD, seq, forward, end, 0)
 
     def _sampled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq and self.writer:
-            self.writer.span(Span.SAMPLING, self._seq, start, end)
+            self.writer.span(codes.SAMPLING, self._seq, start, end)
 
     def _padding_v1(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq:
