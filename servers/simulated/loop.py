@@ -17,6 +17,7 @@ from servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
 from servers.simulated.times import Durations
 
 Action = Callable[[int], None]
+_Work = tuple[tuple[Span, int], ...]  # the worker's stages of a step, with how long each is meant to take
 
 
 class Timeline(Protocol):
@@ -68,7 +69,7 @@ class EngineLoop:
         self._inbox: deque[Request] = deque()
         self._aborts: list[int] = []
         self._flying: deque[StepPlan] = deque()  # dispatched, not yet updated
-        self._undone: deque[StepPlan] = deque()  # dispatched, not yet started by the worker
+        self._undone: deque[tuple[StepPlan, _Work]] = deque()  # dispatched, not yet started by the worker
         self._worked: deque[StepPlan] = deque()  # done by the worker, not yet looked at
         self._iteration: list[int] = []  # steps that this iteration of the loop touches
         self._idle = True
@@ -147,17 +148,28 @@ class EngineLoop:
         plan = self._scheduler.schedule()
         self._listener.planned(plan, bool(self._flying))
         self._iteration.append(seq)
+        work = self._draw_work(plan)
 
         def scheduled(t: int) -> None:
             self._listener.end(Span.SCHEDULE, seq, meant)
-            self._dispatch(t, plan)
+            self._dispatch(t, plan, work)
 
         self._soon(t, meant, scheduled)
 
-    def _dispatch(self, t: int, plan: StepPlan) -> None:
+    def _draw_work(self, plan: StepPlan) -> _Work:
+        if plan.empty:
+            return ()
+        draw, times = self._durations.draw, self._times
+        return (
+            (Span.INPUT_PREP, draw("input_prep", times.input_prep_ns)),
+            (Span.FORWARD, draw("forward", times.forward(plan))),
+            (Span.SAMPLING, draw("sampling", times.sampling_ns)),
+        )
+
+    def _dispatch(self, t: int, plan: StepPlan, work: _Work) -> None:
         if not plan.empty:
             self._flying.append(plan)
-            self._undone.append(plan)
+            self._undone.append((plan, work))
             self._listener.begin(Span.EXECUTE, plan.seq)
             if not self._working:
                 self._work(t)
@@ -207,16 +219,11 @@ class EngineLoop:
 
     def _work(self, t: int) -> None:
         self._working = True
-        plan = self._undone.popleft()
-        stages = (
-            (Span.INPUT_PREP, self._durations.draw("input_prep", self._times.input_prep_ns)),
-            (Span.FORWARD, self._durations.draw("forward", self._times.forward(plan))),
-            (Span.SAMPLING, self._durations.draw("sampling", self._times.sampling_ns)),
-        )
+        plan, stages = self._undone.popleft()
         self._listener.begin(Span.WORKER, plan.seq)
         self._work_on(t, plan, stages, 0)
 
-    def _work_on(self, t: int, plan: StepPlan, stages: tuple[tuple[Span, int], ...], number: int) -> None:
+    def _work_on(self, t: int, plan: StepPlan, stages: _Work, number: int) -> None:
         if number == len(stages):
             self._done(t, plan, sum(meant for _, meant in stages))
             return

@@ -21,6 +21,7 @@ from gapmeter_probe.writer import open_probe
 
 from servers.simulated.faults import Faults
 from servers.simulated.loop import EngineLoop
+from servers.simulated.pause import go_first
 from servers.simulated.realtime import Channel, RealTimeline
 from servers.simulated.records import ProbeListener
 from servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
@@ -37,10 +38,12 @@ class EngineProcess:
     """Puts scheduler, loop, clock, records and truth together, and speaks with the API server."""
 
     def __init__(self, channel: Channel, limits: Limits, times: StageTimes, faults: Faults, *, busy: bool) -> None:
+        # Its waits are sleeps, so it takes little of a core; but what it takes it must have on time.
+        first = not busy and go_first()
         describe = {"server": "simulated", "versions": {"python": sys.version.split()[0]}}
         self._writer = open_probe("core", describe)
         if self._writer:
-            self._writer.json(_settings(limits, times, busy=busy))
+            self._writer.json({**_settings(limits, times), "busy": busy, "real_time": first})
         self._truth = open_truth("core")
         self._hears: list[ProbeListener | TruthListener] = []
         if self._truth:
@@ -132,7 +135,7 @@ class EngineProcess:
             listener.aborted(key)
 
 
-def _settings(limits: Limits, times: StageTimes, *, busy: bool) -> dict[str, Any]:
+def _settings(limits: Limits, times: StageTimes) -> dict[str, Any]:
     """The settings record, with the names that vLLM's has."""
     return {
         "type": "settings",
@@ -150,7 +153,6 @@ def _settings(limits: Limits, times: StageTimes, *, busy: bool) -> dict[str, Any
             "enable_prefix_caching": limits.prefix_caching,
         },
         "times": asdict(times),
-        "busy": busy,
     }
 
 
