@@ -229,8 +229,8 @@ def cpu_time_ns(pid: int) -> int:
 @contextlib.contextmanager
 def null_server(cores: Cores, gap_ms: float, log: Path | None) -> Iterator[int]:
     """The null server on its core; yields its port."""
-    command = [sys.executable, "-m", "servers.null", "--gap-ms", str(gap_ms), "--cores", str(cores.server)]
-    command += ["--most-tokens", str(MOST_TOKENS)]
+    command = [sys.executable, "-m", "servers.null", "--with-parent", "--gap-ms", str(gap_ms)]
+    command += ["--cores", str(cores.server), "--most-tokens", str(MOST_TOKENS)]
     command += ["--log", str(log)] if log is not None else []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

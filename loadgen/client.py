@@ -7,6 +7,7 @@ mean is found out after the run, from the recorded bytes.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from array import array
 from collections.abc import Callable
@@ -165,6 +166,12 @@ class Connection(asyncio.Protocol):
         self._client.finished(self, exchange)
 
 
+def reason(error: OSError) -> str:
+    """The system's own words for a failure, whichever event loop reports it."""
+    known = error.errno is not None and error.errno > 0
+    return os.strerror(error.errno or 0) if known else error.strerror or str(error)
+
+
 def _by_status(status: int) -> Outcome:
     if 200 <= status < 300:
         return Outcome.OK
@@ -278,7 +285,7 @@ class Client:
         except OSError as error:
             in_handshake = self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
             outcome = Outcome.TLS if in_handshake else Outcome.REFUSED
-            self._never_sent(exchange, outcome, error.strerror or str(error))
+            self._never_sent(exchange, outcome, reason(error))
         else:
             exchange.connect_end_ns = monotonic_ns()
             if connection.closed:

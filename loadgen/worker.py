@@ -22,6 +22,7 @@ from typing import Any
 import uvloop
 
 from loadgen.address import Address, authorization
+from loadgen.client import reason
 from loadgen.issue import issue_closed, issue_open
 from loadgen.plan import Plan
 from loadgen.pulse import Pulse
@@ -94,7 +95,7 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
     try:
         await session.client.warm(spec.warm)
     except OSError as error:
-        return _leave(Exit.UNREACHABLE, error.strerror or str(error))
+        return _leave(Exit.UNREACHABLE, reason(error))
     gc.collect()
     gc.freeze()
     gc.disable()  # what a request leaves behind is freed by counting references

@@ -25,6 +25,8 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> int:
     """Entry point; SIGTERM and SIGINT end it with its log closed."""
     options = _parse(arguments)
+    if options.with_parent:
+        _end_with_parent()
     first = _bound(options.host, options.port)
     port = first.getsockname()[1]
     number = _spread(options.processes)
@@ -74,6 +76,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--log", type=Path, help="folder for the log of what left when")
     parser.add_argument("--processes", type=int, default=1, help="they share the port")
     parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], default=[])
+    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
     parser.add_argument("--cert", type=Path, help="certificate file: serve TLS")
     parser.add_argument("--key", type=Path)
     return parser.parse_args(arguments)
@@ -91,9 +94,13 @@ def _spread(processes: int) -> int:
     """Fork the further processes; returns this one's number. They end with the first."""
     for number in range(1, processes):
         if os.fork() == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            _end_with_parent()
             return number
     return 0
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _context(cert: Path, key: Path | None) -> ssl.SSLContext:

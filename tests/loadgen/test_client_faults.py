@@ -1,0 +1,226 @@
+"""Every way in which an answer can fail, over real sockets: each has its outcome, and keeps what came."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from recording import Outcome
+from recording.stream import parse_answer
+from recording.wire import Flag
+from tests.loadgen.null import body, null_server
+from tests.loadgen.test_client import asking
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "status", "tokens", "error"),
+    [
+        ("status_500", Outcome.HTTP_5XX, 500, 0, '{"error": {"message": "out of luck"}}'),
+        ("status_404", Outcome.HTTP_4XX, 404, 0, '{"error": {"message": "no such model"}}'),
+        ("not_http", Outcome.MALFORMED, 0, 0, "not HTTP"),
+        ("close_unanswered", Outcome.CUT, 0, 0, "the connection was closed"),
+        ("cut", Outcome.CUT, 200, 4, "the connection was closed"),
+        ("reset", Outcome.CUT, 200, 4, "the connection was closed"),
+        ("silent", Outcome.TIMEOUT, 0, 0, "too late"),
+        ("stall", Outcome.TIMEOUT, 200, 4, "too late"),
+    ],
+)
+async def test_a_failed_answer_has_its_outcome_and_keeps_what_came_of_it(
+    fault: str, outcome: Outcome, status: int, tokens: int, error: str
+) -> None:
+    async with null_server(fault) as (_, url), asking(url) as one:
+        one.issue()
+        if outcome is Outcome.TIMEOUT:
+            await asyncio.sleep(0.2)
+            one.client.expire(time.monotonic_ns(), "too late")
+        (record,) = await one.answered(1)
+    assert (record.outcome, record.status) == (outcome, status)
+    assert record.error.startswith(error)
+    assert len(parse_answer(record).token_ns) == tokens
+    assert record.end_ns >= record.sent_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("half_event", "the stream ended before the answer did"),
+        ("garbage", "not JSON in the answer"),
+        ("error_event", "the server said: the engine has died"),
+    ],
+)
+async def test_an_answer_whole_on_the_wire_but_wrong_inside_says_so_when_it_is_read(fault: str, error: str) -> None:
+    async with null_server(fault) as (_, url), asking(url) as one:
+        record = await one.ask()
+    answer = parse_answer(record)
+    assert record.outcome is Outcome.OK
+    assert answer.error.startswith(error)
+    assert len(answer.token_ns) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "status", "entity"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", Outcome.CUT, 200, b"abc"),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", Outcome.CUT, 200, b""),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", Outcome.CUT, 200, b"abc"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", Outcome.MALFORMED, 200, b""),
+        (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", Outcome.OK, 200, b"until the end"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", Outcome.OK, 200, b"{}"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", Outcome.OK, 204, b""),
+        (b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Outcome.HTTP_4XX, 302, b""),
+        (b"HTTP/1.1 101 Up\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", Outcome.MALFORMED, 101, b""),
+        (b"\x16\x03\x01\x00\x02", Outcome.MALFORMED, 0, b""),
+        (b"", Outcome.CUT, 0, b""),
+    ],
+)
+async def test_raw_answers_are_told_apart(answer: bytes, outcome: Outcome, status: int, entity: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener, asking(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", warm=0) as one:
+        record = await one.ask()
+    assert (record.outcome, record.status, record.body) == (outcome, status, entity)
+    assert record.attempt == 0
+
+
+async def test_nobody_listening_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    async with asking(f"http://127.0.0.1:{port}", warm=0) as one:
+        record = await one.ask()
+    assert record.outcome is Outcome.REFUSED
+    assert record.sent_ns == record.write_ns == 0
+    assert record.connect_start_ns > 0
+    assert "refused" in record.error.lower()
+
+
+async def test_warming_up_says_when_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    async with asking(f"http://127.0.0.1:{port}", warm=0) as one:
+        with pytest.raises(ConnectionRefusedError):
+            await one.client.warm(2)
+
+
+async def test_a_connection_that_never_opens_times_out() -> None:
+    """A listener whose queue is full lets further connections hang."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        with socket.create_connection(listener.getsockname()), socket.socket() as second:
+            second.setblocking(False)
+            second.connect_ex(listener.getsockname())
+            async with asking(f"http://127.0.0.1:{listener.getsockname()[1]}", warm=0) as one:
+                one.issue()
+                await asyncio.sleep(0.1)
+                assert not one.records
+                one.client.expire(time.monotonic_ns(), "too late")
+                (record,) = await one.answered(1)
+    assert (record.outcome, record.connect_end_ns, record.sent_ns) == (Outcome.TIMEOUT, 0, 0)
+
+
+async def test_a_stale_connection_is_replaced_once_and_the_record_says_so() -> None:
+    async with null_server("drop_reused") as (server, url), asking(url) as one:
+        first, second = await one.ask(), await one.ask()
+        assert server.requests == ["r-0", "r-1", "r-1"]
+    assert (first.outcome, first.attempt, first.flags) == (Outcome.OK, 0, Flag.REUSED)
+    assert (second.outcome, second.attempt, second.flags) == (Outcome.OK, 1, Flag.RESENT)
+    assert second.connection != first.connection
+    assert second.connect_start_ns > second.due_ns
+
+
+async def test_a_request_that_is_dropped_on_its_new_connection_too_is_not_sent_a_third_time() -> None:
+    async with null_server("close_unanswered") as (server, url), asking(url) as one:
+        record = await one.ask()
+        assert server.requests == ["r-0", "r-0"]
+    assert (record.outcome, record.attempt) == (Outcome.CUT, 1)
+
+
+async def test_a_request_that_the_server_had_for_long_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.client.STALE_NS", 50_000_000)
+    async with null_server("silent") as (server, url), asking(url) as one:
+        one.issue()
+        await asyncio.sleep(0.15)
+        for connection in list(server.connections):
+            connection.abort()
+        (record,) = await one.answered(1)
+        assert server.requests == ["r-0"]
+    assert (record.outcome, record.attempt) == (Outcome.CUT, 0)
+
+
+async def test_aborting_ends_everything_in_flight_and_nothing_else() -> None:
+    async with null_server("stall") as (_, url), asking(url, warm=2) as one:
+        await one.ask(body(fault="none"))
+        for _ in range(3):
+            one.issue()
+        one.client.abort("enough")
+        records = await one.answered(4)
+        assert one.client.in_flight == 0
+    assert [record.outcome for record in records] == [Outcome.OK, *[Outcome.ABORTED] * 3]
+    assert all(record.error == "enough" for record in records[1:])
+
+
+async def test_only_requests_that_were_due_before_the_limit_expire() -> None:
+    async with null_server("silent") as (_, url), asking(url, warm=3) as one:
+        one.issue()
+        limit = time.monotonic_ns()
+        one.issue()
+        one.client.expire(limit, "too late")
+        assert [record.index for record in one.records] == [0]
+        assert one.client.in_flight == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl program makes the certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def serving(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return context
+
+
+async def test_tls_carries_requests_and_its_handshake_is_part_of_connecting(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    async with null_server(tls=serving(certificate)) as (_, url), asking(url, warm=0) as one:
+        records = [await one.ask(), await one.ask()]
+    assert [record.outcome for record in records] == [Outcome.OK, Outcome.OK]
+    assert [record.flags for record in records] == [Flag.TLS, Flag.TLS | Flag.REUSED]
+    assert records[0].connect_end_ns > records[0].connect_start_ns > 0
+    assert len(parse_answer(records[1]).token_ns) == 8
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_a_tls_failure(certificate: tuple[Path, Path]) -> None:
+    async with null_server(tls=serving(certificate)) as (_, url), asking(url, warm=0) as one:
+        record = await one.ask()
+    assert record.outcome is Outcome.TLS
+    assert "TLS" in record.error
+
+
+async def test_a_server_that_does_not_speak_tls_is_a_tls_failure() -> None:
+    async with null_server() as (_, url), asking(url.replace("http:", "https:"), warm=0) as one:
+        record = await one.ask()
+    assert record.outcome is Outcome.TLS

@@ -1,0 +1,292 @@
+"""Generator processes: the real ones, started, stopped, killed, orphaned, and without room on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from loadgen.plan import Plan
+from loadgen.share import load_share, save_share
+from loadgen.worker import Exit
+from recording import Outcome, RecordFile, read_records
+from recording.stream import parse_answer
+from recording.tail import RecordTail
+from recording.wire import FINISHED, ISSUED, WireRecord, decode
+from tests.loadgen.null import plan
+
+MS = 1_000_000
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def null(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A null server in a process of its own: 20 ms to the first token, 2 ms between tokens. Yields its address."""
+    command = [sys.executable, "-m", "servers.null", "--with-parent", "--first-ms", "20", "--gap-ms", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
+    fleet.start()
+    return fleet.wait(look, 0.02)
+
+
+def records(file: RecordFile, code: int = FINISHED) -> list[WireRecord]:
+    return [decode(payload) for kind, payload in file.blobs if kind == code]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def same(one: Plan, other: Plan) -> bool:
+    plain = [f.name for f in fields(Plan) if f.name not in ("due_ns", "prompt_tokens", "output_tokens", "swaps")]
+    arrays = ("due_ns", "prompt_tokens", "output_tokens")
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in plain)
+        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
+        and np.array_equal(one.swaps.at, other.swaps.at)
+        and one.swaps.words == other.swaps.words
+    )
+
+
+@pytest.mark.parametrize("whole", [plan([1, 5, 9, 12, 40]), plan([-1] * 5, users=4, end_ns=9, think_ns=3), plan([])])
+def test_a_share_on_disk_is_the_share(tmp_path: Path, whole: Plan) -> None:
+    for share in (whole, whole.slice(1, 3)):
+        save_share(share, tmp_path / "share.npz")
+        assert same(load_share(tmp_path / "share.npz"), share)
+
+
+def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, null: str) -> None:
+    what = plan([index * 2 * MS for index in range(90)])
+    with make_fleet(what, null, None, tmp_path, (), 3) as fleet:
+        assert run(fleet) == [Exit.DONE] * 3
+        assert fleet.troubles() == []
+    files = [read_records(path) for path in fleet.record_paths]
+    assert all(file.complete for file in files)
+    assert [file.process["worker"] for file in files] == [0, 1, 2]
+    (t0,) = {note["t0_ns"] for file in files for note in file.notes if note["type"] == "window"}
+    found = sorted((record for file in files for record in records(file)), key=lambda record: record.index)
+    assert [record.request_id for record in found] == what.request_ids
+    assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
+    assert {record.outcome for record in found} == {Outcome.OK}
+    assert all(len(parse_answer(record).token_ns) == 4 for record in found)
+
+
+def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, null: str) -> None:
+    with make_fleet(plan([-1] * 12, users=2), null, None, tmp_path, (), 4) as fleet:
+        assert run(fleet) == [Exit.DONE] * 2
+    assert sum(len(records(read_records(path))) for path in fleet.record_paths) == 12
+
+
+def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, null: str) -> None:
+    core = max(os.sched_getaffinity(0))
+    with make_fleet(plan([0]), null, None, tmp_path, (core,), 1) as fleet:
+        assert os.sched_getaffinity(fleet.processes[0].pid) == {core}
+        assert run(fleet) == [Exit.DONE]
+
+
+def test_progress_can_be_followed_while_it_runs(tmp_path: Path, null: str) -> None:
+    with make_fleet(plan([index * 5 * MS for index in range(40)]), null, None, tmp_path, (), 1) as fleet:
+        tail, codes, looks_with_news = RecordTail(fleet.record_paths[0]), [], 0
+
+        def look() -> None:
+            nonlocal looks_with_news
+            news = tail.poll()
+            codes.extend(code for code, _ in news)
+            looks_with_news += bool(news)
+
+        assert run(fleet, look) == [Exit.DONE]
+    assert (codes.count(ISSUED), codes.count(FINISHED)) == (40, 40)
+    assert looks_with_news > 1
+
+
+def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_is_known(
+    tmp_path: Path, null: str
+) -> None:
+    due = [*range(0, 20 * MS, MS), 300 * MS, 301 * MS, 3_600_000 * MS]
+    what = plan(due, tokens=4)
+    what.bodies[20] = what.bodies[21] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
+    with make_fleet(what, null, None, tmp_path, (), 1) as fleet:
+        tail, seen = RecordTail(fleet.record_paths[0]), []
+        fleet.start()
+        until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 42)
+        fleet.processes[0].kill()
+        assert fleet.wait(lambda: None, 0.02) == [-signal.SIGKILL]
+        assert fleet.troubles() == ["generator process 0 was killed by SIGKILL"]
+    file = read_records(fleet.record_paths[0])
+    assert not file.complete
+    assert [record.outcome for record in records(file)] == [Outcome.OK] * 20
+    assert all(len(parse_answer(record).token_ns) == 4 for record in records(file))
+    in_flight = {record.index for record in records(file, ISSUED)} - {record.index for record in records(file)}
+    assert in_flight == {20, 21}
+    assert {record.outcome for record in records(file, ISSUED)} == {Outcome.LOST}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
+    tmp_path: Path, null: str, signum: signal.Signals
+) -> None:
+    what = plan([0, 0, 3_600_000 * MS])
+    what.bodies[1] = what.bodies[1].replace(b'"model"', b'"fault": "stall", "model"')
+    with make_fleet(what, null, None, tmp_path, (), 1) as fleet:
+        tail, seen = RecordTail(fleet.record_paths[0]), []
+        fleet.start()
+        until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 3)
+        fleet.processes[0].send_signal(signum)
+        assert fleet.wait(lambda: None, 0.02) == [Exit.STOPPED]
+        assert fleet.troubles() == []
+    file = read_records(fleet.record_paths[0])
+    assert file.complete
+    assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
+
+
+def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, null: str) -> None:
+    with make_fleet(plan([0]), null, None, tmp_path, (), 2) as fleet:
+        fleet.stop()
+        assert fleet.wait(lambda: None, 0.02) == [Exit.STOPPED] * 2
+
+
+def test_leaving_the_block_ends_every_process(tmp_path: Path, null: str) -> None:
+    with contextlib.suppress(ZeroDivisionError), make_fleet(plan([10_000 * MS]), null, None, tmp_path, (), 2) as fleet:
+        fleet.start()
+        raise ZeroDivisionError
+    assert [process.poll() for process in fleet.processes] == [Exit.STOPPED] * 2
+
+
+ORPHAN = """
+import sys, time
+from pathlib import Path
+from loadgen.fleet import make_fleet
+from tests.loadgen.null import plan
+what = plan([0, 3_600_000_000_000])
+what.bodies[0] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
+with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1) as fleet:
+    if sys.argv[3] == "start":
+        fleet.start()
+    print(fleet.processes[0].pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("when", ["start", "before the start"])
+def test_a_process_whose_parent_is_killed_leaves_by_itself(tmp_path: Path, null: str, when: str) -> None:
+    command = [sys.executable, "-c", ORPHAN, null, str(tmp_path), when]
+    path = tmp_path / "worker-0.gap"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        if when == "start":
+            until(lambda: bool(RecordTail(path).poll()))
+        parent.kill()
+    until(lambda: not Path(f"/proc/{worker}").exists())
+    file = read_records(path)
+    assert file.complete
+    assert [record.outcome for record in records(file)] == ([Outcome.ABORTED] if when == "start" else [])
+
+
+def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Unreachable, match="Connection refused"),
+        make_fleet(plan([0]), "http://127.0.0.1:9", None, tmp_path, (), 2),
+    ):
+        pass
+
+
+@contextlib.contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """Processes started meanwhile cannot make a file larger than this: their disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, null: str) -> None:
+    what = plan([*[index * MS for index in range(300)], 3_600_000 * MS], tokens=4096)
+    what.bodies[:] = [body.replace(b'"stream": true', b'"stream": false') for body in what.bodies]
+    with files_no_larger_than(5 << 20), make_fleet(what, null, None, tmp_path, (), 1) as fleet:
+        assert run(fleet) == [Exit.DISK_FULL]
+        (trouble,) = fleet.troubles()
+        assert fleet.dropped > 0
+    assert "the disk is full" in trouble
+    assert str(fleet.record_paths[0]) in trouble
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(tmp_path: Path, null: str) -> None:
+    with (
+        files_no_larger_than(1 << 20),
+        pytest.raises(NotStarted, match="cannot be written"),
+        make_fleet(plan([0]), null, None, tmp_path, (), 1),
+    ):
+        pass
+
+
+def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, null: str) -> None:
+    what = plan([0, MS, 3_600_000 * MS])
+    save_share(what, tmp_path / "share.npz")
+    with np.load(tmp_path / "share.npz") as arrays:
+        changed = {name: arrays[name] for name in arrays.files}
+    plain = json.loads(changed["plain"].tobytes()) | {"timeout_ns": "a word"}
+    changed["plain"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+    with make_fleet(what, null, None, tmp_path, (), 1):
+        pass
+    np.savez(tmp_path / "worker-0.plan.npz", **changed)
+    (tmp_path / "worker-0.gap").unlink()
+    command = [sys.executable, "-m", "loadgen.worker", str(tmp_path / "worker-0.json")]
+    start = b"%d\n" % time.monotonic_ns()
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(start)
+        process.stdin.flush()
+        process.wait(20)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    assert process.returncode == 1
+    assert "Traceback" in said
+    assert "TypeError" in said
+    assert read_records(tmp_path / "worker-0.gap").complete
+
+
+def test_a_key_is_sent_but_never_written(tmp_path: Path, null: str) -> None:
+    with make_fleet(plan([0]), null, "sk-very-secret", tmp_path, (), 1) as fleet:
+        assert run(fleet) == [Exit.DONE]
+        environment = f"/proc/{fleet.processes[0].pid}/cmdline"
+    assert not Path(environment).exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-very-secret" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("spec", [None, "", "{}", '{"url": 3}', "[1]"])
+def test_a_spec_that_is_none_is_refused(tmp_path: Path, spec: str | None) -> None:
+    path = tmp_path / "spec.json"
+    if spec is not None:
+        path.write_text(spec)
+    command = [sys.executable, "-m", "loadgen.worker", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == Exit.BAD_SPEC
+    assert done.stderr.startswith("not a generator's spec")
+    assert done.stderr.count("\n") == 1
