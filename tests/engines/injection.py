@@ -1,0 +1,237 @@
+"""Known delays in real engines, and where the ledger finds them.
+
+``patches/sitecustomize.py`` adds the delays and logs them; here they are planned and compared with the ledger. The
+case changes from request to request, so that what disturbs the machine disturbs all cases, and the requests without
+any delay between them, alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.intervals import CLASSES, Client, Events, build
+from analysis.ledger import make_ledger
+from analysis.stages import STAGES, UNEXPLAINED
+from analysis.sweep import sweep
+from analysis.tables import read_requests
+from analysis.trace import read_trace
+from bench.engine import Engine, Setting, running
+from recording import RunFolder
+
+_PATCHES = Path(__file__).with_name("patches")
+_DELAY_NS = 5_000_000
+_WARM = 4
+_NOW_BYTES = 16
+_ADDED = np.dtype([("case", "<i8"), ("request", "<i8"), ("start", "<i8"), ("end", "<i8")])
+_NAMES = (*(stage.name for stage in STAGES if stage.name != "launch_gap"), UNEXPLAINED)
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A delay at ``point``, ``how`` busy or asleep: ``once`` a request (at the first call), or at every call.
+
+    It belongs to ``stages``, in the ledger to ``event``.
+    """
+
+    point: str
+    how: str
+    stages: tuple[str, ...]
+    event: str
+    once: bool
+    delay_ns: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.point}, {self.how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a case's delays went, as medians over the requests that it delayed (``requests`` is how many).
+
+    ``owned``: the share of what was added on an event's way that the ledger gave to the case's stages; ``elsewhere``:
+    to each other stage, ``unexplained`` among them. ``seen``: the ledger's figure for the case's stages over what was
+    added; ``added_ns``: what was added.
+    """
+
+    owned: float
+    elsewhere: dict[str, float]
+    seen: float
+    requests: int
+    added_ns: float
+
+
+def _once(point: str, stage: str, event: str = "first_token") -> list[Case]:
+    return [Case(point, how, (stage,), event, True, _DELAY_NS) for how in ("sleep", "busy")]
+
+
+def _each_step(point: str, *stages: str) -> list[Case]:
+    return [Case(point, how, stages, "last_token", False, _DELAY_NS) for how in ("sleep", "busy")]
+
+
+# On the way to the first token once a request; in the engine in every step up to the last token. What comes after the
+# engine would be hidden behind its next step, so there the first token tells; the generator knows only the last one.
+ALONE: tuple[Case, ...] = (
+    *_once("loop held when a request is due", "generator_lag"),
+    *_once("loop held when a request comes", "network_in"),
+    *_once("parse", "ingress"),
+    *_once("template", "template"),
+    *_once("tokenize", "tokenize"),
+    *_once("hand over", "handoff"),
+    *_each_step("schedule", "scheduling"),
+    *_each_step("prepare inputs", "input_prep"),
+    *_each_step("forward", "prefill", "decode", "interference"),
+    *_each_step("sample", "sampling"),
+    *_once("loop held when outputs come", "output"),
+    *_once("detokenize", "detokenize"),
+    *_once("format", "egress"),
+    *_once("loop held when an answer comes", "network_out", event="last_token"),
+)
+
+
+@contextlib.contextmanager
+def injected(name: str, folder: Path, cases: Sequence[Case]) -> Iterator[Callable[..., Measured]]:
+    """An engine with the patch in it, for as long as the block lasts.
+
+    What it gives is called with a schedule and ``load``'s ``users``, ``output_tokens`` and ``think``, and loads it.
+    """
+    inject = folder / "inject"
+    before = dict(os.environ)
+    os.environ.update(_prepare(inject, cases))
+
+    try:
+        with running(name, folder, Setting()) as engine:
+
+            def measure(schedule: Sequence[int], **how: Any) -> Measured:
+                (inject / "schedule.json").write_text(json.dumps(schedule))
+                run = load(engine, folder / "runs", len(schedule), **how)
+                return Measured(run, inject, cases, schedule)
+
+            yield measure
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _prepare(folder: Path, cases: Sequence[Case]) -> dict[str, str]:
+    """Write what the patch reads; the environment variables that turn it on, in servers and in the generator."""
+    folder.mkdir(parents=True)
+    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+    (folder / "now").write_bytes(bytes(_NOW_BYTES))
+    path = [str(_PATCHES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"GAPMETER_INJECT": str(folder), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def in_turn(numbers: Sequence[int], rounds: int) -> list[int]:
+    """A schedule for one user: some requests that warm everything up, then every case in turn."""
+    return [0] * _WARM + list(numbers) * rounds
+
+
+def in_blocks(numbers: Sequence[int], each: int) -> list[int]:
+    """A schedule for several users, whose requests would mix if cases took turns: blocks of one case each."""
+    return [number for number in numbers for _ in range(each)]
+
+
+def load(engine: Engine, runs: Path, requests: int, users: int, output_tokens: int, think: str) -> Path:
+    """Run a closed loop of so many requests; the run's folder."""
+    closed = ("load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=0s")
+    sizes = ("workload.prompt_tokens=64", f"workload.output_tokens={output_tokens}")
+    how = (f"load.concurrency={users}", f"load.requests={requests}", f"load.think_time={think}")
+    return engine.load(runs, [*closed, *sizes, *how]).folder
+
+
+class Measured:
+    """A run with delays, read again from its folder. ``case`` is each row's."""
+
+    def __init__(self, run: Path, inject: Path, cases: Sequence[Case], schedule: Sequence[int]) -> None:
+        folder = RunFolder(run)
+        self.requests, _ = read_requests(folder, folder.read_manifest()["plan"])
+        self.trace = read_trace(folder.record_files(folder.probe), self.requests["request_id"].tolist())
+        self.ledger = make_ledger(self.requests, self.trace)
+        self._cases = cases
+        self._index = self.requests["request_id"].str.rsplit("-", n=1).str[-1].astype(int).to_numpy()
+        self._schedule = np.asarray(schedule)
+        self.case = self._schedule[self._index]
+        logs = [np.frombuffer(file.read_bytes(), _ADDED) for file in inject.glob("added-*")]
+        added = np.concatenate(logs)
+        self._added = added[np.isin(added["case"], schedule)]
+
+    def stages(self, event: str) -> pd.DataFrame:
+        """Stage times of one event in ns, ``unexplained`` and ``e2e`` beside them; rows as in ``requests``."""
+        rows = self.ledger.rows[self.ledger.rows["event"] == event].set_index("request_id")
+        table = rows[[f"{name}_ns" for name in _NAMES]].rename(columns=lambda name: name.removesuffix("_ns"))
+        table["e2e"] = rows["total_ns"]
+        return table.reindex(self.requests["request_id"]).reset_index(drop=True).fillna({"interference": 0.0})
+
+    def find(self, number: int) -> Found:
+        """Where the delays of one case (from 1) went, with one request in flight."""
+        case = self._cases[number - 1]
+        rows, n, start, end = self._on_the_way(number, case.event)
+        shares = self._owners(rows, n, start, end).groupby(rows).sum()
+        added = shares.sum(axis=1)
+        shares = shares.div(added, axis=0)
+        mine = list(case.stages)
+        seen = self.stages(case.event).loc[added.index, mine].sum(axis=1) / added
+        others = shares.drop(columns=mine).median()
+        return Found(
+            float(shares[mine].sum(axis=1).median()), others[others > 0].to_dict(), float(seen.median()),
+            len(added), float(added.median()),
+        )  # fmt: skip
+
+    def _on_the_way(self, number: int, event: str) -> tuple[Ints, Ints, Ints, Ints]:
+        """Of each delay: the request's row, the event's token, and start and end within the event's window.
+
+        What was added before the request was due, or had not ended when the client had the token, delayed nobody.
+        """
+        mine = self._added[self._added["case"] == number]
+        row_of = {int(index) + 1: row for row, index in enumerate(self._index)}
+        rows = np.array([row_of[int(request)] for request in mine["request"]], dtype=np.int64)
+        received = self._stamps(f"{event}_ns")[rows]
+        kept = (mine["start"] >= self._stamps("due_ns")[rows]) & (mine["end"] <= received)
+        tokens = self._stamps("output_tokens")[rows] if event == "last_token" else np.ones(len(rows), np.int64)
+        return rows[kept], tokens[kept], mine["start"][kept], mine["end"][kept]
+
+    def _stamps(self, name: str) -> Ints:
+        return np.asarray(self.requests[name].fillna(-1), dtype=np.int64)
+
+    def _owners(self, rows: Ints, n: Ints, start: Ints, end: Ints) -> pd.DataFrame:
+        """How many ns each stage owns from ``start`` to ``end``, in the ledgers of token ``n`` of the rows."""
+        stamps = ("due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns")
+        client = Client(*map(self._stamps, stamps))
+        causes = build(self.trace, client, Events(rows, n, start, end), frozenset())
+        owned, _ = sweep(causes.intervals, len(rows), len(CLASSES))
+        found = pd.DataFrame(0, index=range(len(rows)), columns=list(_NAMES))
+        for number, cls in enumerate(CLASSES):
+            found[cls.stage] += owned[:, number]
+        found[UNEXPLAINED] = end - start - owned.sum(axis=1)
+        return found
+
+    def increase(self, number: int, users: int) -> pd.Series:
+        """By how many ns each stage, and E2E, is longer in a case's blocks than in those without delay.
+
+        Means over the middle half by E2E, of requests with as many of the same case before and after them as there are
+        ``users``; the first block, which warms up, is left out.
+        """
+        warm = np.flatnonzero(self._schedule)[0]
+        same = [i >= warm and len(set(self._schedule[i - users : i + users + 1])) == 1 for i in self._index]
+        table = self.stages("last_token")
+        slow, plain = (_middle(table[same & (self.case == case)]) for case in (number, 0))
+        grown: pd.Series = slow.mean() - plain.mean()
+        return grown
+
+
+def _middle(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows between the quartiles of E2E: on a machine with other work on it, some requests stand still for long."""
+    low, high = table["e2e"].quantile([0.25, 0.75])
+    return table[table["e2e"].between(low, high)]
