@@ -452,3 +452,30 @@ def test_our_text_side_agrees_with_transformers_own(model: Path) -> None:
     assert ours.encode("hello there", templated=False) == theirs("hello there")["input_ids"]
     ids = ours.encode("hello 🙂 there", templated=True)
     assert ours.decoder().push(ids, last=True) == theirs.decode(ids, skip_special_tokens=True)
+
+
+async def _crowd(run: Run) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        await asyncio.gather(*(_ask(client, run, f"c{n}", f"{n} is my number " * 30, 160) for n in range(MAX_BATCH)))
+
+
+def test_evicted_requests_are_recorded_begin_again_and_lose_no_token(model: Path, tmp_path: Path) -> None:
+    """Four requests of some 280 tokens in a cache for 640: they fit when they begin, and not when they have grown."""
+    run = _launch(tmp_path, model, kv_tokens=640, max_model_len=512, page_size=16, prefix_cache=False)
+    with run.process:
+        asyncio.run(_crowd(run))
+    core = run.file("core")
+    evicted = [int(ref) for ref in _spans(core, Span.PREEMPT)["ref"]]
+    assert evicted
+    flags, refs = core.entries["flags"], core.entries["ref"]
+    assert sorted(refs[flags & EntryFlag.PREEMPTED != 0]) == sorted(evicted)
+    resumed = flags & EntryFlag.RESUMED != 0
+    assert set(refs[resumed]) == set(evicted)
+    assert int((resumed & (flags & EntryFlag.LAST_CHUNK != 0)).sum()) == len(evicted)
+    for answer in run.answers.values():
+        assert [count for _, count in answer.chunks] == list(range(1, 161)) and len(answer.ids) == 160
+    emitted = np.bincount(core.emissions["ref"], weights=core.emissions["tokens"])
+    assert list(emitted[1:]) == [160] * MAX_BATCH
+    for ref in set(evicted):
+        back = core.entries[(refs == ref) & resumed & (core.entries["tokens"] > 0)]
+        assert int(back["before"][0]) == 0 and (back["flags"] & EntryFlag.PROMPT != 0).all()
