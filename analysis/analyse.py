@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import write_histograms
+from analysis.interference import Interference
 from analysis.ledger import Ledger, make_ledger
 from analysis.metrics import measured_requests, succeeded, window_s
 from analysis.report import write_report
-from analysis.steady import Warmup, detect_warmup
+from analysis.steady import detect_warmup
 from analysis.summary import build_summary, write_summary
 from analysis.tables import GeneratorFile, read_requests, steps_table, write_tables
 from analysis.trace import Trace, read_trace
@@ -134,12 +135,16 @@ def describe_ledger(ledger: Ledger, trace: Trace | None) -> dict[str, Any]:
         "unmeasured": list(ledger.unmeasured),
         "clipped": ledger.clipped,
         "requests": len(ledger.rows) // 2,
-        "interference": fit and {
-            "base_ms": fit.base_ns / 1e6,
-            "per_sequence_ms": fit.per_sequence_ns / 1e6,
-            "per_kv_token_us": fit.per_token_ns / 1e3,
-            "error_ms": fit.error_ns / 1e6,
-            "decode_only_steps": fit.steps,
-        },
+        "interference": None if fit is None else _describe_fit(fit),
         "killed_processes": list(trace.incomplete) if trace else [],
+    }
+
+
+def _describe_fit(fit: Interference) -> dict[str, float]:
+    return {
+        "base_ms": fit.base_ns / 1e6,
+        "per_sequence_ms": fit.per_sequence_ns / 1e6,
+        "per_kv_token_us": fit.per_token_ns / 1e3,
+        "error_ms": fit.error_ns / 1e6,
+        "decode_only_steps": fit.steps,
     }

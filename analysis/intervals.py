@@ -69,7 +69,7 @@ HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampl
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The ends of ledgers: token ``n`` (from 1) of client row ``request`` received at ``end``, counted from ``start``."""
+    """The ends of ledgers: token ``n`` (from 1) of row ``request`` received at ``end``, counted from ``start``."""
 
     request: Ints
     n: Ints

@@ -29,7 +29,7 @@ ingress       | API server  | framework    | measured  | i | HTTP, JSON, validat
 template      | API server  | tokenization | measured  | m | chat template rendered
 tokenize      | API server  | tokenization | measured  | t | text to ids
 handoff       | framework   | framework    | transit   | h | API server to engine process
-engine_wait   | framework   | framework    | measured  | w | on the engine's input queue while the engine is inside a step
+engine_wait   | framework   | framework    | measured  | w | on the engine's input queue, the engine inside a step
 queue         | capacity    | queueing     | measured  | Q | in the scheduler's queue until first scheduled
 other_step    | capacity    | queueing     | measured  | O | scheduled, behind a step of others
 prefill       | GPU         | gpu_prefill  | measured  | P | forward of own steps that carry its prompt
@@ -38,7 +38,7 @@ interference  | capacity    | queueing     | estimated | I | part of own decode 
 launch_gap    | framework   | framework    | estimated | g | the GPU waited for the host inside a forward
 input_prep    | framework   | framework    | measured  | p | inputs of own steps built
 sampling      | framework   | framework    | measured  | s | logits to token in own steps
-scheduling    | framework   | framework    | measured  | S | schedule, update, engine loop, executor call, where not hidden
+scheduling    | framework   | framework    | measured  | S | schedule, update, loop, executor call, where not hidden
 preempted     | capacity    | queueing     | measured  | E | evicted until scheduled again
 output        | framework   | framework    | transit   | o | token sampled until the API server has it
 detokenize    | API server  | tokenization | measured  | d | ids to text, stop checks
