@@ -60,7 +60,7 @@ test:  ## everything that proves it, both engines included (about 15 minutes on 
 
 test-fast:  ## the tests that need no engine and no whole run (about a minute)
 	$(setup) core dev transformers
-	@$(own) -m pytest -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
+	@$(own) -m pytest -n auto --maxprocesses=4 --dist loadfile -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
 
 lint:  ## ruff and mypy --strict
 	$(setup) core dev transformers
