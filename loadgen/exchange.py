@@ -55,9 +55,11 @@ class Exchange:
         if not parts:
             return
         total = list(accumulate(map(len, parts), initial=0))
-        sizes = np.diff(np.array([total[mark] for mark in marks], np.int64), prepend=0)
-        brought = sizes > 0
-        self.chunk_ns = np.array(stamps, np.int64)[brought]
+        ends = np.array([total[mark] for mark in marks], np.int64)
+        sizes = ends.copy()
+        sizes[1:] -= ends[:-1]
+        brought = sizes.nonzero()[0]
+        self.chunk_ns = np.frombuffer(stamps, np.int64)[brought]
         self.chunk_bytes = sizes[brought].astype(np.uint32)
         self.body = b"".join(parts)
 

@@ -30,6 +30,8 @@ from loadgen.session import Session
 from loadgen.share import load_share
 from recording import RecordWriter
 
+_TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
+_MOST_RESERVED = 1 << 26
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
 
@@ -80,6 +82,7 @@ def main(arguments: list[str]) -> int:
         writer = RecordWriter(spec.record, {"role": "generator", "worker": plan.worker, "cores": spec.cores})
     except OSError as error:
         return _leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
+    writer.reserve(min(_expected_bytes(plan), _free_bytes(spec.record) // 4))
     try:
         return uvloop.run(_work(spec, plan, address, writer))
     finally:
@@ -154,6 +157,17 @@ def _watch_for_bugs(loop: asyncio.AbstractEventLoop, session: Session) -> list[B
 
     loop.set_exception_handler(on_exception)
     return broken
+
+
+def _expected_bytes(plan: Plan) -> int:
+    """What the records of an open loop will take, about; beyond the most that is reserved the file grows as it goes."""
+    tokens = int(plan.output_tokens.sum()) if plan.loop == "open" else 0
+    return min(1000 * len(plan) + _TOKEN_BYTES * tokens, _MOST_RESERVED)
+
+
+def _free_bytes(path: str) -> int:
+    disk = os.statvfs(os.path.dirname(path) or ".")
+    return disk.f_bavail * disk.f_frsize
 
 
 def _allow_many_files() -> None:

@@ -175,6 +175,19 @@ class RecordWriter:
             offset += len(piece)
         BLOB.pack_into(self._map, at, size, Kind.BLOB, code, length)
 
+    def reserve(self, size: int) -> None:
+        """Make room for ``size`` more bytes now, so that no record has to wait for it later.
+
+        It is only a preparation: a disk too full for it is found out by the records.
+        """
+        with self._lock:
+            missing = self._pos + size - self._size
+            if missing > 0 and not self._closed:
+                try:
+                    self._extend(missing)
+                except OSError:
+                    pass
+
     def close(self) -> None:
         """Mark the file complete and cut it to its length. A second call does nothing."""
         if self._closed or os.getpid() != self._owner:
@@ -199,16 +212,19 @@ class RecordWriter:
     def _grow(self, size: int) -> bool:
         if self._closed:
             return False
-        more = max(CHUNK_BYTES, (size + CHUNK_BYTES) & ~(CHUNK_BYTES - 1))
         try:
-            os.posix_fallocate(self._fd, self._size, more)
-            self._map.resize(self._size + more)
+            self._extend(size)
         except OSError:
             self.dropped += 1
             struct.pack_into("<I", self._map, 12, self.dropped)
             return False
-        self._size += more
         return True
+
+    def _extend(self, size: int) -> None:
+        more = max(CHUNK_BYTES, (size + CHUNK_BYTES) & ~(CHUNK_BYTES - 1))
+        os.posix_fallocate(self._fd, self._size, more)
+        self._map.resize(self._size + more)
+        self._size += more
 
 
 def open_probe(role: str, describe: dict[str, Any]) -> RecordWriter | None:
