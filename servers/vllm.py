@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from servers.launch import LaunchSpec, ServerFailed
+from servers.models import has_weights
 
 INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
 _DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}
@@ -100,6 +101,8 @@ def vllm_command(
         "max-model-len": _MAX_MODEL_LEN,
         "dtype" if precision in _DTYPES else "quantization": precision,
     }
+    if os.path.isdir(model_dir) and not has_weights(Path(model_dir)):
+        flags["load-format"] = "dummy"  # a built-in shape: random weights, drawn on the device
     if _at_least(version, 0, 27):
         flags["enable-per-request-metrics"] = True
         flags["shutdown-timeout"] = _SHUTDOWN_S

@@ -99,3 +99,12 @@ def test_an_interpreter_without_vllm_is_refused_with_the_remedy(tmp_path: Path) 
 def test_no_interpreter_at_all_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(VllmMissing, match="run `make vllm` to set it up, or set GAPMETER_VLLM_PYTHON"):
         find_python(tmp_path)
+
+
+def test_a_shape_without_weights_is_loaded_with_random_ones_and_a_model_with_weights_is_not(tmp_path: Path) -> None:
+    def words() -> tuple[str, ...]:
+        return vllm_command(Path("py"), tmp_path, "n", 1, 1, "auto", {}, (), version="0.32.0").command
+
+    assert words()[words().index("--load-format") + 1] == "dummy"
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert "--load-format" not in words()
