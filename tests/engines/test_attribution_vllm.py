@@ -14,8 +14,10 @@ pytestmark = pytest.mark.vllm
 
 ROUNDS, USERS = 3, 8
 SLOW_TOKENIZER, SLOW_SCHEDULER = len(ALONE) + 1, len(ALONE) + 2
+# The tokenizer's delay is long, so that the users wait for it and not for the engine.
+TOKENIZING_NS = 60_000_000
 CROWD = (
-    Case("tokenize", "sleep", ("tokenize",), "last_token", False, 20_000_000),
+    Case("tokenize", "sleep", ("tokenize",), "last_token", False, TOKENIZING_NS),
     Case("schedule", "busy", ("scheduling",), "last_token", False, 5_000_000),
 )
 NUMBER = {case.name: number for number, case in enumerate(ALONE, 1)}
@@ -51,22 +53,23 @@ def test_a_delay_with_one_request_in_flight_is_found_in_its_stage_alone(
 def test_under_load_what_the_stages_grew_by_is_what_the_whole_grew_by(
     runs: tuple[Measured, Measured], number: int
 ) -> None:
+    """In a closed loop a delay also shortens the queues behind it: stages may shrink, and still the sum holds."""
+    case = CROWD[number - len(ALONE) - 1]
     grown = runs[1].increase(number, USERS)
-    stages = grown.drop(["e2e", "unexplained"]).sum()
-    assert grown["e2e"] >= 5_000_000
-    assert abs(stages - grown["e2e"]) <= 0.01 * grown["e2e"]
+    assert grown[list(case.stages)].sum() >= 0.95 * case.delay_ns
+    assert abs(grown.drop(["e2e", "unexplained"]).sum() - grown["e2e"]) <= 0.01 * case.delay_ns
 
 
 def test_a_tokenizer_in_a_pool_of_one_is_a_queue_and_the_wait_for_it_is_told_from_its_work(
     runs: tuple[Measured, Measured],
 ) -> None:
     crowd = runs[1]
-    assert crowd.increase(SLOW_TOKENIZER, USERS)["tokenize"] >= 2 * 20_000_000
+    assert crowd.increase(SLOW_TOKENIZER, USERS)["tokenize"] >= 2 * TOKENIZING_NS
     assert crowd.trace is not None
     spans = crowd.trace.request_spans
     spans = spans[(spans["code"] == Span.TOKENIZE) & (crowd.case[spans["request"]] == SLOW_TOKENIZER)]
-    assert np.median(spans["start"] - spans["queued"]) >= 20_000_000
-    assert np.median(spans["end"] - spans["start"]) < 2 * 20_000_000
+    assert np.median(spans["start"] - spans["queued"]) >= TOKENIZING_NS
+    assert np.median(spans["end"] - spans["start"]) < 2 * TOKENIZING_NS
 
 
 def test_a_scheduler_that_keeps_the_interpreter_lock_also_delays_outputs(runs: tuple[Measured, Measured]) -> None:
