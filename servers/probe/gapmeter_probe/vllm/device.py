@@ -22,6 +22,7 @@ KERNELS = "GAPMETER_PROBE_KERNELS"
 _RENEW_NS = 2_000_000_000
 _POLL_NS = 50_000  # how long an anchor may be polled for; a later one is tried next time
 _POOL = 64
+_CANARY_PRODUCTS = 4
 
 
 def open_device(writer: RecordWriter, device: str) -> DeviceClock | None:
@@ -45,7 +46,9 @@ class DeviceClock:
         self._anchor: Any = None
         self._anchor_ns = self._tried_ns = 0
         self._free: list[Any] = []
-        self._flying: deque[tuple[int, Any, Any, Any, int]] = deque()  # seq, start, end, anchor, its host time
+        # What is on the device: code, seq, start, end, the anchor it is counted from, and that one's host time.
+        self._flying: deque[tuple[int, int, Any, Any, Any, int]] = deque()
+        self._square: Any = None
         self._start: Any = None
         every = os.environ.get(KERNELS, "0")
         self._kernels_every = int(every) if every.isdigit() else 0
@@ -55,6 +58,10 @@ class DeviceClock:
         """A step's forward is about to be prepared: resolve what has finished, renew the anchor when it is old."""
         self._seq = seq
         self._guard(self._begin)
+
+    def resolve(self) -> None:
+        """Record what has finished by now; never waits."""
+        self._guard(self._resolve)
 
     def forward_start(self) -> None:
         self._guard(self._record_start)
@@ -82,6 +89,7 @@ class DeviceClock:
         self._resolve()
         if now() - self._tried_ns > _RENEW_NS:
             self._renew()
+            self._canary()
         if self._kernels_every and self._seq % self._kernels_every == 0:
             activity = self._torch.profiler.ProfilerActivity.CUDA
             self._profile = self._torch.profiler.profile(activities=[activity])
@@ -101,7 +109,7 @@ class DeviceClock:
             return False
         end = self._event()
         end.record()
-        self._flying.append((self._seq, start, end, self._anchor, self._anchor_ns))
+        self._flying.append((int(Span.FORWARD), self._seq, start, end, self._anchor, self._anchor_ns))
         return True
 
     def _renew(self) -> None:
@@ -119,15 +127,37 @@ class DeviceClock:
         self._anchor, self._anchor_ns = anchor, (before + after) // 2
         self._writer.json({"type": "anchor", "host_ns": self._anchor_ns, "half_width_ns": (after - before) // 2})
 
-    def _resolve(self) -> None:
-        """Write the forwards whose events have happened; those still on the device wait for a later step."""
-        while self._flying and self._flying[0][2].query():
-            seq, start, end, anchor, anchor_ns = self._flying.popleft()
+    def _canary(self) -> None:
+        """A fixed piece of work on the idle stream: how fast the device is just now."""
+        if self._anchor is None:
+            return
+        cuda = self._torch.cuda
+        with cuda.stream(self._idle):
+            if self._square is None:
+                self._square = self._torch.ones(512, 512, device="cuda")
+                return  # the first time would measure the making of it
+            start, end = self._event(), self._event()
+            start.record(self._idle)
+            for _ in range(_CANARY_PRODUCTS):
+                self._torch.mm(self._square, self._square)
+            end.record(self._idle)
+        self._flying.append((int(Span.CANARY_DEVICE), 0, start, end, self._anchor, self._anchor_ns))
+
+    def _resolve(self) -> bool:
+        """Write what has happened; what is still on the device waits for a later call."""
+        waiting: deque[tuple[int, int, Any, Any, Any, int]] = deque()
+        while self._flying:
+            code, seq, start, end, anchor, anchor_ns = entry = self._flying.popleft()
+            if not end.query():
+                waiting.append(entry)
+                continue
             begun = anchor_ns + round(anchor.elapsed_time(start) * 1e6)
             lasted = round(start.elapsed_time(end) * 1e6)
-            self._writer.span(Span.FORWARD, seq, begun, begun + lasted, 1)
+            self._writer.span(code, seq, begun, begun + lasted, 1)
             if len(self._free) < _POOL:
                 self._free += (start, end)
+        self._flying = waiting
+        return True
 
     def _kernels(self) -> None:
         """How long any kernel ran in this step. Waits for the device: the price of a sampled step."""

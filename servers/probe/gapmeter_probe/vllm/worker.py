@@ -107,6 +107,11 @@ class WorkerProbe(Probe):
         if self.writer:
             self._device = open_device(self.writer, device)
 
+    def close(self, *_: Any) -> None:
+        if self._device:
+            self._device.resolve()
+        super().close()
+
     # -- remote calls
 
     def _got(self, *_: Any) -> None:
@@ -177,6 +182,8 @@ class WorkerProbe(Probe):
     def _sampled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq and self.writer:
             self.writer.span(codes.SAMPLING, self._seq, start, end)
+            if self._device:
+                self._device.resolve()
 
     def _padding_v1(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq:
