@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gapmeter.doctor import BROWSERS
 
@@ -20,6 +21,9 @@ _PATIENCE_S = 10.0
 
 def pytest_configure() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # How long an example takes says how busy the machine is, nothing about what it proves.
+    settings.register_profile("gapmeter", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("gapmeter")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
