@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _NO_STAMPS = np.empty(0, np.int64)
 _NO_SIZES = np.empty(0, np.uint32)
+_NO_READS: array[int] = array("q")
+_NO_MARKS: list[int] = []
+_NO_PARTS: list[bytes] = []
 
 
 class Exchange:
@@ -27,9 +30,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "attempt", "body", "carrier", "chunk_bytes", "chunk_ns", "connect_end_ns", "connect_start_ns", "connection",
-        "data", "done", "due_ns", "end_ns", "error", "first_byte_ns", "flags", "index", "outcome", "output_tokens",
-        "prompt_tokens", "request_id", "sent_ns", "status", "write_ns",
+        "attempt", "carrier", "connect_end_ns", "connect_start_ns", "connection", "data", "done", "due_ns", "end_ns",
+        "error", "first_byte_ns", "flags", "index", "marks", "outcome", "output_tokens", "parts", "prompt_tokens",
+        "request_id", "sent_ns", "stamps", "status", "write_ns",
     )  # fmt: skip
 
     def __init__(
@@ -41,27 +44,13 @@ class Exchange:
         self.write_ns = self.sent_ns = self.first_byte_ns = self.end_ns = 0
         self.outcome, self.error, self.done, self.flags = Outcome.LOST, "", False, NO_FLAG
         self.carrier: Connection | asyncio.Task[None] | None = None
-        self.chunk_ns: NDArray[np.int64] = _NO_STAMPS
-        self.chunk_bytes: NDArray[np.uint32] = _NO_SIZES
-        self.body = b""
+        self.stamps, self.marks, self.parts = _NO_READS, _NO_MARKS, _NO_PARTS
 
     def keep(self, stamps: array[int], marks: list[int], parts: list[bytes]) -> None:
-        """Take what a connection gathered: read i was at ``stamps[i]``, after it there were ``marks[i]`` body parts.
-
-        Reads that brought no part of the body (the head, an end mark) leave no chunk.
-        """
+        """Copy what a connection gathered: read i was at ``stamps[i]``, after it the body had ``marks[i]`` parts."""
         if stamps:
             self.first_byte_ns = stamps[0]
-        if not parts:
-            return
-        total = list(accumulate(map(len, parts), initial=0))
-        ends = np.array([total[mark] for mark in marks], np.int64)
-        sizes = ends.copy()
-        sizes[1:] -= ends[:-1]
-        brought = sizes.nonzero()[0]
-        self.chunk_ns = np.frombuffer(stamps, np.int64)[brought]
-        self.chunk_bytes = sizes[brought].astype(np.uint32)
-        self.body = b"".join(parts)
+            self.stamps, self.marks, self.parts = stamps[:], marks[:], parts[:]
 
     def end(self, outcome: Outcome, error: str, at_ns: int) -> None:
         """Its fate is known; what was to be sent is let go."""
@@ -72,11 +61,25 @@ class Exchange:
         self.flags |= flag
 
     def record(self, worker: int) -> WireRecord:
+        """What stays of it. Takes some 50 µs for an answer of 64 chunks: not for the moment at which it ends."""
+        chunk_ns, chunk_bytes = _chunks(self.stamps, self.marks, self.parts)
         return WireRecord(
             index=self.index, request_id=self.request_id, worker=worker, due_ns=self.due_ns, attempt=self.attempt,
             connect_start_ns=self.connect_start_ns, connect_end_ns=self.connect_end_ns, write_ns=self.write_ns,
             sent_ns=self.sent_ns, first_byte_ns=self.first_byte_ns, end_ns=self.end_ns, status=self.status,
             outcome=self.outcome, error=self.error, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens,
-            connection=self.connection, flags=self.flags, chunk_ns=self.chunk_ns, chunk_bytes=self.chunk_bytes,
-            body=self.body,
+            connection=self.connection, flags=self.flags, chunk_ns=chunk_ns, chunk_bytes=chunk_bytes,
+            body=b"".join(self.parts),
         )  # fmt: skip
+
+
+def _chunks(stamps: array[int], marks: list[int], parts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """When each read brought how much of the body; reads that brought none (the head, an end mark) are left out."""
+    if not parts:
+        return _NO_STAMPS, _NO_SIZES
+    total = list(accumulate(map(len, parts), initial=0))
+    ends = np.array([total[mark] for mark in marks], np.int64)
+    sizes = ends.copy()
+    sizes[1:] -= ends[:-1]
+    brought = sizes.nonzero()[0]
+    return np.frombuffer(stamps, np.int64)[brought], sizes[brought].astype(np.uint32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from loadgen.address import Address
@@ -25,8 +26,9 @@ class Session:
         self.on_finished: Callable[[Exchange], None] | None = None
         self.stopped = asyncio.Event()
         self.issued = self.finished = 0
-        self._address = address
+        self._address, self._loop = address, asyncio.get_running_loop()
         self._drained = asyncio.Event()
+        self._unwritten: deque[Exchange] = deque()
         self._ready: list[Exchange | None] = [self._make(index) for index in range(len(plan))]
 
     def exchange(self, index: int) -> Exchange:
@@ -56,10 +58,12 @@ class Session:
         self.client.abort(reason)
 
     async def drain(self) -> None:
-        """Wait until nothing is in flight: every request is answered, or has had its time."""
+        """Wait until nothing is in flight (every request is answered, or has had its time) and all is on record."""
         while self.client.in_flight:
             self._drained.clear()
             await self._drained.wait()
+        while self._unwritten:
+            self._write_one()
 
     def _make(self, index: int) -> Exchange:
         plan, at = self.plan, index % len(self.plan)
@@ -70,8 +74,20 @@ class Session:
 
     def _finished(self, exchange: Exchange) -> None:
         self.finished += 1
-        self.writer.blob(FINISHED, encode(exchange.record(self.plan.worker)))
+        if not self._unwritten:
+            self._loop.call_soon(self._write_next)
+        self._unwritten.append(exchange)
         if self.on_finished is not None:
             self.on_finished(exchange)
         if not self.client.in_flight:
             self._drained.set()
+
+    def _write_next(self) -> None:
+        """Write one record, and leave the others to the loop's next rounds: reading what has arrived comes first."""
+        if self._unwritten:
+            self._write_one()
+        if self._unwritten:
+            self._loop.call_soon(self._write_next)
+
+    def _write_one(self) -> None:
+        self.writer.blob(FINISHED, encode(self._unwritten.popleft().record(self.plan.worker)))
