@@ -150,14 +150,14 @@ class SimulatedEngine:
                 asyncio.get_running_loop().remove_writer(channel.socket)
 
     def _readable(self) -> None:
-        """Take all messages that are there; each is stamped before it is looked at."""
+        """Take all messages that are there; each is stamped once it is here and before it is looked at."""
         while self._channel is not None:
-            received = time.monotonic_ns()
             try:
                 message = self._channel.receive()
             except EOFError:
                 self._ended()
                 return
+            received = time.monotonic_ns()  # not before the call: a message may be sent while it begins
             if message is None:
                 return
             kind, *rest = marshal.loads(message)

@@ -128,8 +128,9 @@ class TransformersEngine:
             asyncio.get_running_loop().remove_writer(self._socket)
 
     def _readable(self) -> None:
-        received = now()
-        for message in self._frames.read():
+        messages = self._frames.read()
+        received = now()  # not before the read: a message may be sent while it begins
+        for message in messages:
             if message[0] == "outputs":
                 self._outputs(received, message[1], message[2])
             elif message[0] == "ready":
