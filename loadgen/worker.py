@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
@@ -32,6 +33,7 @@ from recording import RecordWriter
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
+_READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
 
@@ -83,9 +85,12 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         return _leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
     writer.reserve(min(_expected_bytes(plan), _free_bytes(spec.record) // 4))
+    over = threading.Event()
+    threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
     try:
         return uvloop.run(_work(spec, plan, address, writer))
     finally:
+        over.set()
         writer.close()
 
 
@@ -168,6 +173,13 @@ def _expected_bytes(plan: Plan) -> int:
 def _free_bytes(path: str) -> int:
     disk = os.statvfs(os.path.dirname(path) or ".")
     return disk.f_bavail * disk.f_frsize
+
+
+def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
+    """A thread's work: a fresh page of a file can take the file system milliseconds, and the loop has none to spare."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread only
+    while not over.wait(_READY_EVERY_S):
+        writer.prefault(_READY_AHEAD)
 
 
 def _allow_many_files() -> None:

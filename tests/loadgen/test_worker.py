@@ -82,6 +82,7 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, nu
     with make_fleet(what, null, None, tmp_path, (), 3) as fleet:
         assert run(fleet) == [Exit.DONE] * 3
         assert fleet.troubles() == []
+    assert not list(tmp_path.glob("*.log"))  # nobody had anything to complain of
     files = [read_records(path) for path in fleet.record_paths]
     assert all(file.complete for file in files)
     assert [file.process["worker"] for file in files] == [0, 1, 2]

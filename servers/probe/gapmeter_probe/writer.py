@@ -8,6 +8,7 @@ first: a full disk stops recording (records are counted as dropped), never the p
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import json
 import mmap
@@ -40,6 +41,7 @@ from gapmeter_probe.records import (
 
 CHUNK_BYTES = 4 << 20
 PROBE_DIR = "GAPMETER_PROBE_DIR"
+_POPULATE_WRITE = 23  # madvise's MADV_POPULATE_WRITE
 
 
 _SPAN_AND_HEAD = SPAN.size + HEAD.size
@@ -71,6 +73,7 @@ class RecordWriter:
         self._map = mmap.mmap(self._fd, CHUNK_BYTES)
         self._size = CHUNK_BYTES
         self._pos = FILE_HEADER.size
+        self._ready = 0  # pages up to here have been readied
         self._refs = 0
         self._lock = threading.RLock()  # a signal handler may close the file in the middle of a record
         self._owner = os.getpid()
@@ -187,6 +190,22 @@ class RecordWriter:
                     self._extend(missing)
                 except OSError:
                     pass
+
+    def prefault(self, ahead: int) -> None:
+        """Have the kernel ready the pages of the next ``ahead`` bytes, so that no record waits for the file system.
+
+        For a thread of the caller's own: it may block for milliseconds, but does not hold the interpreter's lock then.
+        Does nothing where the kernel cannot (before Linux 5.14).
+        """
+        with self._lock:
+            start = max(self._pos, self._ready) & -mmap.PAGESIZE
+            end = min(self._pos + ahead, self._size) & -mmap.PAGESIZE
+            if start >= end:
+                return
+            self._ready = end
+            address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Should the map move meanwhile, the call fails or readies something else: it changes no byte anywhere.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(end - start), _POPULATE_WRITE)
 
     def close(self) -> None:
         """Mark the file complete and cut it to its length. A second call does nothing."""
