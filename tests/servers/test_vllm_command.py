@@ -65,6 +65,28 @@ def test_the_models_threads_are_bound_to_the_servers_cores(monkeypatch: pytest.M
     assert "HF_HUB_OFFLINE" not in free, "a hub id may have to be fetched"
 
 
+@pytest.mark.parametrize(
+    ("cores", "args", "backend"),
+    [
+        ((1,), {}, "uni"),
+        ((), {}, None),
+        ((1, 2), {}, None),
+        ((1,), {"distributed_executor_backend": "mp"}, "mp"),
+        ((1,), {"tensor_parallel_size": 2}, None),
+        ((1, 2), {"distributed_executor_backend": "uni"}, "uni"),
+    ],
+)
+def test_on_one_core_the_worker_lives_in_the_engine_unless_asked_otherwise(
+    cores: tuple[int, ...], args: dict[str, Any], backend: str | None
+) -> None:
+    spec = vllm_command(Path("py"), "/m", "n", 1, 1, "auto", args, cores, version="0.32.0")
+    words = list(spec.command)
+    found = words[words.index("--distributed-executor-backend") + 1] if backend else None
+    assert found == backend
+    assert ("--distributed-executor-backend" in words) is (backend is not None)
+    assert spec.env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == ("0" if backend == "uni" else None)
+
+
 def test_what_the_users_environment_says_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "16")
     assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_command(

@@ -141,12 +141,17 @@ def test_evictions_are_recorded_and_the_recomputation_is_flagged(run: Run) -> No
     core = run.files["core"]
     evictions = spans(core, Span.PREEMPT)
     assert len(evictions), "the cache was never too small, so this proves nothing"
+    emissions, resumed = emitted(run), 0
     for ref in set(evictions["ref"].tolist()):
-        mine = core.entries[core.entries["ref"] == ref]
-        flags = mine["flags"]
-        assert (flags & EntryFlag.PREEMPTED).any()
-        if refs(core, run)[ref] in run.answers:
-            assert ((flags & EntryFlag.RESUMED) != 0).any(), "it came back, or it could not have finished"
+        mine = core.entries["ref"] == ref
+        flags, steps = core.entries["flags"][mine], core.entry_step[mine]
+        evicted = steps[(flags & EntryFlag.PREEMPTED) != 0]
+        assert len(evicted)
+        # A token that was in flight at the eviction still comes; a later one needs the request to be back.
+        if emissions.get(ref) and emissions[ref][-1][0] > evicted[0]:
+            assert steps[(flags & EntryFlag.RESUMED) != 0].min() > evicted[0]
+            resumed += 1
+    assert resumed, "none came back, so this proves nothing"
     assert (core.entries["tokens"][(core.entries["flags"] & EntryFlag.PREEMPTED) != 0] == 0).all()
 
 

@@ -32,7 +32,7 @@ _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
 
 class _Local(threading.local):
     received_ns = 0  # when this thread last got a message
-    sending: tuple[int, int] = (0, 0)  # step and start of what this thread is sending
+    sending: tuple[int, int, int] = (0, 0, 0)  # of what this thread is sending: step, start, when it was ready
 
 
 class CoreProbe(Probe):
@@ -52,6 +52,7 @@ class CoreProbe(Probe):
         self._waiting: set[str] = set()  # evicted, and not yet scheduled again
         self._evictions: list[int] = []  # refs evicted by the schedule() call in progress
         self._leaving: dict[int, int] = {}  # id of engine outputs -> the step they came from
+        self._ready: dict[int, int] = {}  # step -> when its outputs were ready to be sent
         self._seq = self._updated = self._executed = 0
         self._loop_steps: set[int] = set()
         self._loop_start = self._looped_ns = self._woken = self._stepped = 0
@@ -220,6 +221,7 @@ class CoreProbe(Probe):
         emitted = []
         if len(self._leaving) > _LEFT_OVER:
             self._leaving.clear()
+            self._ready.clear()
         for outputs in result.values():
             self._leaving[id(outputs)] = seq
             for output in outputs.outputs:
@@ -237,6 +239,8 @@ class CoreProbe(Probe):
 
     def _stepped_engine(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         self._stepped = end if result[0] else 0
+        if result[0] and self._updated:
+            self._ready[self._updated] = end
 
     def _put(self, *_: Any) -> None:
         if self.writer and self._stepped and self._updated:
@@ -244,12 +248,12 @@ class CoreProbe(Probe):
 
     def _encoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         seq = self._leaving.pop(id(args[1]), 0)
-        self._local.sending = (seq, start)
+        self._local.sending = (seq, start, self._ready.pop(seq, start))
 
     def _sent(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        seq, begun = self._local.sending
+        seq, begun, ready = self._local.sending
         if self.writer and seq:
-            self.writer.span(codes.OUTPUT_SEND, seq, begun, end)
+            self.writer.span(codes.OUTPUT_SEND, seq, begun, end, 0, ready)
 
     def _looking(self, engine: Any, *_: Any) -> None:
         self._woken = 0
