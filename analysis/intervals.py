@@ -298,14 +298,19 @@ class _Maker:
         self._preemptions(schedule)
 
     def _preemptions(self, schedule: Ints) -> None:
+        """From each eviction to the next scheduling, for the tokens that were made after it."""
         index = self.index
+        made = index.step_of_token(self.events)
         evictions = index.spans[index.spans["code"] == Span.PREEMPT]
         for row in evictions:
             mine = index.entries[index.entries["request"] == row["request"]]
             starts = schedule[index.position(mine["step"])]
             later = starts[starts > row["start"]]
-            events = np.flatnonzero(self.events.request == row["request"])
-            back = int(later.min()) if len(later) else np.iinfo(np.int64).max
+            if not len(later):  # its last token was in flight already
+                continue
+            back = int(later.min())
+            events = np.flatnonzero((self.events.request == row["request"]) & (made != MISSING))
+            events = events[schedule[made[events]] >= back]
             self.add("preempted", np.full(len(events), row["start"]), np.full(len(events), back), events)
 
     def engine_steps(self) -> None:

@@ -144,6 +144,16 @@ def test_time_while_evicted_is_preempted(tmp_path: Path) -> None:
     assert row["other_step_ns"] == 0
 
 
+def test_an_eviction_after_a_tokens_step_was_scheduled_does_not_delay_that_token(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        writer.span(Span.PREEMPT, 1, 16_000, 16_000)  # asynchronous: its last step is under way, it never comes back
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    assert row["preempted_ns"] == 0
+    assert row["decode_ns"] == 1500
+
+
 @pytest.mark.parametrize(
     ("stage", "spoilt"), [("tokenize", ["ingress"]), ("detokenize", ["egress"]), ("prefill", []), ("queue", [])]
 )
