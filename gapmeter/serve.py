@@ -122,22 +122,18 @@ def _arguments(scenario: Scenario) -> dict[str, Any]:
     return rest
 
 
-def _transformers(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]]:
-    server = scenario.server
-    spec = transformers_command(
-        sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
-        _arguments(scenario), place.cores,
-    )  # fmt: skip
-    return spec, {}
+def _ours(command: Callable[..., LaunchSpec]) -> Callable[[Scenario, _Place], tuple[LaunchSpec, dict[str, Any]]]:
+    """How a server of this package is started, in this interpreter."""
 
+    def spec(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]]:
+        server = scenario.server
+        launched = command(
+            sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
+            _arguments(scenario), place.cores,
+        )  # fmt: skip
+        return launched, {}
 
-def _simulated(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]]:
-    server = scenario.server
-    spec = simulated_command(
-        sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
-        _arguments(scenario), place.cores,
-    )  # fmt: skip
-    return spec, {}
+    return spec
 
 
 def _vllm(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]]:
@@ -156,9 +152,9 @@ def _vllm(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]
 
 
 _SPECS: dict[str, Callable[[Scenario, _Place], tuple[LaunchSpec, dict[str, Any]]]] = {
-    "transformers": _transformers,
+    "transformers": _ours(transformers_command),
     "vllm": _vllm,
-    "simulated": _simulated,
+    "simulated": _ours(simulated_command),
 }
 
 
