@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import failures, quantiles, tail, upgrade, validity, verdict
 from analysis import figures as fig
-from analysis import quantiles, tail, upgrade, validity, verdict
 from analysis.hdr import PERCENTILES
 from analysis.metrics import (
     METRICS,
@@ -88,6 +88,8 @@ def build_summary(
         "counts": _counts(requests, measured, evidence),
         "metrics": metrics,
         "metrics_from_sent": metrics | from_sent,
+        "metrics_censored": _censored(measured, metrics),
+        "failures": failures.describe_failures(measured),
         "goodput": _goodput(measured, limits_of(slos)),
         "throughput": _throughput(measured),
         "stages": _stages(fig.ledgers_of(ledger, measured, "last_token"), asked, rate),
@@ -192,6 +194,12 @@ def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float]
         censored = metric_sample(measured, metric, origin, failures=True)
         out["with_failures"] = fig.figures(censored, asked, per_request, rate)
     return out
+
+
+def _censored(measured: pd.DataFrame, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Every metric over all requests, a failed one counted as at least as long as its time-out."""
+    bound = failures.bound_ns(measured)
+    return {metric: failures.censored(found.get("with_failures", found), bound) for metric, found in metrics.items()}
 
 
 def _stages(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from analysis.report import head
+from analysis.report import failed, head
 from analysis.report.marks import words
 from analysis.report.numbers import duration
 from gapmeter import bars, errors
 
 WIDTH = 80
 _LABEL = 27  # columns before a bar
+_MOST_CLASSES = 4  # of failures, in the terminal; the report has them all
 _TOGETHER = "\N{NO-BREAK SPACE}"  # textwrap does not break here
 _VERDICT_STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow", "INVALID": "bold red"}
 _SIGN_STYLES = {"v": "bold green", "x": "bold red", "?": "bold yellow", "-": "bold red"}
@@ -49,6 +50,7 @@ def render_summary(
         _title(summary, manifest, width),
         _verdict(summary, width),
         _slos(summary, width),
+        _failed(summary, width),
         _where(summary, width),
         _facts(summary, width),
         _end(summary, report, again, exit_code),
@@ -93,6 +95,20 @@ def _slos(summary: Mapping[str, Any], width: int) -> Text:
             _fit(f" {fixed}  {row[4]}".rstrip(), width - 2)
         )
     return text
+
+
+def _failed(summary: Mapping[str, Any], width: int) -> Text:
+    """How many failed and how, the first of each class, and latency with them counted."""
+    said = failed.failed_sentence(summary)
+    if not said:
+        return Text()
+    lines = [_wrap(said, width, " failed  ", "         ")]
+    for found in failed.failed_classes(summary)[:_MOST_CLASSES]:
+        first = found.examples[0]
+        words = f"first {found.name}: at {first.at}, {first.status}, {first.request}: {first.error}"
+        lines.append(f"         {_fit(' '.join(words.split()), width - 9)}")
+    lines.append(_wrap(failed.censored_sentence(summary), width, "         ", "         "))
+    return Text("\n" + "\n".join(lines))
 
 
 def _where(summary: Mapping[str, Any], width: int) -> Text:

@@ -28,6 +28,13 @@ def duration(ms: float | None, digits: int = 3) -> str:
     return f"{significant(value, digits)} {unit}"
 
 
+def over(ms: float) -> str:
+    """A time that is only known to be exceeded: ``> 60 s``."""
+    value, unit = in_unit(ms, unit_of(ms))
+    text = significant(value)
+    return f"> {text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
+
+
 def unit_of(ms: float) -> str:
     """The unit that ``duration`` writes this many milliseconds in."""
     size = abs(ms)

@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from analysis.metrics import measured_requests, metric_sample
-from analysis.report import curves, head, marks, stacks, tables, timeline
+from analysis.report import curves, failed, head, marks, stacks, tables, timeline
 from analysis.report.numbers import duration
 from analysis.report.run import Run, read_run
 from analysis.report.slowest import slowest
@@ -187,6 +187,10 @@ def page(folder: RunFolder) -> str:
             "head": _head(run),
             "stacks": _stacks(run, stamp),
             "slos": head.slo_lines(summary),
+            "failed": failed.failed_classes(summary),
+            "failed_lead": ". ".join(
+                filter(None, (failed.failed_sentence(summary), failed.censored_sentence(summary)))
+            ),
             "warnings": head.warnings(summary),
             "curves": curve_views(run, head.limits(summary), stamp),
             "percentile_names": list(tables.percentile_names(summary).values()),

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.figures import percentile_key
 from analysis.hdr import PERCENTILES
 from analysis.report import marks
-from analysis.report.numbers import count, duration, share
+from analysis.report.numbers import count, duration, over, share
 from analysis.report.svg import Fragment, el
 from analysis.stages import STAGES
 
@@ -30,6 +30,8 @@ class Cell:
 def cell(key: str, figures: Mapping[str, Any], name: str) -> Cell:
     """The figure ``name`` (such as p99_ms) of one distribution, with what it would need if it is not supported."""
     value, short = figures.get(name), name.removesuffix("_ms")
+    if value is None and short in figures.get("over_ms", ()):
+        return Cell(f"{key}.{name}", "null", over(figures["over_ms"][short]), "so many requests failed")
     if value is None and short in figures.get("infinite", ()):
         return Cell(f"{key}.{name}", "null", "∞", "so many requests were never answered")
     needs = figures.get("needs", {}).get(short)
@@ -54,7 +56,7 @@ class MetricRow:
 
 
 def metric_rows(summary: Mapping[str, Any]) -> list[MetricRow]:
-    """Every metric counted from due, with its failures as infinite where there are any, and counted from sent.
+    """Every metric counted from due, with failures at their time-out where there are any, and counted from sent.
 
     Between two tokens it makes no difference when the request was sent.
     """
@@ -62,14 +64,13 @@ def metric_rows(summary: Mapping[str, Any]) -> list[MetricRow]:
     for metric, title in METRICS.items():
         between = metric in ("itl", "tpot")
         parts = [("metrics", "token to token" if between else "due", summary["metrics"][metric])]
-        failures = summary["metrics"][metric].get("with_failures")
-        if failures:
-            parts.append(("metrics", f"{parts[0][1]}, failures as infinite", failures))
+        if summary["failures"]:
+            origin = f"{parts[0][1]}, failures at their time-out"
+            parts.append(("metrics_censored", origin, summary["metrics_censored"][metric]))
         if not between:
             parts.append(("metrics_from_sent", "sent", summary["metrics_from_sent"][metric]))
         for number, (part, origin, figures) in enumerate(parts):
-            key = f"{part}.{metric}.with_failures" if figures is failures else f"{part}.{metric}"
-            cells = [cell(key, figures, name) for name in names]
+            cells = [cell(f"{part}.{metric}", figures, name) for name in names]
             rows.append(MetricRow(title if not number else "", origin, not number, cells, count(figures["count"])))
     return rows
 
