@@ -6,27 +6,21 @@ Server on one core, generator on another, repeated; each figure is the median of
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import select
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.fleet import Fleet, make_fleet
-from loadgen.plan import Plan, Swaps
-from recording import Outcome, RecordFile, Span, read_records
+from gapmeter.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
 from recording.stream import parse_answer
-from recording.wire import FINISHED, WireRecord, decode
 
 Ints = NDArray[np.int64]
 STREAMS = 64
@@ -58,22 +52,6 @@ FIGURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cores:
-    server: int
-    client: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What both sides recorded; ``cpu_ns`` of the generator process from just before the start, kernel included."""
-
-    records: list[WireRecord]
-    generator: RecordFile
-    server: RecordFile
-    cpu_ns: int
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.client", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -82,14 +60,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", choices=sorted(PARTS), nargs="*", default=[])
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(arguments)
-    cores = Cores(options.server_core, options.client_core)
-    os.sched_setaffinity(0, {cores.server})
+    cores = Cores((options.server_core,), (options.client_core,))
+    os.sched_setaffinity(0, cores.server)
     rounds = [measure(cores, options.only or sorted(PARTS), seed) for seed in range(options.rounds)]
     figures = {name: [found[name] for found in rounds] for name in FIGURES if name in rounds[0]}
     print(table(figures))
     if options.json is not None:
         options.json.write_text(
-            json.dumps({"cores": [cores.server, cores.client], "figures": figures}, indent=1) + "\n"
+            json.dumps({"cores": [options.server_core, options.client_core], "figures": figures}, indent=1) + "\n"
         )
     return 0
 
@@ -121,14 +99,16 @@ def chunk_cost(cores: Cores, seed: int) -> dict[str, float]:
     apart = np.sort(np.random.default_rng(seed).uniform(0, 0.5e9, STREAMS)).astype(np.int64)
     found = {}
     for name, due in (("chunk_us", np.zeros(STREAMS, np.int64)), ("chunk_apart_us", apart)):
-        run = load(cores, make(due, tokens=800), gap_ms=10, measure_cpu=True)
+        run = issue(cores, equal_plan(due, tokens=800), Timing(), warm=STREAMS, measure_cpu=True)
         found[name] = run.cpu_ns / sum(len(record.chunk_ns) for record in run.records) / 1e3
     return found
 
 
 def intake(cores: Cores, seed: int) -> dict[str, float]:
     """Tokens over the time from the first to the last arrival."""
-    run = load(cores, make(np.arange(STREAMS) * 1000, MOST_TOKENS), gap_ms=0.1, measure_cpu=True)
+    run = issue(
+        cores, equal_plan(np.arange(STREAMS) * 1000, MOST_TOKENS), Timing(gap_ms=0.1), warm=STREAMS, measure_cpu=True
+    )
     stamps = np.concatenate([record.chunk_ns for record in run.records])
     tokens = sum(len(parse_answer(record).token_ns) for record in run.records)
     span_ns = float(stamps.max() - stamps.min())
@@ -137,14 +117,14 @@ def intake(cores: Cores, seed: int) -> dict[str, float]:
 
 def chunk_floor(cores: Cores, seed: int) -> dict[str, float]:
     """The same streams read by a protocol that does nothing else: what the kernel and the event loop cost here."""
-    with null_server(cores, gap_ms=10, log=None) as port:
-        command = [sys.executable, "-m", "bench.bare", str(port), str(cores.client), str(STREAMS), "800"]
+    with null_server(cores, Timing(), log=None) as port:
+        command = [sys.executable, "-m", "bench.bare", str(port), str(cores.client[0]), str(STREAMS), "800"]
         return {"bare_us": float(subprocess.run(command, capture_output=True, check=True).stdout)}
 
 
 def server_limit(cores: Cores, seed: int) -> dict[str, float]:
     """The same load taken in by a reader that does nothing but read."""
-    with null_server(cores, gap_ms=0.1, log=None) as port:
+    with null_server(cores, Timing(gap_ms=0.1), log=None, most_tokens=MOST_TOKENS) as port:
         return {"reader_tokens_per_s": bare_reader(cores, port)}
 
 
@@ -153,12 +133,11 @@ def exactness(cores: Cores, seed: int, rate: int, seconds: int) -> dict[str, flo
 
     The error is counted from before the server's write call, so that its duration is part of it.
     """
-    rng = np.random.default_rng([seed, rate])
-    due = np.cumsum(rng.exponential(1e9 / rate, rate * seconds)).astype(np.int64)
-    run = load(cores, make(due, tokens=64), gap_ms=10)
-    left = _first_writes(run.server)
-    error = np.array([parse_answer(r).token_ns[0] - left[r.request_id] for r in run.records]) / 1e6
-    lag = np.array([r.sent_ns - r.due_ns - (r.connect_end_ns - r.connect_start_ns) for r in run.records]) / 1e6
+    due = poisson(rate, rate * seconds, [seed, rate])
+    run = issue(cores, equal_plan(due, tokens=64), Timing(), warm=STREAMS)
+    left = departures(run.server)
+    error = np.array([parse_answer(r).token_ns[0] - left[r.request_id][1][0] for r in run.records]) / 1e6
+    lag = errors(run).lag / 1e6
     sent = np.sort(np.array([r.sent_ns for r in run.records]))
     return {
         f"ttft{rate}_p50_ms": float(np.percentile(error, 50)),
@@ -180,77 +159,11 @@ PARTS: dict[str, Callable[[Cores, int], dict[str, float]]] = {
 }
 
 
-def make(due_ns: Ints, tokens: int) -> Plan:
-    """An open loop of equal requests."""
-    count = len(due_ns)
-    body = json.dumps({"model": "null", "messages": [], "stream": True, "max_tokens": tokens}).encode()
-    return Plan(
-        loop="open", path="/v1/chat/completions", due_ns=due_ns.astype(np.int64),
-        bodies=[body] * count, request_ids=[f"bench-{index:06d}" for index in range(count)],
-        prompt_tokens=np.ones(count, np.int64), output_tokens=np.full(count, tokens, np.int64),
-        prompt_tokens_exact=False, warmup_ns=0, warmup_requests=0, end_ns=0, concurrency=0, think_time_ns=0,
-        timeout_ns=60_000_000_000, worker=0, workers=1, id_prefix="bench",
-        swaps=Swaps(np.full((count, 3), -1, np.int64), ()), notes=(),
-    )  # fmt: skip
-
-
-def load(cores: Cores, plan: Plan, *, gap_ms: float, measure_cpu: bool = False) -> Run:
-    """Issue the plan against a fresh null server. Raises RuntimeError unless every request succeeded."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        with null_server(cores, gap_ms, log=path) as port:
-            url = f"http://127.0.0.1:{port}"
-            with make_fleet(plan, url, None, path, (cores.client,), 1, warm=STREAMS) as fleet:
-                cpu_ns = _run(fleet, measure_cpu=measure_cpu)
-        generator = read_records(path / "worker-0.gap")
-        (server,) = (read_records(file) for file in path.glob("null-*.gap"))
-    records = [decode(payload) for code, payload in generator.blobs if code == FINISHED]
-    failed = [record for record in records if record.outcome is not Outcome.OK]
-    if failed or len(records) != len(plan):
-        raise RuntimeError(f"{len(records)} of {len(plan)} answers, {len(failed)} failed: {failed[:1]}")
-    return Run(records, generator, server, cpu_ns)
-
-
-def _run(fleet: Fleet, *, measure_cpu: bool) -> int:
-    """Run to the end; CPU ns of the one process from just before the start, as the scheduler counts it."""
-    pid = fleet.processes[0].pid
-    before, last = cpu_time_ns(pid), [0]
-    fleet.start()
-
-    def look() -> None:
-        with contextlib.suppress(OSError, IndexError):  # it has ended since
-            last[0] = cpu_time_ns(pid)
-
-    codes = fleet.wait(look, 0.01 if measure_cpu else 1.0)
-    if codes != [0]:
-        raise RuntimeError("; ".join(fleet.troubles()) or f"exit codes {codes}")
-    return last[0] - before
-
-
-def cpu_time_ns(pid: int) -> int:
-    """User and system time of a process so far. Raises OSError once it has gone."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
-
-
-@contextlib.contextmanager
-def null_server(cores: Cores, gap_ms: float, log: Path | None) -> Iterator[int]:
-    """The null server on its core; yields its port."""
-    command = [sys.executable, "-m", "servers.null", "--with-parent", "--gap-ms", str(gap_ms)]
-    command += ["--cores", str(cores.server), "--most-tokens", str(MOST_TOKENS)]
-    command += ["--log", str(log)] if log is not None else []
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline())
-        finally:
-            process.terminate()
-
-
 def bare_reader(cores: Cores, port: int) -> float:
     """Tokens a second that leave the server when nothing but recv happens on the other side."""
     body = json.dumps({"model": "null", "messages": [], "stream": True, "max_tokens": MOST_TOKENS}).encode()
     request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    os.sched_setaffinity(0, {cores.client})
+    os.sched_setaffinity(0, cores.client)
     poll, left, space, begun = select.epoll(), {}, bytearray(1 << 18), 0
     for _ in range(STREAMS):
         sock = socket.create_connection(("127.0.0.1", port))
@@ -269,15 +182,8 @@ def bare_reader(cores: Cores, port: int) -> float:
     for sock, _ in left.values():
         sock.close()
     poll.close()
-    os.sched_setaffinity(0, {cores.server})
+    os.sched_setaffinity(0, cores.server)
     return STREAMS * MOST_TOKENS / elapsed * 1e9
-
-
-def _first_writes(server: RecordFile) -> dict[str, int]:
-    """Request id → when the write of its first token began, CLOCK_MONOTONIC ns."""
-    writes = server.spans[server.spans["code"] == Span.EGRESS]
-    refs, at = np.unique(writes["ref"], return_index=True)
-    return {server.client_ids[int(ref)]: int(writes["start_ns"][i]) for ref, i in zip(refs, at, strict=True)}
 
 
 def _dispersion(at_ns: Ints) -> float:
