@@ -147,8 +147,9 @@ def test_a_run_without_failures_has_no_section_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "text"), [(60_000, "> 60 s"), (1_500, "> 1.5 s"), (500, "> 500 ms"), (600_000, "> 600 s"), (12.34, "> 12.3 ms")]
-)  # fmt: skip
+    ("ms", "text"),
+    [(60_000, "> 60 s"), (1_500, "> 1.5 s"), (500, "> 500 ms"), (600_000, "> 600 s"), (12.34, "> 12.3 ms")],
+)
 def test_a_bound_is_written_without_digits_that_say_nothing(ms: float, text: str) -> None:
     assert over(ms) == text
 
