@@ -12,7 +12,7 @@ import ssl
 from array import array
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         "_parts", "_stamp", "_stamps", "_transport", "closed", "number", "on_body",
     )  # fmt: skip
 
-    def __init__(self, client: Client, number: int) -> None:
+    def __init__(self, client: Pool, number: int) -> None:
         self._client, self.number, self.closed = client, number, False
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport | None = None
@@ -178,8 +178,8 @@ def _by_status(status: int) -> Outcome:
     return Outcome.HTTP_5XX if status >= 500 else Outcome.HTTP_4XX
 
 
-class Client:
-    """Connections to one address, kept alive and reused, the most recently used first.
+class Pool:
+    """Connections to one address, kept alive and reused, the most recently used first; whoever opens them derives it.
 
     ``on_finished`` is called once for every request that was issued, whatever became of it.
     """
@@ -196,12 +196,6 @@ class Client:
     @property
     def in_flight(self) -> int:
         return len(self._flying)
-
-    async def warm(self, connections: int) -> None:
-        """Look the host up and open connections, at least one. Raises OSError when the server cannot be reached."""
-        first = await self._reach()
-        others = [self._open() for _ in range(connections - 1)]
-        self._idle += [first, *await asyncio.gather(*others)]
 
     def issue(self, exchange: Exchange) -> None:
         """Send a request now: on an idle connection, or on a new one once that is open. Never waits."""
@@ -251,6 +245,57 @@ class Client:
             connection.close()
         self._idle.clear()
 
+    def warm(self, connections: int) -> Any:
+        """Look the host up and open connections, at least one. Raises OSError when the server cannot be reached.
+
+        asyncio's is to be awaited, gevent's has done it when it returns.
+        """
+        raise NotImplementedError
+
+    def _send_on_new(self, exchange: Exchange) -> None:
+        """Open a connection and send there, without waiting for either."""
+        raise NotImplementedError
+
+    def _send_opened(self, connection: Connection, exchange: Exchange) -> None:
+        exchange.connect_end_ns = monotonic_ns()
+        if connection.closed:
+            self._never_sent(exchange, Outcome.CUT, _CUT)
+        else:
+            connection.send(exchange)
+
+    def _not_opened(self, exchange: Exchange, error: OSError) -> None:
+        if isinstance(error, ssl.SSLError):
+            self._never_sent(exchange, Outcome.TLS, f"the TLS handshake failed: {error.reason or error}")
+            return
+        in_handshake = self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
+        self._never_sent(exchange, Outcome.TLS if in_handshake else Outcome.REFUSED, reason(error))
+
+    def _give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
+        carrier = exchange.carrier
+        if isinstance(carrier, Connection):
+            carrier.give_up(outcome, reason)
+        else:
+            if carrier is not None:
+                carrier.cancel()
+            self._never_sent(exchange, outcome, reason)
+
+    def _never_sent(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
+        exchange.end(outcome, reason, monotonic_ns())
+        self._end(exchange)
+
+    def _end(self, exchange: Exchange) -> None:
+        del self._flying[exchange]
+        self._on_finished(exchange)
+
+
+class Client(Pool):
+    """A pool whose connections are opened by asyncio's running loop."""
+
+    async def warm(self, connections: int) -> None:
+        first = await self._reach()
+        others = [self._open() for _ in range(connections - 1)]
+        self._idle += [first, *await asyncio.gather(*others)]
+
     async def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""
         loop = asyncio.get_running_loop()
@@ -280,32 +325,7 @@ class Client:
     async def _connect_and_send(self, exchange: Exchange) -> None:
         try:
             connection = await self._open()
-        except ssl.SSLError as error:
-            self._never_sent(exchange, Outcome.TLS, f"the TLS handshake failed: {error.reason or error}")
         except OSError as error:
-            in_handshake = self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
-            outcome = Outcome.TLS if in_handshake else Outcome.REFUSED
-            self._never_sent(exchange, outcome, reason(error))
+            self._not_opened(exchange, error)
         else:
-            exchange.connect_end_ns = monotonic_ns()
-            if connection.closed:
-                self._never_sent(exchange, Outcome.CUT, _CUT)
-            else:
-                connection.send(exchange)
-
-    def _give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
-        carrier = exchange.carrier
-        if isinstance(carrier, Connection):
-            carrier.give_up(outcome, reason)
-        else:
-            if carrier is not None:
-                carrier.cancel()
-            self._never_sent(exchange, outcome, reason)
-
-    def _never_sent(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
-        exchange.end(outcome, reason, monotonic_ns())
-        self._end(exchange)
-
-    def _end(self, exchange: Exchange) -> None:
-        del self._flying[exchange]
-        self._on_finished(exchange)
+            self._send_opened(connection, exchange)

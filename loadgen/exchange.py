@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +22,16 @@ _NO_MARKS: list[int] = []
 _NO_PARTS: list[bytes] = []
 
 
+class Opening(Protocol):
+    """A connection that is being opened; an asyncio task, for instance."""
+
+    def cancel(self) -> Any: ...
+
+
 class Exchange:
     """Mutable while the request lives; ``record`` is what stays of it. Stamps are CLOCK_MONOTONIC ns.
 
-    ``carrier`` is the connection that carries it, or the task that opens one, None before and after.
+    ``carrier`` is the connection that carries it, or what opens one, None before and after.
     """
 
     __slots__ = (
@@ -43,7 +48,7 @@ class Exchange:
         self.attempt = self.due_ns = self.connect_start_ns = self.connect_end_ns = self.connection = self.status = 0
         self.write_ns = self.sent_ns = self.first_byte_ns = self.end_ns = 0
         self.outcome, self.error, self.done, self.flags = Outcome.LOST, "", False, NO_FLAG
-        self.carrier: Connection | asyncio.Task[None] | None = None
+        self.carrier: Connection | Opening | None = None
         self.stamps, self.marks, self.parts = _NO_READS, _NO_MARKS, _NO_PARTS
 
     def keep(self, stamps: array[int], marks: list[int], parts: list[bytes]) -> None:

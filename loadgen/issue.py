@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from time import monotonic_ns
 
 from loadgen.exchange import Exchange
@@ -23,10 +24,26 @@ _AFTER_FAILURE_NS = 100_000_000
 _STAGGER_NS = 1_000_000_000
 
 
+Close = Callable[[], None]
+
+
 async def issue_open(session: Session, t0_ns: int) -> None:
     """Issue each request at t0 + its due time, whatever has been answered; returns when the last one has left."""
+    await _until_over(session, open_loop, t0_ns)
+
+
+async def issue_closed(session: Session, t0_ns: int) -> None:
+    """``concurrency`` users, each asking again a think time after the end of its answer; returns when the plan is over.
+
+    The plan is over at t0 + ``end_ns``, or where that is 0, when every body has been issued. Users start one after the
+    other over the think time, at most a second and a tenth of the run, so that they do not march in step.
+    """
+    await _until_over(session, closed_loop, t0_ns)
+
+
+def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
+    """What ``issue_open`` awaits, on any event loop: calls ``done`` once the last has left; returns what ends it."""
     due = (session.plan.due_ns + t0_ns).tolist()
-    done = asyncio.Event()
     at, count = 0, len(due)
 
     def wake() -> None:
@@ -40,30 +57,23 @@ async def issue_open(session: Session, t0_ns: int) -> None:
         if at < count:
             timer.arm(due[at] - _EARLY_NS)
         else:
-            done.set()
+            done()
 
-    timer = Timer(asyncio.get_running_loop(), wake)
+    timer = Timer(session.loop, wake)
     timer.arm((due[0] if due else t0_ns) - _EARLY_NS)
-    try:
-        await _first(done, session.stopped)
-    finally:
-        timer.close()
+    return timer.close
 
 
-async def issue_closed(session: Session, t0_ns: int) -> None:
-    """``concurrency`` users, each asking again a think time after the end of its answer; returns when the plan is over.
-
-    The plan is over at t0 + ``end_ns``, or where that is 0, when every body has been issued. Users start one after the
-    other over the think time, at most a second and a tenth of the run, so that they do not march in step.
-    """
+def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
+    """What ``issue_closed`` awaits, on any event loop: calls ``done`` when the plan is over; returns what ends it."""
     plan = session.plan
     if not plan.concurrency:
-        return
+        done()
+        return lambda: None
     limit = None if plan.end_ns else len(plan)
     end_ns = t0_ns + plan.end_ns if plan.end_ns else None
     over_ns = min(_STAGGER_NS, plan.think_time_ns or _STAGGER_NS, plan.end_ns // 10 or _STAGGER_NS)
     waiting = [t0_ns + user * over_ns // plan.concurrency for user in range(plan.concurrency)]
-    done = asyncio.Event()
     issued = 0
 
     def wake() -> None:
@@ -71,7 +81,7 @@ async def issue_closed(session: Session, t0_ns: int) -> None:
         for _ in range(_BURST):
             now = monotonic_ns()
             if issued == limit or (end_ns is not None and now >= end_ns):
-                done.set()
+                done()
                 return
             if not waiting or waiting[0] > now:
                 break
@@ -92,19 +102,28 @@ async def issue_closed(session: Session, t0_ns: int) -> None:
         heapq.heappush(waiting, exchange.end_ns + pause)
         arm()
 
-    timer = Timer(asyncio.get_running_loop(), wake)
-    session.on_finished = ask_again
-    timer.arm(t0_ns)
-    try:
-        await _first(done, session.stopped)
-    finally:
+    def close() -> None:
         session.on_finished = None
         timer.close()
 
+    timer = Timer(session.loop, wake)
+    session.on_finished = ask_again
+    timer.arm(t0_ns)
+    return close
 
-async def _first(*events: asyncio.Event) -> None:
-    """Returns as soon as one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+
+Begin = Callable[[Session, int, Callable[[], None]], Close]
+LOOPS: dict[str, Begin] = {"open": open_loop, "closed": closed_loop}
+
+
+async def _until_over(session: Session, begin: Begin, t0_ns: int) -> None:
+    """Returns when all has been issued, or the run is to end early."""
+    over = asyncio.Event()
+    close = begin(session, t0_ns, over.set)
+    waits = [asyncio.ensure_future(event.wait()) for event in (over, session.stopped)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        close()
+        for wait in waits:
+            wait.cancel()

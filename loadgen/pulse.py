@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import time
 from time import monotonic_ns
@@ -24,7 +23,7 @@ class Pulse:
         self._beats = 0
         self._cpu0: int | None = None
         self._counting = True
-        self._timer = Timer(asyncio.get_running_loop(), self._beat)
+        self._timer = Timer(session.loop, self._beat)
         self._timer.arm(self._due)
 
     def stop_counting(self) -> None:

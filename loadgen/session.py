@@ -5,29 +5,54 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from loadgen.address import Address
-from loadgen.client import Client
+from loadgen.client import Client, Pool
 from loadgen.exchange import Exchange
 from loadgen.plan import Plan
 from recording import RecordWriter
+from recording.timer import Readers
 from recording.wire import FINISHED, ISSUED, encode
+
+
+class Loop(Readers, Protocol):
+    """What issuing needs of an event loop; asyncio's loops have it."""
+
+    def call_soon(self, callback: Callable[[], Any], /) -> Any: ...
+
+
+class Event(Protocol):
+    """What issuing needs of an event; ``wait`` is asyncio's or gevent's, for those who know which."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self) -> Any: ...
+
+    def is_set(self) -> bool: ...
 
 
 class Session:
     """Everything that an issuer needs: bytes ready to be sent, the client, and the record file.
 
-    ``on_finished`` may be set by an issuer that waits for answers. ``stopped`` is set when the run is to end early.
+    ``on_finished`` may be set by an issuer that waits for answers. ``stopped`` is set when the run is to end early,
+    ``drained`` whenever nothing is in flight. Without a ``loop`` it is the running one of asyncio.
     """
 
-    def __init__(self, plan: Plan, address: Address, writer: RecordWriter) -> None:
+    def __init__(
+        self, plan: Plan, address: Address, writer: RecordWriter, *, loop: Loop | None = None,
+        client: Callable[[Address, Callable[[Exchange], None]], Pool] = Client,
+        event: Callable[[], Event] = asyncio.Event,
+    ) -> None:  # fmt: skip
         self.plan, self.writer = plan, writer
-        self.client = Client(address, self._finished)
+        self.loop = loop or asyncio.get_running_loop()
+        self.client = client(address, self._finished)
         self.on_finished: Callable[[Exchange], None] | None = None
-        self.stopped = asyncio.Event()
         self.issued = self.finished = 0
-        self._address, self._loop = address, asyncio.get_running_loop()
-        self._drained = asyncio.Event()
+        self.stopped, self.drained = event(), event()
+        self._address = address
         self._unwritten: deque[Exchange] = deque()
         self._ready: list[Exchange | None] = [self._make(index) for index in range(len(plan))]
 
@@ -60,8 +85,12 @@ class Session:
     async def drain(self) -> None:
         """Wait until nothing is in flight (every request is answered, or has had its time) and all is on record."""
         while self.client.in_flight:
-            self._drained.clear()
-            await self._drained.wait()
+            self.drained.clear()
+            await self.drained.wait()
+        self.write_all()
+
+    def write_all(self) -> None:
+        """Write what is not on record yet."""
         while self._unwritten:
             self._write_one()
 
@@ -75,19 +104,19 @@ class Session:
     def _finished(self, exchange: Exchange) -> None:
         self.finished += 1
         if not self._unwritten:
-            self._loop.call_soon(self._write_next)
+            self.loop.call_soon(self._write_next)
         self._unwritten.append(exchange)
         if self.on_finished is not None:
             self.on_finished(exchange)
         if not self.client.in_flight:
-            self._drained.set()
+            self.drained.set()
 
     def _write_next(self) -> None:
         """Write one record, and leave the others to the loop's next rounds: reading what has arrived comes first."""
         if self._unwritten:
             self._write_one()
         if self._unwritten:
-            self._loop.call_soon(self._write_next)
+            self.loop.call_soon(self._write_next)
 
     def _write_one(self) -> None:
         self.writer.blob(FINISHED, encode(self._unwritten.popleft().record(self.plan.worker)))

@@ -9,11 +9,19 @@ import ctypes
 import os
 import sys
 import time
-from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from typing import Any, Protocol
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK, _TFD_CLOEXEC, _TFD_TIMER_ABSTIME = 0o4000, 0o2000000, 1
+
+
+class Readers(Protocol):
+    """The part of an event loop that watches file descriptors; asyncio's loops have it."""
+
+    def add_reader(self, fd: int, callback: Callable[[], Any], /) -> Any: ...
+
+    def remove_reader(self, fd: int, /) -> Any: ...
 
 
 class _Itimerspec(ctypes.Structure):
@@ -36,7 +44,7 @@ class Timer:
     Raises OSError where the system has no timerfd.
     """
 
-    def __init__(self, loop: AbstractEventLoop, wake: Callable[[], None]) -> None:
+    def __init__(self, loop: Readers, wake: Callable[[], None]) -> None:
         self._loop, self._wake = loop, wake
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = open_timer()
