@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis.sweep import Intervals
 from analysis.trace import Table, Trace
-from recording import EntryFlag, Span
+from recording import CoreThread, EntryFlag, Span
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -44,6 +44,7 @@ CLASSES: tuple[Class, ...] = (
     Class("other_step", "other_step"),
     Class("template", "template"),
     Class("tokenize", "tokenize"),
+    Class("pool_core_wait", "core_wait"),
     Class("template_wait", "template", transit=True),
     Class("tokenize_wait", "tokenize", transit=True),
     Class("detokenize", "detokenize"),
@@ -57,12 +58,21 @@ CLASSES: tuple[Class, ...] = (
     Class("worker", "scheduling"),
     Class("executor", "scheduling", transit=True),
     Class("loop", "scheduling"),
+    Class("core_wait", "core_wait"),
     Class("handoff_transit", "handoff", transit=True),
     Class("output_transit", "output", transit=True),
     Class("network_in", "network_in", transit=True),
     Class("network_out", "network_out", transit=True),
 )
 CLASS = {c.name: number for number, c in enumerate(CLASSES)}
+# Stretches between two processes' or threads' stamps, whose core those who receive there may have had to wait for.
+CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
+    "network_in": ("core_wait", (CoreThread.LOOP,)),
+    "template_wait": ("pool_core_wait", (CoreThread.POOL,)),
+    "tokenize_wait": ("pool_core_wait", (CoreThread.POOL,)),
+    "handoff_transit": ("core_wait", (CoreThread.INPUT,)),
+    "output_transit": ("core_wait", (CoreThread.OUTPUT, CoreThread.LOOP)),
+}
 FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
 HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
 
@@ -201,6 +211,7 @@ def build(trace: Trace | None, client: Client, events: Events, dropped: frozense
         if trace.has_engine:
             maker.engine_waits()
             maker.engine_steps()
+        maker.core_waits()
     parts = [part for name, part in maker.parts if name not in dropped]
     whole = Intervals.join(parts).clip(events.start, events.end)
     return Causes(whole, maker.joined, maker.seq_of(maker.low), maker.seq_of(maker.step), maker.gaps)
@@ -274,6 +285,14 @@ class _Maker:
         self.causal("write → client", self.egress["start"], self.events.end)
         self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])
         self.joined &= self.egress["start"] != MISSING
+
+    def core_waits(self) -> None:
+        """What of the stretches between processes was a woken thread's wait for its core."""
+        assert self.trace is not None
+        for name, (cls, threads) in CORE_WAITS.items():
+            start, end = self.trace.core_waits(threads)
+            found = [part.within(start, end, CLASS[cls]) for part_name, part in self.parts if part_name == name]
+            self.parts += [(cls, part) for part in found]
 
     def engine_waits(self) -> None:
         """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""

@@ -103,6 +103,8 @@ def _unmeasured(trace: Trace | None) -> set[str]:
         missing |= _API_STAGES | {"handoff", "output"}
     if not trace.has_engine:
         missing |= engine
+    if not trace.counts_core_waits:
+        missing |= {"core_wait"}
     return missing | {"launch_gap"}  # known only where kernels were sampled
 
 

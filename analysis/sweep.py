@@ -41,6 +41,27 @@ class Intervals:
         kept = end > start
         return Intervals(self.event[kept], start[kept], end[kept], self.cls[kept])
 
+    def within(self, start: Ints, end: Ints, cls: int) -> Intervals:
+        """The parts of these rows that lie in given stretches (in order, none overlapping), as rows of ``cls``."""
+        low = np.searchsorted(end, self.start, side="right")
+        count = np.maximum(np.searchsorted(start, self.end) - low, 0)
+        row = np.repeat(np.arange(len(self.event)), count)
+        at = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + low[row]
+        return Intervals(
+            self.event[row],
+            np.maximum(self.start[row], start[at]),
+            np.minimum(self.end[row], end[at]),
+            np.full(len(row), cls),
+        )
+
+
+def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Starts and ends of the stretches that intervals cover together, in order, none overlapping or touching."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
+    first = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]])) if len(start) else np.empty(0, np.int64)
+    return start[first], end[np.append(first[1:] - 1, len(end) - 1)] if len(start) else end
+
 
 def sweep(
     intervals: Intervals, events: int, classes: int, *, over: Ints | None = None, under: Ints | None = None

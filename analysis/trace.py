@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recording import RecordFile, Span, read_records
+from analysis.sweep import union
+from recording import CoreThread, RecordFile, Span, read_records
 
 Ints = NDArray[np.int64]
 Table = NDArray[np.void]
@@ -54,6 +55,19 @@ class Trace:
         return bool(self.roles & {"api", "engine"}) and bool(
             np.isin(self.request_spans["code"], (Span.INGRESS, Span.EGRESS)).any()
         )
+
+    @property
+    def counts_core_waits(self) -> bool:
+        """Whether a server process recorded how long its woken threads waited for a core."""
+        return any(note.get("type") == "core_waits" for note in self.notes)
+
+    def core_waits(self, threads: tuple[CoreThread, ...]) -> tuple[Ints, Ints]:
+        """Starts and ends of the waits of these kinds of thread, in order, overlapping ones joined."""
+        rows = [spans[spans["code"] == Span.CORE_WAIT] for spans in self.process_spans.values()]
+        rows = [part[np.isin(part["n"], threads)] for part in rows]
+        start = np.concatenate([part["start_ns"] for part in rows] or [np.empty(0)]).astype(np.int64)
+        end = np.concatenate([part["end_ns"] for part in rows] or [np.empty(0)]).astype(np.int64)
+        return union(start, end)
 
     @property
     def has_engine(self) -> bool:

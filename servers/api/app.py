@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import uvloop
 from aiohttp import web
+from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
@@ -38,11 +39,13 @@ _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no
 class Api:
     """Answers requests for one engine. Everything happens on one event loop."""
 
-    def __init__(self, engine: Engine, text: TextModel, options: ApiOptions, writer: RecordWriter | None) -> None:
+    def __init__(
+        self, engine: Engine, text: TextModel, options: ApiOptions, writer: RecordWriter | None, waits: CoreWaits
+    ) -> None:
         self._engine = engine
         self._text = text
         self._options = options
-        self._writer = writer
+        self._writer, self._waits = writer, waits
         self._metrics = Metrics(options.served_name)
         self._count = 0
         self._started_s = int(time.time())
@@ -102,7 +105,7 @@ class Api:
         chat = request.path == "/v1/chat/completions"
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id or uuid.uuid4().hex}"
         engine_id = f"{answer_id}-{self._count}"
-        stamps = RequestStamps(self._writer, engine_id, client_id, request.begun_ns)
+        stamps = RequestStamps(self._writer, self._waits, engine_id, client_id, request.begun_ns)
         outcome = Outcome.ABORTED
         try:
             ask = parse_ask(await _body(request), chat=chat, served_name=self._options.served_name)
@@ -283,9 +286,10 @@ async def _serve(
     if writer:
         watch_loop(writer)
         watch_collections(writer)
-    api = Api(engine, text, options, writer)
+    waits = CoreWaits(writer)
+    api = Api(engine, text, options, writer, waits)
     handle = around(api.handle) if around else api.handle
-    server = StampedServer(handle, handler_cancellation=True, access_log=None)
+    server = StampedServer(handle, waits, handler_cancellation=True, access_log=None)
     runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     try:

@@ -6,19 +6,23 @@ import asyncio
 from typing import Any
 
 from aiohttp import web
+from gapmeter_probe.cores import CoreWaits
 
+from recording import CoreThread
 from servers.api.stamps import now
 
 _MOST_BODY_BYTES = 64 << 20
+_LOOP = int(CoreThread.LOOP)
 
 
 class StampedHandler(web.RequestHandler):
     """A connection. ``first_ns``: when bytes of the request that is being read, or comes next, were first seen."""
 
-    __slots__ = ("first_ns",)
+    __slots__ = ("_waits", "first_ns")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, waits: CoreWaits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._waits = waits
         self.first_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -31,6 +35,7 @@ class StampedHandler(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if not self.first_ns:
             self.first_ns = now()
+            self._waits.woken(_LOOP, self.first_ns)
         super().data_received(data)
 
 
@@ -49,8 +54,12 @@ class StampedRequest(web.BaseRequest):
 class StampedServer(web.Server):
     """Makes the two of them."""
 
+    def __init__(self, handler: Any, waits: CoreWaits, **kwargs: Any) -> None:
+        super().__init__(handler, **kwargs)
+        self._waits = waits
+
     def __call__(self) -> StampedHandler:
-        return StampedHandler(self, loop=self._loop, **self._kwargs)
+        return StampedHandler(self._waits, self, loop=self._loop, **self._kwargs)
 
     def _make_request(
         self, message: Any, payload: Any, protocol: web.RequestHandler, writer: Any, task: asyncio.Task[None]

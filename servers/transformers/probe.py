@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gapmeter_probe.records import EntryFlag, Outcome, Span, StepFlag
+from gapmeter_probe.cores import CoreWaits
+from gapmeter_probe.records import CoreThread, EntryFlag, Outcome, Span, StepFlag
 from gapmeter_probe.vllm.device import DeviceClock, open_device
 from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.vitals import watch_collections
@@ -26,6 +27,7 @@ _SAMPLING = (f"{_CB}cb_logits_processors:ContinuousBatchingLogitsProcessorList._
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
+_INPUT = int(CoreThread.INPUT)
 _OUTCOMES = {"length": Outcome.OK, "stop": Outcome.OK, "error": Outcome.CUT}
 
 
@@ -73,6 +75,7 @@ class EngineProbe(Probe):
         self._step: _Step | None = None  # scheduled in this iteration
         self._forward_ns = self._sampling_ns = self._update_ns = self._put_ns = 0
         self._loop_ns = self._woken_ns = self._looked_ns = self._schedule_ns = 0
+        self._waits = CoreWaits(None)
         self.steps = 0
         self.preemptions: int | None = None  # unknown while nobody asked for records
 
@@ -102,6 +105,7 @@ class EngineProbe(Probe):
             return
         self.preemptions = 0
         self.writer.json({"type": "settings", **settings})
+        self._waits = CoreWaits(self.writer)
         watch_collections(self.writer)
         cache = processor.cache
         self._free_blocks = lambda: round(cache.compute_free_capacity() * cache.num_blocks)
@@ -118,10 +122,13 @@ class EngineProbe(Probe):
     def idling(self) -> None:
         """The loop has nothing to do and goes to sleep."""
         self._loop_ns = 0
+        self._waits.mark()
 
     def woken(self, at_ns: int) -> None:
         """It woke: at ``at_ns`` because of a message, or 0 to look around."""
         self._woken_ns = at_ns
+        if at_ns:
+            self._waits.woken(_INPUT, at_ns)
 
     def looking(self) -> None:
         """The loop takes its messages from the socket."""

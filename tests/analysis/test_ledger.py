@@ -12,7 +12,7 @@ import pytest
 
 from analysis.ledger import make_ledger
 from analysis.trace import read_trace
-from recording import EntryFlag, RecordWriter, Span, StepFlag
+from recording import CoreThread, EntryFlag, RecordWriter, Span, StepFlag
 
 PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK
 Api = Callable[[RecordWriter], None]
@@ -236,3 +236,44 @@ def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothin
     assert ledger.refused == ()
     assert ledger.rows.iloc[0]["engine_wait_ns"] == 0
     assert ledger.rows.iloc[0]["unexplained_ns"] == 0
+
+
+def test_a_woken_threads_wait_for_its_core_is_measured_and_no_longer_transit(tmp_path: Path) -> None:
+    def api(writer: RecordWriter) -> None:
+        _api(writer)
+        writer.json({"type": "core_waits"})
+        writer.span(Span.CORE_WAIT, 0, 1150, 1300, CoreThread.LOOP)  # network_in, 1100..1300
+        writer.span(Span.CORE_WAIT, 0, 1350, 1390, CoreThread.POOL)  # the template's pool, 1350..1400
+        writer.span(Span.CORE_WAIT, 0, 8950, 9000, CoreThread.LOOP)  # output, 8700..9000
+        writer.span(Span.CORE_WAIT, 0, 8960, 8990, CoreThread.INPUT)  # of a thread that no output waits for
+
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        writer.span(Span.CORE_WAIT, 0, 2200, 2300, CoreThread.INPUT)  # handoff, 2100..2300
+
+    ledger = make_ledger(_requests(), read_trace(_write(tmp_path, api, core), ["r1"]))
+    row = ledger.rows.iloc[0]
+    assert "core_wait" not in ledger.unmeasured
+    assert row["core_wait_ns"] == 150 + 40 + 50 + 100
+    assert row["network_in_ns"] == FIRST["network_in"] - 150
+    assert row["template_ns"] == FIRST["template"] - 40
+    assert row["handoff_ns"] == FIRST["handoff"] - 100
+    assert row["output_ns"] == FIRST["output"] - 50
+    assert row["unexplained_ns"] == 0
+
+
+def test_where_no_process_counts_waits_for_a_core_they_are_unmeasured(tmp_path: Path) -> None:
+    ledger = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"]))
+    assert "core_wait" in ledger.unmeasured
+    assert ledger.rows["core_wait_ns"].isna().all()
+
+
+def test_engine_code_counts_until_the_api_server_has_the_token(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        writer.span(Span.OUTPUT_PUT, 1, 8600, 9500)  # the engine lost its core inside the call that sent the token
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[0]
+    assert row["output_ns"] == FIRST["output"]  # 8600 to 9000, and the API server's own 100
+    assert row["detokenize_ns"] == FIRST["detokenize"]
+    assert row["unexplained_ns"] == 0

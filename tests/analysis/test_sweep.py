@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.sweep import Intervals, sweep
+from analysis.sweep import Intervals, sweep, union
 
 CLASSES = 5
 
@@ -56,3 +56,31 @@ def test_many_events_are_swept_in_chunks_like_few() -> None:
     some = many.event == 1234
     alone, _ = sweep(Intervals(np.zeros(some.sum(), int), many.start[some], many.end[some], many.cls[some]), 1, CLASSES)
     assert (whole[1234] == alone[0]).all()
+
+
+_stretches = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
+
+
+@given(_stretches)
+def test_a_union_covers_the_same_ticks_in_order_without_overlap(stretches: list[tuple[int, int]]) -> None:
+    start, end = (
+        np.array(column, dtype=np.int64) for column in (zip(*stretches, strict=True) if stretches else ((), ()))
+    )
+    low, high = union(np.minimum(start, end), np.maximum(start, end))
+    ticks = {tick for a, b in stretches for tick in range(min(a, b), max(a, b))}
+    assert {tick for a, b in zip(low, high, strict=True) for tick in range(a, b)} == ticks
+    assert (low[1:] > high[:-1]).all()
+
+
+@given(_rows, _stretches)
+def test_the_parts_within_stretches_cover_just_the_ticks_of_both(
+    rows: list[tuple[int, int, int, int]], stretches: list[tuple[int, int]]
+) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
+    kept = [(a, b) for a, b in stretches if a < b]
+    start, end = np.array(kept, dtype=np.int64).reshape(-1, 2).T
+    found = _intervals(rows).within(*union(start, end), 2)
+    got = sorted((e, t) for e, a, b in zip(found.event, found.start, found.end, strict=True) for t in range(a, b))
+    inside = {tick for a, b in kept for tick in range(a, b)}
+    assert got == sorted((e, t) for e, a, b, _ in rows for t in range(a, b) if t in inside)
+    assert (found.cls == 2).all()

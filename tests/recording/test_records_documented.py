@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from recording import EntryFlag, Kind, Outcome, Span, StepFlag
+from recording import CoreThread, EntryFlag, Kind, Outcome, Span, StepFlag
 
 TEXT = (Path(__file__).parents[2] / "docs" / "records.md").read_text()
 
 
-@pytest.mark.parametrize("names", [Kind, Span, StepFlag, EntryFlag, Outcome])
+@pytest.mark.parametrize("names", [Kind, Span, StepFlag, EntryFlag, Outcome, CoreThread])
 def test_every_code_of_the_schema_is_documented(names: type[IntEnum]) -> None:
     missing = [name for name, member in names.__members__.items() if f"| {name} {member.value} |" not in TEXT]
     assert not missing

@@ -82,6 +82,16 @@ class Span(IntEnum):
     CANARY = 201  # fixed piece of CPU work
     CANARY_DEVICE = 202  # fixed piece of device work
     GC = 203  # a garbage collection; n = generation
+    CORE_WAIT = 204  # a woken thread waited for a core, as the kernel counts it; n = CoreThread
+
+
+class CoreThread(IntEnum):
+    """The n of a CORE_WAIT: which thread of its process waited."""
+
+    LOOP = 0  # API server: the event loop
+    POOL = 1  # API server: a thread of the pool that renders templates and tokenizes
+    INPUT = 2  # engine: the thread that receives requests; its loop, woken from idleness, where there is no such thread
+    OUTPUT = 3  # engine: the thread that sends outputs
 
 
 class StepFlag(IntFlag):
@@ -116,3 +126,4 @@ class Outcome(IntEnum):
     TLS = 9  # TLS handshake failed
     UNSENT = 10  # never issued (the run ended first)
     LOST = 11  # was in flight when the recording process died
+    STALLED = 12  # its stream had begun, then no token came for as long as was allowed

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.records import Outcome
 from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.calls import Call, Generation, current
@@ -36,6 +37,7 @@ class ApiProbe(Probe):
         self._marks: dict[str, int] = {}  # collector's id -> when an output was put into it
         self._states: dict[str, Any] = {}  # engine id -> the output processor's state, until handed over
         self._watching = False
+        self._waits = CoreWaits(None)
 
     def hooks(self) -> list[Hook]:
         ingress, egress = ("network_in", "ingress"), ("egress", "network_out")
@@ -65,6 +67,7 @@ class ApiProbe(Probe):
         self.open(describe())
         if self.writer:
             self.writer.json(settings(args[0].vllm_config))
+            self._waits = CoreWaits(self.writer)
             watch_collections(self.writer)
 
     # -- in
@@ -76,7 +79,9 @@ class ApiProbe(Probe):
         def data_received(protocol: Any, data: bytes) -> None:
             before = protocol.cycle
             in_body = before is not None and before.more_body
-            first = protocol.__dict__.get("gapmeter_first_ns") or now()
+            seen = now()
+            self._waits.woken(codes.LOOP_THREAD, seen)
+            first = protocol.__dict__.get("gapmeter_first_ns") or seen
             original(protocol, data)
             cycle = protocol.cycle
             if cycle is not before:
@@ -163,10 +168,12 @@ class ApiProbe(Probe):
 
             def in_thread(stamps: list[int], *given: Any, **named: Any) -> Any:
                 stamps[1] = now()
+                self._waits.woken(codes.POOL_THREAD, stamps[1])
                 try:
                     return func(*given, **named)
                 finally:
                     stamps[2] = now()
+                    self._waits.mark()
 
             submit = original(in_thread, *args, **kwargs)
 
@@ -216,7 +223,12 @@ class ApiProbe(Probe):
             call.engine_ids.append(request.request_id)
             writer.span(codes.INGRESS, ref, call.begun_ns, start)
             self._write_stages(call, ref)
-        return lambda: writer.span(codes.HANDOFF, ref, start, now())
+
+        def sent() -> None:
+            writer.span(codes.HANDOFF, ref, start, now())
+            self._waits.mark()
+
+        return sent
 
     # -- out
 
@@ -233,6 +245,7 @@ class ApiProbe(Probe):
                     outputs = getattr(result, "outputs", None)
                     if outputs and self.writer is not None:
                         self._arrived[id(outputs[0])] = start
+                        self._waits.woken(codes.LOOP_THREAD, start)
                 except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
                     fail(error)
                 return result
@@ -334,6 +347,7 @@ class ApiProbe(Probe):
             else:
                 formatted = getattr(generation.collector, "gapmeter_ns", start)
                 writer.span(codes.EGRESS, generation.ref, start, end, count, formatted)
+            self._waits.mark()
 
         return send
 

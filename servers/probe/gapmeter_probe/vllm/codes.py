@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter_probe.records import Span
+from gapmeter_probe.records import CoreThread, Span
 
 INGRESS = int(Span.INGRESS)
 TEMPLATE = int(Span.TEMPLATE)
@@ -26,3 +26,5 @@ INPUT_PREP = int(Span.INPUT_PREP)
 FORWARD = int(Span.FORWARD)
 SAMPLING = int(Span.SAMPLING)
 HOST_LAUNCH = int(Span.HOST_LAUNCH)
+LOOP_THREAD, POOL_THREAD = int(CoreThread.LOOP), int(CoreThread.POOL)
+INPUT_THREAD, OUTPUT_THREAD = int(CoreThread.INPUT), int(CoreThread.OUTPUT)

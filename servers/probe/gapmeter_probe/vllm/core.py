@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
 from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.install import Hook, Probe, now
@@ -43,6 +44,7 @@ class CoreProbe(Probe):
     def __init__(self) -> None:
         super().__init__()
         self._local = _Local()
+        self._waits = CoreWaits(None)
         self._scheduler: Any = None
         self._free_blocks: Any = None
         self._requests: dict[str, tuple[int, int]] = {}  # engine id -> (ref, prompt tokens)
@@ -89,18 +91,21 @@ class CoreProbe(Probe):
         self.open(describe())
         if self.writer:
             self.writer.json(settings(scheduler.vllm_config, scheduler))
+            self._waits = CoreWaits(self.writer)
             watch_collections(self.writer)
 
     # -- requests
 
     def _received(self, *_: Any) -> None:
-        self._local.received_ns = now()
+        self._local.received_ns = received = now()
+        self._waits.woken(codes.INPUT_THREAD, received)
 
     def _preprocessed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         writer = self.writer
         if writer:
             ref = self._named(result[0])[0]
             writer.span(codes.CORE_RECEIVE, ref, self._local.received_ns or start, end)
+            self._waits.mark()
 
     def _added(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer:
@@ -247,6 +252,7 @@ class CoreProbe(Probe):
             self.writer.span(codes.OUTPUT_PUT, self._updated, self._stepped, now())
 
     def _encoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        self._waits.woken(codes.OUTPUT_THREAD, start)
         seq = self._leaving.pop(id(args[1]), 0)
         self._local.sending = (seq, start, self._ready.pop(seq, start))
 
@@ -254,6 +260,7 @@ class CoreProbe(Probe):
         seq, begun, ready = self._local.sending
         if self.writer and seq:
             self.writer.span(codes.OUTPUT_SEND, seq, begun, end, 0, ready)
+        self._waits.mark()
 
     def _looking(self, engine: Any, *_: Any) -> None:
         self._woken = 0
