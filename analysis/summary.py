@@ -63,7 +63,7 @@ def build_summary(
     measured = measured_requests(requests)
     if evidence.ledger_refused:
         ledger = gaps = None
-    anatomies = _anatomies(ledger, gaps, measured)
+    anatomies = _anatomies(ledger, gaps, measured, device)
     results = verdict.judge(slos, measured, anatomies)
     checks = validity.check_run(measured, evidence)
     reasons = validity.invalid_reasons(checks) + [r.sentence for r in results if r.status == verdict.INVALID]
@@ -266,12 +266,14 @@ def _throughput(measured: pd.DataFrame) -> dict[str, Any]:
 
 
 def _anatomies(
-    ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, measured: pd.DataFrame
+    ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, measured: pd.DataFrame, device: str
 ) -> dict[str, Anatomy | None]:
-    out = {m: tail.anatomy(fig.ledgers_of(ledger, measured, event)) for m, event in _LEDGER_METRICS.items()}
+    out = {
+        m: tail.anatomy(fig.ledgers_of(ledger, measured, event), device=device) for m, event in _LEDGER_METRICS.items()
+    }
     if gaps is not None and len(gaps):
         inside = gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)
-        out["itl"] = tail.anatomy(gaps[inside], "token gaps")
+        out["itl"] = tail.anatomy(gaps[inside], "token gaps", device)
     return out
 
 

@@ -52,8 +52,8 @@ def owner_of(stage: str) -> str:
     return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
 
 
-def anatomy(ledgers: pd.DataFrame, what: str = "requests") -> Anatomy | None:
-    """Compare the slow with the typical rows of a ledger.
+def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") -> Anatomy | None:
+    """Compare the slow with the typical rows of a ledger. ``device`` is what computed the forwards, for the sentence.
 
     ``ledgers``: rows of one event (or token gaps), with ``total_ns``, ``unexplained_ns`` and a column a stage. None
     when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
@@ -90,7 +90,7 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests") -> Anatomy | None:
         share=float(shares[top]),
         share_low=low,
         share_high=high,
-        sentence=_sentence(names[top], float(shares[top]), float(more.sum()), what),
+        sentence=_sentence(names[top], float(shares[top]), float(more.sum()), what, device),
     )
 
 
@@ -118,9 +118,10 @@ def _resampled_means(rows: Floats, rng: np.random.Generator) -> Floats:
     return np.stack([rows[rng.integers(0, len(rows), len(rows))].mean(axis=0) for _ in range(_RESAMPLES)])
 
 
-def _sentence(stage: str, share: float, more_ns: float, what: str) -> str:
+def _sentence(stage: str, share: float, more_ns: float, what: str, device: str) -> str:
+    owner = owner_of(stage)
     part = "all" if share > 0.995 else f"{100 * share:.0f} %"
     return (
         f"{part} of what slow {what} wait beyond typical ones ({duration(more_ns / 1e6)}) "
-        f"is {stage} ({owner_of(stage)})"
+        f"is {stage} ({device if owner == 'GPU' else owner})"
     )
