@@ -8,7 +8,6 @@ with what is in flight recorded as aborted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import os
@@ -31,10 +30,11 @@ from loadgen.pulse import Pulse
 from loadgen.session import Session
 from loadgen.share import load_share
 from recording import RecordWriter
+from recording.slices import ask_for_short_slices
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
-_NICE = -10
+_NICER = 10
 _READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
@@ -183,14 +183,14 @@ def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
 
     At the loop's own priority: were it lower, the loop would wait for an interpreter lock whose holder does not run.
     """
+    _come_first()
     while not over.wait(_READY_EVERY_S):
         writer.prefault(_READY_AHEAD)
 
 
 def _come_first() -> int:
-    """Ask to run before ordinary processes that stray onto our core; returns the niceness that we have."""
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    """Ask to run before whoever strays onto our core, as soon as we wake; returns the niceness that we have."""
+    ask_for_short_slices(_NICER)
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 

@@ -18,6 +18,7 @@ from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from recording import Outcome, RecordWriter, Span
+from recording.slices import ask_for_short_slices
 from servers.api.answer import Events, Piece, whole
 from servers.api.ask import Ask, parse_ask, room
 from servers.api.engine import Engine, EngineDead, GenerationRequest, QueueFull
@@ -26,12 +27,12 @@ from servers.api.generation import EngineFailed, Generation
 from servers.api.http import StampedRequest, StampedServer
 from servers.api.metrics import Metrics
 from servers.api.options import ApiOptions
-from servers.api.slices import ask_for_short_slices
 from servers.api.stamps import RequestStamps, now
 from servers.api.text import TemplateRefused, TextModel
 
 _INLINE_CHARS = 8192  # longer texts are tokenized in a thread: a millisecond or more of a busy event loop
 _CLOSE_S = 0.5
+_NICER = 5
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -262,7 +263,7 @@ def serve(
 
     ``around`` may put something of the server's own around the handling of every request.
     """
-    priority = ask_for_short_slices()
+    priority = ask_for_short_slices(_NICER)
     writer = open_probe("api", {"server": options.server, "priority": priority, **options.describe})
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""Asks the kernel to let this process run as soon as it wakes, also where the engine keeps the same core busy.
+"""Asks the kernel to let this process run as soon as it wakes, also where another keeps the same core busy.
 
 Since Linux 6.12 a normal process may name the time slice that it wants; one that wants short slices is let in ahead of
 one that runs long ones. It gets no more of the core for it, and needs no privilege; older kernels ignore it. Where we
@@ -15,20 +15,22 @@ import platform
 import struct
 
 _SLICE_NS = 100_000  # the least that the kernel allows
-_NICER = 5
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTR = struct.Struct("<IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 _SCHED_NORMAL = 0
 _RESET_ON_FORK = 1  # neither the engine process nor the threads that tokenize long texts inherit it
 
 
-def ask_for_short_slices() -> str:
-    """What the kernel gave the calling thread: "slice and nice", "slice", or "nothing". Children start without it."""
+def ask_for_short_slices(nicer: int) -> str:
+    """What the kernel gave the calling thread: "slice and nice", "slice", or "nothing". Children start without it.
+
+    ``nicer`` is by how much the nice value is to be lower.
+    """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None:
         return "nothing"
     nice = os.nice(0)
-    if _set(number, max(-20, nice - _NICER)):
+    if _set(number, max(-20, nice - nicer)):
         return "slice and nice"
     return "slice" if _set(number, nice) else "nothing"
 
