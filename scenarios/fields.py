@@ -120,7 +120,7 @@ FIELDS: tuple[Field, ...] = (
         0.0,
         "Sampling temperature; 0 takes the likeliest token, so that equal requests get equal answers.",
     ),
-    Field("load.generator", choice(("asyncio",), later=("locust",)), "asyncio", "What issues the requests."),
+    Field("load.generator", choice(("asyncio", "locust")), "asyncio", "What issues the requests."),
     Field(
         "load.arrivals",
         choice(("constant", "poisson", "gamma", "closed"), later=("onoff", "ramp", "trace")),
