@@ -59,6 +59,8 @@ CLASSES: tuple[Class, ...] = (
     Class("executor", "scheduling", transit=True),
     Class("loop", "scheduling"),
     Class("core_wait", "core_wait"),
+    Class("accept_wait", "accept_wait"),
+    Class("output_loop", "output"),
     Class("handoff_transit", "handoff", transit=True),
     Class("output_transit", "output", transit=True),
     Class("network_in", "network_in", transit=True),
@@ -68,11 +70,13 @@ CLASS = {c.name: number for number, c in enumerate(CLASSES)}
 # Stretches between two processes' or threads' stamps, whose core those who receive there may have had to wait for.
 CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
     "network_in": ("core_wait", (CoreThread.LOOP,)),
-    "template_wait": ("pool_core_wait", (CoreThread.POOL,)),
-    "tokenize_wait": ("pool_core_wait", (CoreThread.POOL,)),
+    "template_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
+    "tokenize_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
     "handoff_transit": ("core_wait", (CoreThread.INPUT,)),
     "output_transit": ("core_wait", (CoreThread.OUTPUT, CoreThread.LOOP)),
 }
+# Such stretches that end when the API server's event loop looks, and what it is when the loop worked for others then.
+LOOP_WAITS = {"network_in": "accept_wait", "output_transit": "output_loop"}
 FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
 HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
 
@@ -211,7 +215,7 @@ def build(trace: Trace | None, client: Client, events: Events, dropped: frozense
         if trace.has_engine:
             maker.engine_waits()
             maker.engine_steps()
-        maker.core_waits()
+        maker.waits_between()
     parts = [part for name, part in maker.parts if name not in dropped]
     whole = Intervals.join(parts).clip(events.start, events.end)
     return Causes(whole, maker.joined, maker.seq_of(maker.low), maker.seq_of(maker.step), maker.gaps)
@@ -286,13 +290,17 @@ class _Maker:
         self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])
         self.joined &= self.egress["start"] != MISSING
 
-    def core_waits(self) -> None:
-        """What of the stretches between processes was a woken thread's wait for its core."""
+    def waits_between(self) -> None:
+        """What of the stretches between processes was a thread's wait for its core, or for a loop at others' work."""
         assert self.trace is not None
         for name, (cls, threads) in CORE_WAITS.items():
-            start, end = self.trace.core_waits(threads)
-            found = [part.within(start, end, CLASS[cls]) for part_name, part in self.parts if part_name == name]
-            self.parts += [(cls, part) for part in found]
+            self._within(name, cls, *self.trace.core_waits(threads))
+        for name, cls in LOOP_WAITS.items():
+            self._within(name, cls, *self.trace.loop_work())
+
+    def _within(self, name: str, cls: str, start: Ints, end: Ints) -> None:
+        found = [part.within(start, end, CLASS[cls]) for part_name, part in self.parts if part_name == name]
+        self.parts += [(cls, part) for part in found]
 
     def engine_waits(self) -> None:
         """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""

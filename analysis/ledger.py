@@ -19,7 +19,9 @@ Ints = NDArray[np.int64]
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 
 _CLIENT_STAGES = frozenset({"generator_lag", "connect"})
-_API_STAGES = frozenset({"network_in", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"})
+_API_STAGES = frozenset(
+    {"network_in", "accept_wait", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"}
+)
 # A stage that could not be stamped lies inside another's stamps: that one's time is then ambiguous and joins the rest.
 _SPOILS: dict[str, tuple[str, ...]] = {
     "template": ("ingress",),

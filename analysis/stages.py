@@ -25,6 +25,7 @@ _TABLE = """
 generator_lag | load tester | load_tester  | measured  | l | due until the request's bytes were handed to the socket
 connect       | network     | network      | measured  | c | a new connection, where one was needed
 network_in    | network     | network      | transit   | n | until the server application saw the request
+accept_wait   | API server  | framework    | measured  | a | the server's event loop was at others' work
 ingress       | API server  | framework    | measured  | i | HTTP, JSON, validation, request object
 template      | API server  | tokenization | measured  | m | chat template rendered
 tokenize      | API server  | tokenization | measured  | t | text to ids

@@ -69,6 +69,14 @@ class Trace:
         end = np.concatenate([part["end_ns"] for part in rows] or [np.empty(0)]).astype(np.int64)
         return union(start, end)
 
+    def loop_work(self) -> tuple[Ints, Ints]:
+        """Starts and ends of what the API server's event loop did for anybody, in order, overlapping ones joined."""
+        spans = self.request_spans
+        begun = np.where(spans["code"] == Span.DETOKENIZE, spans["queued"], spans["start"])
+        inline = np.isin(spans["code"], (Span.TEMPLATE, Span.TOKENIZE)) & (spans["queued"] == spans["start"])
+        rows = inline | np.isin(spans["code"], (Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS))
+        return union(begun[rows], spans["end"][rows])
+
     @property
     def has_engine(self) -> bool:
         return len(self.steps) > 0

@@ -39,7 +39,7 @@ class RequestStamps:
         if self._writer:
             self._writer.span(Span.INGRESS, self._ref, self._begun_ns, start_ns)
             self._writer.span(Span.HANDOFF, self._ref, start_ns, end_ns)
-            self._waits.mark()
+            self._waits.mark(_LOOP)
 
     def detokenized(self, new: int, received_ns: int, batch_ns: int, start_ns: int, end_ns: int, cached: int) -> None:
         """``new`` tokens of one engine message were turned into text."""
@@ -54,7 +54,7 @@ class RequestStamps:
         """A chunk that brings the answer to ``tokens`` was written: formatted from, handed over at; written now."""
         if self._writer:
             self._writer.span(Span.EGRESS, self._ref, start_ns, now(), tokens, format_ns)
-            self._waits.mark()
+            self._waits.mark(_LOOP)
 
     def finished(self, outcome: Outcome) -> None:
         """The answer is over, or was refused before it began."""

@@ -262,6 +262,21 @@ def test_a_woken_threads_wait_for_its_core_is_measured_and_no_longer_transit(tmp
     assert row["unexplained_ns"] == 0
 
 
+def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited_for_that(tmp_path: Path) -> None:
+    def api(writer: RecordWriter) -> None:
+        _api(writer)
+        other = writer.request("engine-z", "somebody else's")
+        writer.span(Span.EGRESS, other, 1050, 1180, n=1)
+        writer.span(Span.DETOKENIZE, other, 8900, 8950, n=1, queued_ns=8850)
+
+    row = make_ledger(_requests(), read_trace(_write(tmp_path, api), ["r1"])).rows.iloc[0]
+    assert row["accept_wait_ns"] == 80  # of network_in, 1100..1300
+    assert row["network_in_ns"] == FIRST["network_in"] - 80
+    assert row["output_ns"] == FIRST["output"]
+    between = 200 + 50 + 200 + 100 + 100 + 300 + 300  # as it is without somebody else
+    assert row["transit_ns"] == between - 80 - 100  # the output also found the loop at work, 8850..8950
+
+
 def test_where_no_process_counts_waits_for_a_core_they_are_unmeasured(tmp_path: Path) -> None:
     ledger = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"]))
     assert "core_wait" in ledger.unmeasured

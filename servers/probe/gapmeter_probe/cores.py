@@ -9,28 +9,36 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable, Sequence
 from time import monotonic_ns
 
 from gapmeter_probe.records import Span
 from gapmeter_probe.writer import RecordWriter
 
 _OWN = "/proc/thread-self/schedstat"
+_TASKS = "/proc/self/task"
+ZMQ_THREADS = "ZMQbg/IO"  # libzmq's own threads, which move messages between its sockets and the kernel's
 SHORTEST_NS = 10_000  # shorter waits are not worth a record
 
 
 class _Thread(threading.local):
-    """What a thread knew when it last looked: its sum of waits, and when that was. 0: it has not looked yet."""
+    """What a thread knew when it last looked: its sum of waits, and when that was. 0: it has not looked yet.
+
+    ``before`` are the files of threads that hand it messages and ``after`` of those that take what it sends, with their
+    sums of waits.
+    """
 
     fd = -1
-    waited_ns = 0
-    at_ns = 0
-    woken_ns = 0
+    waited_ns = at_ns = woken_ns = 0
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    before_ns = after_ns = 0
 
 
 class CoreWaits:
     """One process's waits for a core. ``writer`` None: every method returns at once.
 
-    A call costs about a microsecond: one read of a file that stays open for each thread.
+    A look costs about a microsecond for each thread concerned: a read of a file that stays open.
     """
 
     def __init__(self, writer: RecordWriter | None) -> None:
@@ -39,31 +47,59 @@ class CoreWaits:
         if self._writer is not None:
             self._writer.json({"type": "core_waits", "shortest_ns": SHORTEST_NS})
 
-    def mark(self) -> None:
-        """This thread's work is done for now: what it waits from here on belongs to what wakes it."""
+    def helped(self, *, before: Iterable[int] = (), after: Iterable[int] = ()) -> None:
+        """The ids of threads that bring this thread its messages, and of those that carry off what it sends."""
         if self._writer is not None:
             thread = self._thread
-            thread.waited_ns, thread.at_ns = _read(thread), monotonic_ns()
+            thread.before, thread.after = [_open(tid) for tid in before], [_open(tid) for tid in after]
+            thread.before_ns, thread.after_ns = _sum(thread.before), _sum(thread.after)
 
-    def woken(self, who: int, at_ns: int = 0) -> None:
-        """This thread has just been woken (at ``at_ns``, or now): record what it has waited since it last looked.
+    def mark(self, who: int) -> None:
+        """This thread's work is done for now. What it lost its core for meanwhile is recorded up to here."""
+        if self._writer is not None:
+            thread = self._thread
+            self._look(thread, who, monotonic_ns(), 0)
+            if thread.before:
+                thread.before_ns = _sum(thread.before)
 
-        ``who`` is a CoreThread. The wait is laid directly before the moment at which the thread ran again. A second
-        call for the same moment does nothing.
+    def woken(self, who: int, at_ns: int) -> None:
+        """This thread was woken at ``at_ns``: record what it has waited since it last looked. ``who`` is a CoreThread.
+
+        Its wait, and before it that of the threads that brought the message, is laid directly before ``at_ns``; the
+        wait of those that carried off its last message is laid directly after its last look. A second call for the same
+        moment does nothing.
         """
-        writer = self._writer
-        if writer is None:
+        if self._writer is None:
             return
         thread = self._thread
-        if at_ns and at_ns == thread.woken_ns:
+        if at_ns == thread.woken_ns:
             return
         thread.woken_ns = at_ns
-        waited, before, since = _read(thread), thread.waited_ns, thread.at_ns
-        now = monotonic_ns()
-        thread.waited_ns, thread.at_ns = waited, now
-        if since and waited - before >= SHORTEST_NS:
-            end = at_ns or now
-            writer.span(Span.CORE_WAIT, 0, max(since, end - (waited - before)), end, who)
+        if thread.after:
+            self._carried_off(thread, who)
+        brought = 0
+        if thread.before:
+            total = _sum(thread.before)
+            brought, thread.before_ns = total - thread.before_ns, total
+        self._look(thread, who, at_ns, brought)
+
+    def _look(self, thread: _Thread, who: int, end_ns: int, brought_ns: int) -> None:
+        """The thread's own wait since it last looked, and what the message's bringers waited before that."""
+        if thread.fd < 0:
+            thread.fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        waited, since = _waited(thread.fd), thread.at_ns
+        wait = waited - thread.waited_ns + brought_ns
+        thread.waited_ns, thread.at_ns = waited, end_ns
+        if since and wait >= SHORTEST_NS and since < end_ns:
+            assert self._writer is not None
+            self._writer.span(Span.CORE_WAIT, 0, max(since, end_ns - wait), end_ns, who)
+
+    def _carried_off(self, thread: _Thread, who: int) -> None:
+        total = _sum(thread.after)
+        wait, thread.after_ns = total - thread.after_ns, total
+        if thread.at_ns and wait >= SHORTEST_NS:
+            assert self._writer is not None
+            self._writer.span(Span.CORE_WAIT, 0, thread.at_ns, thread.at_ns + wait, who)
 
 
 def countable() -> bool:
@@ -75,7 +111,26 @@ def countable() -> bool:
         return False
 
 
-def _read(thread: _Thread) -> int:
-    if thread.fd < 0:
-        thread.fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    return int(os.pread(thread.fd, 64, 0).split()[1])
+def threads_named(prefix: str) -> set[int]:
+    """Ids of this process's threads whose name starts so; a thread that ends meanwhile is left out."""
+    found = set()
+    for tid in os.listdir(_TASKS):
+        try:
+            with open(f"{_TASKS}/{tid}/comm", encoding="utf-8", errors="replace") as file:
+                if file.read().startswith(prefix):
+                    found.add(int(tid))
+        except OSError:
+            continue
+    return found
+
+
+def _open(tid: int) -> int:
+    return os.open(f"{_TASKS}/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _waited(fd: int) -> int:
+    return int(os.pread(fd, 64, 0).split()[1])
+
+
+def _sum(fds: Sequence[int]) -> int:
+    return sum(map(_waited, fds))

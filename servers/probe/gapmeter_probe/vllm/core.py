@@ -6,12 +6,15 @@ is recorded about the step. Requests are named by the engine's own id; the API s
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import resource
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from gapmeter_probe.cores import CoreWaits
+from gapmeter_probe.cores import ZMQ_THREADS, CoreWaits, threads_named
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
 from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.install import Hook, Probe, now
@@ -33,6 +36,7 @@ _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
 
 class _Local(threading.local):
     received_ns = 0  # when this thread last got a message
+    movers: frozenset[int] = frozenset()  # libzmq's threads behind this thread's sockets, until they are known
     sending: tuple[int, int, int] = (0, 0, 0)  # of what this thread is sending: step, start, when it was ready
 
 
@@ -45,6 +49,7 @@ class CoreProbe(Probe):
         super().__init__()
         self._local = _Local()
         self._waits = CoreWaits(None)
+        self._opening = threading.Lock()
         self._scheduler: Any = None
         self._free_blocks: Any = None
         self._requests: dict[str, tuple[int, int]] = {}  # engine id -> (ref, prompt tokens)
@@ -63,6 +68,7 @@ class CoreProbe(Probe):
         core, proc = f"{_CORE}EngineCore.", f"{_CORE}EngineCoreProc."
         return [
             self.after(f"{_SCHEDULER}__init__", (), self._opened),
+            Hook((f"{_CORE}make_zmq_socket",), (), self._wrap_socket),
             self.before(f"{_SERIAL}MsgpackDecoder.decode", ("handoff",), self._received),
             self.after(f"{core}preprocess_add_request", ("handoff",), self._preprocessed),
             self.after(f"{core}add_request", ("engine_wait", "queue"), self._added),
@@ -94,10 +100,28 @@ class CoreProbe(Probe):
             self._waits = CoreWaits(self.writer)
             watch_collections(self.writer)
 
+    def _wrap_socket(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Find out which of libzmq's threads move this thread's messages: those that appear with its socket."""
+
+        @functools.wraps(original)
+        @contextlib.contextmanager
+        def make_zmq_socket(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with contextlib.ExitStack() as stack:
+                with self._opening:
+                    before = threads_named(ZMQ_THREADS)
+                    socket = stack.enter_context(original(*args, **kwargs))
+                    self._local.movers |= threads_named(ZMQ_THREADS) - before
+                yield socket
+
+        return make_zmq_socket
+
     # -- requests
 
     def _received(self, *_: Any) -> None:
         self._local.received_ns = received = now()
+        if self._local.movers:
+            self._waits.helped(before=self._local.movers)
+            self._local.movers = frozenset()
         self._waits.woken(codes.INPUT_THREAD, received)
 
     def _preprocessed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
@@ -105,7 +129,7 @@ class CoreProbe(Probe):
         if writer:
             ref = self._named(result[0])[0]
             writer.span(codes.CORE_RECEIVE, ref, self._local.received_ns or start, end)
-            self._waits.mark()
+            self._waits.mark(codes.INPUT_THREAD)
 
     def _added(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer:
@@ -252,6 +276,9 @@ class CoreProbe(Probe):
             self.writer.span(codes.OUTPUT_PUT, self._updated, self._stepped, now())
 
     def _encoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        if self._local.movers:
+            self._waits.helped(after=self._local.movers)
+            self._local.movers = frozenset()
         self._waits.woken(codes.OUTPUT_THREAD, start)
         seq = self._leaving.pop(id(args[1]), 0)
         self._local.sending = (seq, start, self._ready.pop(seq, start))
@@ -260,7 +287,7 @@ class CoreProbe(Probe):
         seq, begun, ready = self._local.sending
         if self.writer and seq:
             self.writer.span(codes.OUTPUT_SEND, seq, begun, end, 0, ready)
-        self._waits.mark()
+        self._waits.mark(codes.OUTPUT_THREAD)
 
     def _looking(self, engine: Any, *_: Any) -> None:
         self._woken = 0
