@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.curve import Source, count_dispersion, source
+from scenarios.arrivals import Trace
 from scenarios.model import Load
 
 Floats = NDArray[np.floating[Any]]
@@ -17,20 +20,52 @@ _SHORTEST_WARMUP_NS = 2_000_000_000
 _LONGEST_WARMUP_NS = 30_000_000_000
 
 
-def due_offsets(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> NDArray[np.int64]:
-    """Due times of an open loop in ns from the start, int64, ascending: the warm-up's first, then the measured ones.
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """When requests are due, and what that was drawn from.
 
-    Arrivals fill [0, warmup + duration), or [0, warmup) and then as many as ``load.requests`` says. Gaps are
-    independent; nothing is scaled or moved to meet the rate, so the count over a duration varies as it does in life.
-
-    constant: k / rate. poisson: exponential gaps, mean 1 / rate. gamma: gaps of mean 1 / rate with shape
-    1 / burstiness, so that their squared coefficient of variation is the burstiness.
+    ``due_ns``: int64, ascending, from the start of the run. ``knots``: the rate that they were drawn at as
+    (ns, requests per second), straight lines between, two at once where it jumps; empty where it is the same
+    throughout, or no rate at all (a trace). ``dispersion``: variance over mean of the number of measured requests.
     """
-    if load.rate is None:
+
+    due_ns: NDArray[np.int64]
+    knots: tuple[tuple[int, float], ...]
+    dispersion: float
+
+
+def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> Arrivals:
+    """An open loop's arrivals: the warm-up's first, then the measured ones.
+
+    They fill [0, warmup + duration), or [0, warmup) and then as many as ``load.requests`` says. Nothing is scaled or
+    moved to meet the rate, so the count over a duration varies as it does in life.
+
+    constant: k / rate. poisson: independent exponential gaps, mean 1 / rate. gamma: independent gaps of mean 1 / rate
+    with shape 1 / burstiness, so that their squared coefficient of variation is the burstiness. onoff, ramp, steps,
+    diurnal: a Poisson process whose rate λ(t) changes; with Λ(t) the integral of λ from 0 to t, arrival k is at
+    Λ⁻¹(E₁ + … + E_k), E independent exponential with mean 1 (inversion: Çinlar 1975; Lewis and Shedler 1979). trace:
+    its own times, divided by its speed. Raises ValueError for a closed loop.
+    """
+    if load.loop == "closed":
         raise ValueError("a closed loop has no due times of its own")
-    if load.arrivals == "constant":
-        return _constant(load, load.rate, warmup_ns)
-    return _renewal(load, _gaps(load, load.rate, rng), warmup_ns)
+    gaps_rng, curve_rng = rng.spawn(2)
+    curve = source(load, warmup_ns, curve_rng)
+    knots: list[tuple[int, float]] = []
+    if load.trace is not None:
+        due = _replayed(load, load.trace, warmup_ns)
+    elif curve is not None:
+        due, knots = _inverted(load, curve, gaps_rng, warmup_ns)
+    elif load.arrivals == "constant":
+        due = _constant(load, load.rate or 0.0, warmup_ns)
+    else:
+        due = _renewal(load, _gaps(load, load.rate or 0.0, rng), warmup_ns)
+    window_ns = load.duration_ns or (int(due[-1]) - warmup_ns if len(due) else 0)
+    return Arrivals(due, tuple(knots), count_dispersion(load, max(window_ns, 1) / 1e9))
+
+
+def due_offsets(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> NDArray[np.int64]:
+    """The due times of ``draw_arrivals`` alone."""
+    return draw_arrivals(load, rng, warmup_ns).due_ns
 
 
 def warmup_span(load: Load) -> tuple[int, int]:
@@ -39,8 +74,8 @@ def warmup_span(load: Load) -> tuple[int, int]:
         return load.warmup_ns, 0
     if load.duration_ns is not None:
         measured = load.duration_ns
-    elif load.rate is not None and load.requests is not None:
-        measured = round(load.requests / load.rate * 1e9)
+    elif load.requests is not None and (rate := _about(load)):
+        measured = round(load.requests / rate * 1e9)
     else:
         return 0, 2 * (load.concurrency or 0)
     return min(max(measured // 10, _SHORTEST_WARMUP_NS), _LONGEST_WARMUP_NS), 0
@@ -52,6 +87,41 @@ def _gaps(load: Load, rate: float, rng: np.random.Generator) -> Callable[[], Flo
         return lambda: rng.exponential(mean_ns, _CHUNK)
     burstiness = load.burstiness or 1.0
     return lambda: rng.gamma(1 / burstiness, mean_ns * burstiness, _CHUNK)
+
+
+def _about(load: Load) -> float:
+    """How many requests a second there will be, about; 0 where nobody knows beforehand."""
+    if load.ramp is not None:
+        return (load.ramp.start + load.ramp.end) / 2
+    if load.steps is not None:
+        return max(step.rate for step in load.steps)
+    if load.trace is not None:
+        return len(load.trace.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
+    return load.rate or 0.0
+
+
+def _replayed(load: Load, trace: Trace, warmup_ns: int) -> NDArray[np.int64]:
+    return _cut(load, np.array(trace.at_ns, np.float64) / trace.speed, warmup_ns)
+
+
+def _inverted(
+    load: Load, curve: Source, rng: np.random.Generator, warmup_ns: int
+) -> tuple[NDArray[np.int64], list[tuple[int, float]]]:
+    """Arrivals and the rate they were drawn at; further and further where a number of requests is to be reached."""
+    horizon_s = (warmup_ns + (load.duration_ns or 1_000_000_000)) / 1e9
+    units: Floats = np.zeros(0)
+    while True:
+        found = curve(horizon_s)
+        most = float(found.expected()[-1])
+        while not len(units) or units[-1] <= most:
+            reached = units[-1] if len(units) else 0.0
+            units = np.concatenate([units, reached + np.cumsum(rng.exponential(1.0, _CHUNK))])
+        at_ns = found.invert(units[units <= most]) * 1e9
+        enough = int(np.count_nonzero((at_ns >= warmup_ns) & (at_ns < horizon_s * 1e9))) >= (load.requests or 0)
+        if load.duration_ns is not None or enough:
+            due = _cut(load, at_ns, warmup_ns)
+            return due, found.knots(horizon_s if load.duration_ns is not None or not len(due) else float(due[-1]) / 1e9)
+        horizon_s *= 2
 
 
 def _constant(load: Load, rate: float, warmup_ns: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.arrivals import due_offsets, warmup_span
+from loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
 from loadgen.errors import PlanError
 from loadgen.lengths import draw_lengths
 from loadgen.prompts import Prompts, make_prompts
@@ -20,6 +20,7 @@ PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 # One stream of randomness for each thing that is drawn: drawing more of one moves no other.
 _ARRIVALS, _PROMPT_LENGTHS, _OUTPUT_LENGTHS, _CONTENTS, _SAMPLING = range(5)
+_MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
 
 
@@ -33,6 +34,7 @@ class Plan:
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
+    ``rate_knots`` and ``count_dispersion`` say what the due times were drawn from (``Arrivals``); nothing to issue.
     """
 
     loop: str
@@ -54,6 +56,8 @@ class Plan:
     id_prefix: str
     swaps: Swaps
     notes: tuple[str, ...]
+    rate_knots: tuple[tuple[int, float], ...] = ()
+    count_dispersion: float = 1.0
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -124,6 +128,8 @@ class Plan:
             "prompt_tokens_exact": self.prompt_tokens_exact,
             "prompt_tokens": int(self.prompt_tokens.sum()),
             "output_tokens": int(self.output_tokens.sum()),
+            "rate_knots": [list(knot) for knot in self.rate_knots] if len(self.rate_knots) <= _MOST_KNOTS else [],
+            "count_dispersion": self.count_dispersion,
             "notes": list(self.notes),
         }
 
@@ -164,12 +170,11 @@ def make_plan(
     """
     load, workload, seed = scenario.load, scenario.workload, scenario.seed
     warmup_ns, warmup_requests = warmup_span(load)
-    due_ns = _due(load, np.random.default_rng([seed, _ARRIVALS]), warmup_ns, warmup_requests)
-    count = len(due_ns)
+    arrivals = _due(load, np.random.default_rng([seed, _ARRIVALS]), warmup_ns, warmup_requests)
+    due_ns, count = arrivals.due_ns, len(arrivals.due_ns)
     if load.loop == "open" and (not count or due_ns[-1] < warmup_ns):
         raise PlanError("no request falls into the measured part; write a longer load.duration or a higher load.rate")
-    asked = draw_lengths(workload.prompt_tokens, count, np.random.default_rng([seed, _PROMPT_LENGTHS]))
-    output = draw_lengths(workload.output_tokens, count, np.random.default_rng([seed, _OUTPUT_LENGTHS]))
+    asked, output = _lengths(scenario, count)
     fitting = _within_context(asked, output, scenario.server.max_model_len)
 
     def contents(index: int) -> np.random.Generator:
@@ -202,6 +207,8 @@ def make_plan(
         id_prefix=id_prefix,
         swaps=_swaps(prompts, bodies),
         notes=_notes(prompts, asked, fitting, scenario),
+        rate_knots=arrivals.knots,
+        count_dispersion=arrivals.dispersion,
     )
 
 
@@ -229,15 +236,32 @@ def _request_id(prefix: str, index: int) -> str:
     return f"{prefix}-{index:06d}"
 
 
-def _due(load: Load, rng: np.random.Generator, warmup_ns: int, warmup_requests: int) -> NDArray[np.int64]:
+def _lengths(scenario: Scenario, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Prompt and answer tokens of each request: the trace's where the workload gives none."""
+    trace, drawn = scenario.load.trace, []
+    for name, stream in (("prompt_tokens", _PROMPT_LENGTHS), ("output_tokens", _OUTPUT_LENGTHS)):
+        lengths = getattr(scenario.workload, name)
+        if lengths is None and trace is not None:
+            drawn.append(np.array(getattr(trace, name)[:count], np.int64))
+        else:
+            drawn.append(draw_lengths(lengths, count, np.random.default_rng([scenario.seed, stream])))
+    return drawn[0], drawn[1]
+
+
+def _due(load: Load, rng: np.random.Generator, warmup_ns: int, warmup_requests: int) -> Arrivals:
     if load.loop == "open":
-        return due_offsets(load, rng, warmup_ns)
+        return draw_arrivals(load, rng, warmup_ns)
     if load.requests is not None:
-        return np.full(warmup_requests + load.requests, -1, np.int64)
+        return _unknown(warmup_requests + load.requests)
     # How many a closed loop will ask within its time nobody knows beforehand; past these, bodies come round changed.
     span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
     guess = int((load.concurrency or 1) * span_s * 4)
-    return np.full(min(max(guess, _CLOSED_FEWEST), _CLOSED_MOST), -1, np.int64)
+    return _unknown(min(max(guess, _CLOSED_FEWEST), _CLOSED_MOST))
+
+
+def _unknown(count: int) -> Arrivals:
+    """A closed loop's: when each is due the answers before it decide."""
+    return Arrivals(np.full(count, -1, np.int64), (), 0.0)
 
 
 def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int) -> int:

@@ -40,4 +40,5 @@ def load_share(path: Path) -> Plan:
         columns = {name: arrays[name] for name in _ARRAYS}
         swaps = Swaps(arrays["swaps_at"], words)
     plain["notes"] = tuple(plain["notes"])
+    plain["rate_knots"] = tuple((at, rate) for at, rate in plain["rate_knots"])
     return Plan(**plain, **columns, bodies=bodies, swaps=swaps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scenarios.shapes import diurnal, onoff, ramp, steps, trace
 from scenarios.slo import slos
 from scenarios.values import (
     Type,
@@ -102,17 +103,23 @@ FIELDS: tuple[Field, ...] = (
     Field("server.ready_timeout", duration(least_ns=1), "10m", "How long a launched server may take until it answers."),
     Field(
         "workload.kind",
-        choice(("chat", "completion"), later=("conversation", "trace", "file")),
+        choice(("chat", "completion"), later=("conversation", "file")),
         "chat",
         "chat asks /v1/chat/completions with one user message, completion asks /v1/completions.",
     ),
     Field(
         "workload.prompt_tokens",
         lengths(),
-        REQUIRED,
-        "Prompt length in the served model's tokens, the chat template's own included.",
+        None,
+        "Prompt length in the served model's tokens, the chat template's own included. Left out only where a trace "
+        "gives it.",
     ),
-    Field("workload.output_tokens", lengths(), REQUIRED, "Length of the answer in tokens."),
+    Field(
+        "workload.output_tokens",
+        lengths(),
+        None,
+        "Length of the answer in tokens. Left out only where a trace gives it.",
+    ),
     Field("workload.shared_prefix", share(), 0.0, "Share of each prompt that is the same text in every request."),
     Field(
         "workload.temperature",
@@ -123,18 +130,56 @@ FIELDS: tuple[Field, ...] = (
     Field("load.generator", choice(("asyncio", "locust")), "asyncio", "What issues the requests."),
     Field(
         "load.arrivals",
-        choice(("constant", "poisson", "gamma", "closed"), later=("onoff", "ramp", "trace")),
+        choice(("constant", "poisson", "gamma", "onoff", "ramp", "steps", "diurnal", "trace", "closed")),
         "poisson",
-        "constant, poisson and gamma are open loops: arrivals do not wait for answers. "
-        "closed: each of load.concurrency users asks again when answered.",
+        "closed: each of load.concurrency users asks again when answered. All others are open loops: arrivals do not "
+        "wait for answers. onoff, ramp, steps, diurnal and trace have a shape under their own name.",
     ),
-    Field("load.rate", positive("a rate", "requests per second", "20"), None, "Requests per second (open loop)."),
+    Field(
+        "load.rate",
+        positive("a rate", "requests per second", "20"),
+        None,
+        "Requests per second (open loop): the mean where the rate changes by chance or through a day. ramp, steps and "
+        "trace have rates or times of their own.",
+    ),
     Field(
         "load.burstiness",
         positive("a burstiness", "squared coefficient of variation of the gaps; 1 is Poisson", "4"),
         None,
         "Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 comes in "
         "bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness.",
+    ),
+    Field(
+        "load.onoff",
+        onoff(),
+        None,
+        "Bursts (onoff only): the rate is high and low in turn, each for an exponential time with mean on and off; "
+        "quiet is the low rate as a share of the high one. Their mean over time is load.rate.",
+    ),
+    Field(
+        "load.ramp",
+        ramp(),
+        None,
+        "Requests per second from and to (ramp only), in a straight line over the measured part, or over a time after "
+        "which the rate stays.",
+    ),
+    Field(
+        "load.steps", steps(), None, "Rates one after the other, each for a time; the last one holds on (steps only)."
+    ),
+    Field(
+        "load.diurnal",
+        diurnal(),
+        None,
+        "A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with its peak at "
+        "an hour, or hours with relative rates through the day.",
+    ),
+    Field(
+        "load.trace",
+        trace(),
+        None,
+        "Requests recorded elsewhere, issued at their own times, speed times as fast (trace only): JSON lines with "
+        "timestamp (ms), input_length, output_length and hash_ids, or a CSV with TIMESTAMP, ContextTokens and "
+        "GeneratedTokens. Lengths that the workload does not give are the trace's.",
     ),
     Field("load.concurrency", whole("a number of users", 1, 100_000, 16), None, "Users of the closed loop."),
     Field("load.think_time", duration(), 0, "Closed loop: from an answer's end until the same user's next request."),

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-OPEN_ARRIVALS = ("constant", "poisson", "gamma")
+from scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, spelled
+from scenarios.pauses import seconds
+
+# Those whose mean is load.rate, and those that bring rates or times of their own.
+RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
+UNRATED_ARRIVALS = ("ramp", "steps", "trace")
+OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: lengths in tokens of the served model, the chat template's own tokens included."""
+    """What is asked: lengths in tokens of the served model, the chat template's own included; None: the trace's."""
 
     kind: str
-    prompt_tokens: Lengths
-    output_tokens: Lengths
+    prompt_tokens: Lengths | None
+    output_tokens: Lengths | None
     shared_prefix: float
     temperature: float
 
@@ -88,9 +94,9 @@ class Workload:
 class Load:
     """How it is asked. Exactly one of ``duration_ns`` and ``requests`` is set.
 
-    Open loop (constant, poisson, gamma): ``rate`` is set. Closed loop: ``concurrency`` is set.
-    ``burstiness`` is the squared coefficient of variation of the gaps: 1 is Poisson, 4 comes in bursts.
-    ``warmup_ns`` None means auto.
+    Open loop: ``rate`` is set, except for ramp, steps and trace, which have rates or times of their own. Closed loop:
+    ``concurrency`` is set. ``burstiness`` is the squared coefficient of variation of the gaps: 1 is Poisson, 4 comes
+    in bursts. Arrivals that have a shape have it under their own name. ``warmup_ns`` None means auto.
     """
 
     generator: str
@@ -105,6 +111,11 @@ class Load:
     timeout_ns: int
     processes: int
     placement: str
+    onoff: OnOff | None = None
+    ramp: Ramp | None = None
+    steps: tuple[Step, ...] | None = None
+    diurnal: Diurnal | None = None
+    trace: Trace | None = None
 
     @property
     def loop(self) -> str:
@@ -136,6 +147,8 @@ class Scenario:
             document.pop(words)
         lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
+        if trace := self.load.trace:
+            document["trace"] = [trace.at_ns, trace.prompt_tokens, trace.output_tokens, trace.blocks]
         packed = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(packed.encode()).hexdigest()[:12]
 
@@ -154,6 +167,8 @@ def plain(name: str, value: object) -> object:
             return {"lognormal": shape if highest is None else shape | {"max": highest}}
         case Sampled(path):
             return {"file": path}
+        case OnOff() | Ramp() | Step() | Diurnal() | Trace():
+            return spelled(value)
         case Slo():
             return value.text
         case tuple():
@@ -165,8 +180,3 @@ def plain(name: str, value: object) -> object:
         case int() if name.endswith("_ns"):
             return seconds(value)
     return value
-
-
-def seconds(ns: int) -> int | float:
-    """Nanoseconds as seconds, whole where they are."""
-    return ns // 1_000_000_000 if ns % 1_000_000_000 == 0 else ns / 1e9

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scenarios.checks import problems, whole_trace
 from scenarios.errors import BadValue, Place, ScenarioError
 from scenarios.fields import BY_KEY, FIELDS, REQUIRED
 from scenarios.find import find, search_path
-from scenarios.model import OPEN_ARRIVALS, Load, Scenario, Server, Workload
+from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Load, Scenario, Server, Workload
 from scenarios.source import Given, Layer, read_environment, read_file, read_flag
 
-MOST_REQUESTS = 2_000_000
+# Mappings to which a later layer may add parts that they did not have.
+_GROWING = ("server.args", "load.trace", "load.onoff", "load.ramp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,22 @@ class _Rule:
 
 
 _RULES = (
-    _Rule("load.rate", "load.arrivals", OPEN_ARRIVALS, "a closed loop has no rate; write load.concurrency"),
+    _Rule(
+        "load.rate",
+        "load.arrivals",
+        (*RATED_ARRIVALS, *UNRATED_ARRIVALS),
+        "a closed loop has no rate; write load.concurrency",
+    ),
+    _Rule(
+        "load.rate",
+        "load.arrivals",
+        (*RATED_ARRIVALS, "closed"),
+        "ramp, steps and trace have rates or times of their own; leave it out",
+    ),
+    *(
+        _Rule(f"load.{shape}", "load.arrivals", (shape,), f"only {shape} arrivals have it; write arrivals: {shape}")
+        for shape in ("onoff", "ramp", "steps", "diurnal", "trace")
+    ),
     _Rule(
         "load.concurrency",
         "load.arrivals",
@@ -132,7 +149,7 @@ def _overlay(chosen: dict[str, _Chosen], layer: Layer, level: int) -> None:
             continue
         below = chosen.get(key)
         if below is not None:
-            merged = _merged(below.given.value, given.value, is_open=key == "server.args")
+            merged = _merged(below.given.value, given.value, is_open=key in _GROWING)
             given = Given(key, merged, given.place, given.node)
         chosen[key] = _Chosen(given, level)
 
@@ -188,7 +205,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
         summary=values["summary"],
         server=section("server", Server),
         workload=section("workload", Workload),
-        load=section("load", Load),
+        load=whole_trace(section("load", Load)),
         slo=values["slo"],
         seed=values["seed"],
         repeat=values["repeat"],
@@ -218,20 +235,5 @@ def _check(scenario: Scenario, chosen: Mapping[str, _Chosen], sections: Mapping[
         place = chosen[key].given.place if key in chosen else sections.get(key.split(".")[0], Place(str(path), 1, 1))
         return ScenarioError(text, place=place, key=key)
 
-    load, server = scenario.load, scenario.server
-    if load.loop == "open" and load.rate is None:
-        raise fail("load.rate", "missing; write how many requests per second arrive, for instance rate: 8")
-    if load.loop == "closed" and load.concurrency is None:
-        raise fail("load.concurrency", "missing; write how many users ask, for instance concurrency: 16")
-    if load.arrivals == "gamma" and load.burstiness is None:
-        raise fail("load.burstiness", "missing; write for instance burstiness: 4 (1 is Poisson, more comes in bursts)")
-    if load.duration_ns is None and load.requests is None:
-        raise fail("load.duration", "missing; write how long to measure, for instance duration: 75s, or requests: 500")
-    if server.engine == "attach" and server.url is None:
-        raise fail("server.url", "missing; engine attach needs an address, for instance http://127.0.0.1:8000")
-    if load.concurrency is not None and load.processes > load.concurrency:
-        raise fail("load.processes", f"{load.processes} processes cannot share {load.concurrency} users; write fewer")
-    if load.loop == "closed" and load.requests is not None and load.warmup_ns:
-        raise fail("load.warmup", "a closed loop of so many requests warms up by requests; write auto or 0")
-    if load.rate is not None and load.duration_ns is not None and load.rate * load.duration_ns / 1e9 > MOST_REQUESTS:
-        raise fail("load.rate", f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either")
+    for key, text in problems(scenario):
+        raise fail(key, text)

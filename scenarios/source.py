@@ -203,7 +203,8 @@ def unknown_key(key: str, place: Place) -> ScenarioError:
 
 def _beside(given: Given, folder: Path) -> Given:
     value = given.value
-    if isinstance(value, dict) and given.key.startswith("workload.") and isinstance(value.get("file"), str):
+    holds = given.key.startswith("workload.") or given.key == "load.trace"
+    if isinstance(value, dict) and holds and isinstance(value.get("file"), str):
         value = value | {"file": str(folder / value["file"])}
     return Given(given.key, value, given.place, given.node)
 

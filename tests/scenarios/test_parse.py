@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scenarios import Constant, Lognormal, Sampled, Scenario, ScenarioError, Uniform, load_scenario
+from scenarios.checks import MOST_REQUESTS
 from scenarios.fields import FIELDS, LATER, SECTIONS
-from scenarios.parse import MOST_REQUESTS, provenance
+from scenarios.parse import provenance
 from scenarios.source import environment_name
 
 SHIPPED = ("burst", "chat-p99", "long-prompt", "smoke")
+LOAD_KEYS = ", ".join(field.leaf for field in FIELDS if field.section == "load")
 GOOD = """\
 server:
   engine: transformers
@@ -70,14 +72,12 @@ FILE_MISTAKES = {
     "a misspelt key": (
         "  rate: 8",
         "  raet: 8",
-        ("mine.yaml:8:3 load.raet: no such key; did you mean load.rate? (load has generator, arrivals, rate, "
-        "burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes, placement)"),
+        f"mine.yaml:8:3 load.raet: no such key; did you mean load.rate? (load has {LOAD_KEYS})",
     ),
     "a key in the wrong group": (
         "  rate: 8",
         "  rate: 8\n  max_batch: 4",
-        ("mine.yaml:9:3 load.max_batch: no such key; did you mean server.max_batch? (load has generator, arrivals, "
-        "rate, burstiness, concurrency, think_time, duration, requests, warmup, timeout, processes, placement)"),
+        f"mine.yaml:9:3 load.max_batch: no such key; did you mean server.max_batch? (load has {LOAD_KEYS})",
     ),
     "a misspelt group": (
         "workload:",
@@ -91,10 +91,10 @@ FILE_MISTAKES = {
         ('mine.yaml:2:11 server.engine: "vlm" is not one of the choices; did you mean vllm? '
         "write transformers, vllm, attach or simulated"),
     ),
-    "arrivals that are not written yet": (
+    "arrivals without their shape": (
         "arrivals: poisson",
         "arrivals: onoff",
-        'mine.yaml:7:13 load.arrivals: "onoff" is not supported yet; write constant, poisson, gamma or closed',
+        "mine.yaml:6:1 load.onoff: missing; write for instance onoff: {on: 2s, off: 6s}",
     ),
     "a kind that is not written yet": (
         "workload:",
@@ -156,8 +156,7 @@ FILE_MISTAKES = {
     "lengths forgotten": (
         "  prompt_tokens: 64\n",
         "",
-        ("mine.yaml:3:1 workload.prompt_tokens: missing; Prompt length in the served model's tokens, the chat "
-        "template's own included."),
+        "mine.yaml:3:1 workload.prompt_tokens: missing; write how many tokens, for instance prompt_tokens: 96",
     ),
     "a rate forgotten": (
         "  rate: 8\n",

@@ -1,0 +1,87 @@
+"""What no single key of a scenario can know: which keys go together, and how much they ask for together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scenarios.model import RATED_ARRIVALS, Load, Scenario
+
+MOST_REQUESTS = 2_000_000
+_SHAPE_EXAMPLES = {
+    "onoff": "onoff: {on: 2s, off: 6s}",
+    "ramp": "ramp: {from: 2, to: 20}",
+    "steps": "steps: [{rate: 2, for: 20s}, {rate: 8, for: 20s}]",
+    "diurnal": "diurnal: {day: 4m}",
+    "trace": "trace: {file: trace.jsonl}",
+}
+_LONGEST_TRACE_WARMUP_NS = 30_000_000_000
+
+Problem = tuple[str, str]
+
+
+def whole_trace(load: Load) -> Load:
+    """A trace without a duration lasts to its end: all of it is measured but the warm-up, auto at most 30 s."""
+    if load.trace is None or load.duration_ns is not None or load.requests is not None:
+        return load
+    span_ns = load.trace.span_ns
+    auto_ns = min(span_ns // 11, _LONGEST_TRACE_WARMUP_NS)
+    warmup_ns = auto_ns if load.warmup_ns is None else load.warmup_ns
+    return replace(load, duration_ns=max(span_ns + 1 - warmup_ns, 1))
+
+
+def problems(scenario: Scenario) -> Iterator[Problem]:
+    """Each mistake as the key that it is told at, and its sentence with the remedy."""
+    yield from _shape(scenario.load)
+    yield from _loop(scenario.load)
+    yield from _size(scenario.load)
+    yield from _lengths(scenario)
+    if scenario.server.engine == "attach" and scenario.server.url is None:
+        yield "server.url", "missing; engine attach needs an address, for instance http://127.0.0.1:8000"
+
+
+def _loop(load: Load) -> Iterator[Problem]:
+    if load.arrivals in RATED_ARRIVALS and load.rate is None:
+        yield "load.rate", "missing; write how many requests per second arrive, for instance rate: 8"
+    if load.loop == "closed" and load.concurrency is None:
+        yield "load.concurrency", "missing; write how many users ask, for instance concurrency: 16"
+    if load.duration_ns is None and load.requests is None:
+        yield "load.duration", "missing; write how long to measure, for instance duration: 75s, or requests: 500"
+    if load.loop == "closed" and load.requests is not None and load.warmup_ns:
+        yield "load.warmup", "a closed loop of so many requests warms up by requests; write auto or 0"
+    if load.concurrency is not None and load.processes > load.concurrency:
+        yield "load.processes", f"{load.processes} processes cannot share {load.concurrency} users; write fewer"
+
+
+def _shape(load: Load) -> Iterator[Problem]:
+    if load.arrivals == "gamma" and load.burstiness is None:
+        yield "load.burstiness", "missing; write for instance burstiness: 4 (1 is Poisson, more comes in bursts)"
+    if load.arrivals in _SHAPE_EXAMPLES and getattr(load, load.arrivals) is None:
+        yield f"load.{load.arrivals}", f"missing; write for instance {_SHAPE_EXAMPLES[load.arrivals]}"
+    if load.ramp is not None and load.ramp.over_ns is None and load.requests is not None:
+        yield "load.ramp", "a ramp over so many requests needs its own time; write for instance over: 60s"
+    if load.requests is not None and load.ramp is not None and not load.ramp.end:
+        yield "load.ramp", "it ends with no requests at all; write load.duration instead of load.requests"
+    if load.requests is not None and load.steps is not None and not load.steps[-1].rate:
+        yield "load.steps", "the last one has no requests at all; write load.duration instead of load.requests"
+
+
+def _size(load: Load) -> Iterator[Problem]:
+    if load.duration_ns is None:
+        return
+    highest, key = load.rate or 0.0, "load.rate"
+    if load.ramp is not None:
+        highest, key = max(load.ramp.start, load.ramp.end), "load.ramp"
+    if load.steps is not None:
+        highest, key = max(step.rate for step in load.steps), "load.steps"
+    if highest * load.duration_ns / 1e9 > MOST_REQUESTS:
+        yield key, f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either"
+
+
+def _lengths(scenario: Scenario) -> Iterator[Problem]:
+    if scenario.load.trace is not None:
+        return
+    examples = {"prompt_tokens": 96, "output_tokens": 32}
+    for name, example in examples.items():
+        if getattr(scenario.workload, name) is None:
+            yield f"workload.{name}", f"missing; write how many tokens, for instance {name}: {example}"

@@ -1,0 +1,198 @@
+"""Arrivals whose rate changes have the law that they claim: time-rescaled, they are one Poisson process of rate 1."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from loadgen.arrivals import Arrivals, draw_arrivals
+from loadgen.curve import Curve, count_dispersion
+from scenarios import Load
+from scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, daily
+
+S = 1_000_000_000
+BASE = Load(
+    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time_ns=0,
+    duration_ns=400 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1, placement="auto",
+)  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "onoff": {"onoff": OnOff(2 * S, 6 * S, 0.1)},
+    "ramp": {"rate": None, "ramp": Ramp(2, 40)},
+    "ramp down to nothing": {"arrivals": "ramp", "rate": None, "ramp": Ramp(40, 0, 200 * S)},
+    "steps": {"rate": None, "steps": (Step(5, 100 * S), Step(0, 30 * S), Step(60, 20 * S), Step(20, S))},
+    "diurnal": {"diurnal": Diurnal(120 * S, daily(0.8, 15))},
+    "diurnal with a night": {"arrivals": "diurnal", "diurnal": Diurnal(50 * S, (0, 0, 1, 4, 2))},
+}
+SEEDS = range(40)
+
+
+def load(shape: str, **changes: Any) -> Load:
+    return dataclasses.replace(BASE, **{"arrivals": shape} | SHAPES[shape] | changes)
+
+
+def drawn(shape: str, seed: int = 1, warmup_ns: int = 0, **changes: Any) -> Arrivals:
+    return draw_arrivals(load(shape, **changes), np.random.default_rng(seed), warmup_ns)
+
+
+def expected_at(knots: tuple[tuple[int, float], ...], at_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Requests expected up to each time, summed up piece by piece from what the plan says of its rate."""
+    total = np.zeros(len(at_ns))
+    for (start, first), (end, last) in pairwise(knots):
+        if end > start:
+            inside = np.clip(at_ns - start, 0, end - start) / S
+            total += first * inside + (last - first) * S / (end - start) * inside**2 / 2
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rescaled_by_the_expected_count_gaps_are_independent_exponentials(shape: str) -> None:
+    for seed in range(5):
+        made = drawn(shape, seed, warmup_ns=20 * S)
+        gaps = np.diff(expected_at(made.knots, made.due_ns), prepend=0)
+        assert stats.kstest(gaps, "expon").pvalue > 0.001
+        ranks = stats.rankdata(gaps)
+        assert abs(np.corrcoef(ranks[:-1], ranks[1:])[0, 1]) < 4 / len(gaps) ** 0.5
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "onoff"])
+def test_counts_over_runs_have_the_mean_and_the_variance_of_a_poisson_number(shape: str) -> None:
+    runs = [drawn(shape, seed) for seed in SEEDS]
+    counts = np.array([len(made.due_ns) for made in runs])
+    (mean,) = {float(expected_at(made.knots, np.array([400 * S]))[0]) for made in runs}
+    assert counts.mean() == pytest.approx(mean, abs=4 * (mean / len(counts)) ** 0.5)
+    low, high = stats.chi2.interval(0.999, len(counts) - 1)
+    assert low < counts.var(ddof=1) / mean * (len(counts) - 1) < high
+    assert {made.dispersion for made in runs} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean"),
+    [
+        ("onoff", 20.0), ("ramp", 21.0), ("ramp down to nothing", 10.0), ("diurnal with a night", 20.0),
+        ("steps", (5 * 100 + 60 * 20 + 20 * 250) / 400),
+    ],
+)  # fmt: skip
+def test_the_curve_has_the_mean_that_was_asked_for(shape: str, mean: float) -> None:
+    means = [float(expected_at(drawn(shape, seed).knots, np.array([400 * S]))[0]) / 400 for seed in SEEDS]
+    assert np.mean(means) == pytest.approx(mean, rel=0.05 if shape == "onoff" else 1e-9)
+
+
+def test_a_day_swings_around_its_mean_with_its_peak_at_the_hour_asked_for() -> None:
+    at_ns, rates = zip(*drawn("diurnal", duration_ns=120 * S).knots, strict=True)
+    assert rates[15] == max(rates) == pytest.approx(36)
+    assert min(rates) == pytest.approx(4)
+    assert np.diff(at_ns).tolist() == [5 * S] * 24
+    assert drawn("diurnal", warmup_ns=12 * S).knots[3] == (12 * S, rates[0])
+
+
+@pytest.mark.parametrize(("on", "off", "quiet"), [(2, 6, 0.1), (0.5, 0.5, 0.0), (10, 1, 0.3)])
+def test_bursts_have_the_dispersion_of_a_markov_modulated_poisson_process(on: float, off: float, quiet: float) -> None:
+    bursts = OnOff(round(on * S), round(off * S), quiet)
+    for window_s in (0.5, 2.0, 20.0):
+        counts = np.concatenate(
+            [
+                np.bincount(
+                    drawn("onoff", seed, onoff=bursts).due_ns // round(window_s * S), minlength=round(400 / window_s)
+                )
+                for seed in SEEDS
+            ]
+        )
+        wanted = count_dispersion(load("onoff", onoff=bursts), window_s)
+        assert wanted > 1.2
+        assert counts.var() / counts.mean() == pytest.approx(wanted, rel=0.12)
+    assert counts.mean() / 20 == pytest.approx(20, rel=0.03)
+
+
+def test_bursts_last_for_exponential_times_and_begin_in_the_long_runs_state() -> None:
+    times: dict[bool, list[float]] = {True: [], False: []}
+    began = []
+    for seed in range(200):
+        knots = drawn("onoff", seed, duration_ns=100 * S).knots
+        pieces = [((end - start) / S, rate > 20) for (start, rate), (end, _) in pairwise(knots) if end > start]
+        began.append(pieces[0][1])
+        for length, on in pieces[:-1]:
+            times[on].append(length)
+    assert np.mean(began) == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 200) ** 0.5)
+    # Those that the run's end cuts off are left out, and long ones are cut off more often: compare the short ones.
+    for on, mean in ((True, 2.0), (False, 6.0)):
+        short = np.array([length for length in times[on] if length < mean])
+        cut = 1 - np.exp(-1)
+        assert stats.kstest(short, lambda x: (1 - np.exp(-x / mean)) / cut).pvalue > 1e-4  # noqa: B023
+
+
+def test_counts_in_neighboring_windows_are_alike_in_bursts_and_unrelated_without() -> None:
+    def correlation(shape: str, **changes: Any) -> float:
+        counts = np.bincount(drawn(shape, duration_ns=4000 * S, **changes).due_ns // S, minlength=4000)
+        return float(np.corrcoef(counts[:-1], counts[1:])[0, 1])
+
+    assert correlation("onoff") > 0.4
+    assert abs(correlation("steps", steps=(Step(20, S),))) < 4 / 4000**0.5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shares_of_four_processes_together_are_the_one_process(shape: str) -> None:
+    """Each share's rescaled gaps are sums of four exponentials; merged again they are what was drawn."""
+    made = drawn(shape, duration_ns=1000 * S)
+    shares = [made.due_ns[worker::4] for worker in range(4)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), made.due_ns)
+    for share in shares:
+        assert stats.kstest(np.diff(expected_at(made.knots, share)), "gamma", args=(4,)).pvalue > 0.001
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_longer_run_begins_with_the_same_arrivals(shape: str) -> None:
+    fixed = {"ramp": Ramp(2, 40, 100 * S)} if shape == "ramp" else {}
+    short, long = (drawn(shape, duration_ns=d * S, **fixed).due_ns for d in (100, 1000))
+    np.testing.assert_array_equal(short, long[: len(short)])
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "ramp down to nothing"])
+@pytest.mark.parametrize("requests", [1, 700])
+def test_so_many_requests_are_measured_after_the_warmup(shape: str, requests: int) -> None:
+    fixed = {"ramp": Ramp(2, 40, 10 * S)} if shape == "ramp" else {}
+    made = drawn(shape, warmup_ns=7 * S, duration_ns=None, requests=requests, **fixed)
+    assert int(np.count_nonzero(made.due_ns >= 7 * S)) == requests
+    longer = drawn(shape, warmup_ns=7 * S, **fixed).due_ns
+    np.testing.assert_array_equal(made.due_ns, longer[: len(made.due_ns)])
+
+
+PIECES = st.lists(
+    st.tuples(st.floats(0.001, 100), st.floats(0, 1000), st.floats(0, 1000)), min_size=1, max_size=8
+).filter(lambda pieces: any(first + last > 0.01 for _, first, last in pieces))
+
+
+@settings(deadline=None)
+@given(PIECES, st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_inverting_an_expected_count_gives_the_time_at_which_it_is_reached(
+    pieces: list[tuple[float, float, float]], shares: list[float]
+) -> None:
+    lengths, first, last = (np.array(column) for column in zip(*pieces, strict=True))
+    curve = Curve(np.concatenate([[0.0], np.cumsum(lengths)]), first, last)
+    wanted = np.sort(np.array(shares)) * curve.expected()[-1]
+    at_s = curve.invert(wanted)
+    assert (np.diff(at_s) >= -1e-9).all()
+    assert at_s.min() >= 0
+    assert at_s.max() <= lengths.sum() * (1 + 1e-9)
+    knots = curve.knots(float(lengths.sum()))
+    reached = expected_at(tuple(knots), np.rint(at_s * S).astype(np.int64))
+    np.testing.assert_allclose(reached, wanted, atol=1e-4, rtol=1e-6)
+
+
+def test_a_trace_is_replayed_at_its_own_times_at_the_speed_asked_for() -> None:
+    at_ns = np.sort(np.random.default_rng(1).integers(0, 300 * S, 2000))
+    trace = Trace("x", 3.0, tuple(at_ns.tolist()), (1,) * 2000, (1,) * 2000, (), 512)
+    replay = dataclasses.replace(BASE, arrivals="trace", rate=None, trace=trace, duration_ns=60 * S)
+    made = draw_arrivals(replay, np.random.default_rng(1), 10 * S)
+    assert made.due_ns.tolist() == [round(at / 3) for at in at_ns.tolist() if round(at / 3) < 70 * S]
+    assert (made.knots, made.dispersion) == ((), 0.0)
+    counted = dataclasses.replace(replay, duration_ns=None, requests=40)
+    late = draw_arrivals(counted, np.random.default_rng(1), 10 * S).due_ns
+    assert int(np.count_nonzero(late >= 10 * S)) == 40
