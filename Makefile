@@ -18,7 +18,7 @@ NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 CUDA_CACHE_PATH ?= $(CURDIR)/.cache/cuda
 export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT VLLM_CONFIG_ROOT \
   NUMBA_CACHE_DIR CUDA_CACHE_PATH
-export SCENARIO ENGINE URL ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
+export SCENARIO ENGINE URL GENERATOR ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 
@@ -55,15 +55,15 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 	@$(own) -m gapmeter doctor $(ARGS)
 
 test:  ## everything that proves it, both engines included (about 15 minutes on two cores)
-	$(setup) core dev transformers vllm
+	$(setup) core dev transformers locust vllm
 	@$(own) -m pytest $(ARGS)
 
 test-fast:  ## the tests that need no engine and no whole run (about a minute)
-	$(setup) core dev transformers
+	$(setup) core dev transformers locust
 	@$(own) -m pytest -n auto --maxprocesses=4 --dist loadfile -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
 
 lint:  ## ruff and mypy --strict
-	$(setup) core dev transformers
+	$(setup) core dev transformers locust
 	@$(own) -m ruff check .
 	@$(own) -m ruff format --check .
 	@$(own) -m mypy
@@ -76,11 +76,11 @@ format:  ## put the code into the house's format
 	@$(own) -m ruff format .
 
 bench:  ## the figures in docs/results.md, measured on this machine
-	$(setup) core dev transformers vllm
+	$(setup) core dev transformers locust vllm
 	@$(own) -m bench $(ARGS)
 
-setup:  ## only set up .venv: gapmeter, Transformers, the tools for development
-	$(setup) core dev transformers
+setup:  ## only set up .venv: gapmeter, Transformers, Locust, the tools for development
+	$(setup) core dev transformers locust
 
 vllm:  ## only set up .venv-vllm: vLLM for this machine's hardware, with the probe
 	$(setup) vllm

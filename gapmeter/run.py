@@ -14,6 +14,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.attach import find_probe_folder, take_probe_files
+from gapmeter.calibration import load_calibration
 from gapmeter.errors import UserError
 from gapmeter.manifest import MANIFEST_VERSION, describe_hardware, describe_run
 from gapmeter.placement import Placement, place
@@ -77,8 +78,11 @@ def run_repeats(name: str, overrides: Sequence[str] = (), options: Options = Opt
             return
 
 
-def report_again(path: Path, *, quiet: bool = False) -> RunResult:
-    """Analyse a run again from its folder alone. Raises UserError when it is no run's folder, or holds no requests."""
+def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) -> RunResult:
+    """Analyse a run again from its folder alone; ``definitions``: also by other tools' definitions.
+
+    Raises UserError when it is no run's folder, or holds no requests.
+    """
     folder = RunFolder(path)
     try:
         manifest = folder.read_manifest()
@@ -89,7 +93,7 @@ def report_again(path: Path, *, quiet: bool = False) -> RunResult:
     if manifest.get("schema_version") != MANIFEST_VERSION:
         version = manifest.get("schema_version")
         raise UserError(f"{path} was written in version {version} of the format, not {MANIFEST_VERSION}", errors.USAGE)
-    return _finish(folder, manifest, quiet=quiet)
+    return _finish(folder, manifest, quiet=quiet, definitions=definitions)
 
 
 def _run(scenario: Scenario, repeat: int, options: Options, model_named: bool) -> RunResult:
@@ -105,6 +109,7 @@ def _run(scenario: Scenario, repeat: int, options: Options, model_named: bool) -
     folder = _folder(options.runs, scenario)
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | {"repeat": repeat}
     manifest |= {"slo": [asdict(slo) for slo in scenario.slo], "placement": placement.to_dict()}
+    manifest |= {"calibration": load_calibration()}
     manifest |= _describe(scenario, target, plan)
     with _accounted_for(folder, manifest):
         folder.write_json(folder.manifest, manifest)
@@ -204,9 +209,11 @@ def _load(
     folder: RunFolder, manifest: dict[str, Any], options: Options,
 ) -> None:  # fmt: skip
     """Issue the plan and wait for the answers; the manifest says how that ended."""
-    processes = scenario.load.processes
+    load, cores = scenario.load, placement.generator
     try:
-        with make_fleet(plan, target.url, options.api_key, folder.requests, placement.generator, processes) as fleet:
+        with make_fleet(
+            plan, target.url, options.api_key, folder.requests, cores, load.processes, generator=load.generator
+        ) as fleet:
             manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
             manifest["started_s"] = time.time()
             folder.write_json(folder.manifest, manifest)
@@ -252,7 +259,7 @@ def _wait(fleet: Fleet, look: Callable[[], None], manifest: dict[str, Any]) -> N
         fleet.wait(look, _LOOK_EVERY_S)
 
 
-def _finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool) -> RunResult:
+def _finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definitions: bool = False) -> RunResult:
     """Analyse the folder and show the summary. Raises UserError when it holds nothing, or cannot be written."""
     if not _has_begun(manifest):
         why = manifest.get("ended_because", "the run ended before the load had begun")
@@ -262,7 +269,7 @@ def _finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool) -> RunR
 
     try:
         folder.write_json(folder.manifest, manifest | {"files": folder.hashes()})
-        summary = analyse(folder)
+        summary = analyse(folder, definitions=definitions)
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:

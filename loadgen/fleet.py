@@ -20,6 +20,8 @@ from recording.tail import dropped_records
 _START_AHEAD_NS = 200_000_000
 _LEAVE_S = 5.0
 _MOST_WARM = 64
+# What issues the plan, by load.generator: a module that is run as a process, told and telling as loadgen.worker is.
+GENERATORS = {"asyncio": "loadgen.worker", "locust": "loadgen.swarm"}
 
 
 class Unreachable(RuntimeError):
@@ -83,13 +85,14 @@ class Fleet:
 @contextlib.contextmanager
 def make_fleet(
     plan: Plan, url: str, api_key: str | None, folder: Path, cores: Sequence[int], processes: int,
-    *, warm: int | None = None,
+    *, warm: int | None = None, generator: str = "asyncio",
 ) -> Iterator[Fleet]:  # fmt: skip
     """Generator processes with their shares of the plan, connected and waiting; none is left when the block ends.
 
     Each gets one of ``cores`` in turn, or all of them where there are fewer cores than processes. A closed loop gets no
-    more processes than users. ``warm``: connections that each opens ahead. Raises Unreachable when the target refuses
-    them, NotStarted when a process ends before it is ready for another reason, OSError when files cannot be written.
+    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of GENERATORS. Raises
+    Unreachable when the target refuses them, NotStarted when a process ends before it is ready for another reason,
+    OSError when files cannot be written.
     """
     if plan.loop == "closed":
         processes = min(processes, plan.concurrency)
@@ -100,9 +103,8 @@ def make_fleet(
         for k in range(processes):
             share = plan.slice(k, processes) if processes > 1 else plan
             own = (cores[k % len(cores)],) if len(cores) >= processes else tuple(cores)
-            started.append(
-                _spawn(share, url, api_key, records[k], logs[k], own, _warm(share) if warm is None else warm)
-            )
+            spec = Spec(url, str(records[k].with_suffix(".plan.npz")), str(records[k]), own, _warm(share, warm))
+            started.append(_spawn(GENERATORS[generator], share, spec, api_key, logs[k]))
         for process, log in zip(started, logs, strict=True):
             _await_ready(process, log)
         yield Fleet(tuple(started), tuple(records), tuple(logs))
@@ -113,24 +115,24 @@ def make_fleet(
                 log.unlink()
 
 
-def _warm(plan: Plan) -> int:
-    """Connections to open ahead: a closed loop's users, or enough for an open loop's first moments."""
+def _warm(plan: Plan, asked: int | None) -> int:
+    """Connections to open ahead: as asked, or a closed loop's users, or enough for an open loop's first moments."""
+    if asked is not None:
+        return asked
     return max(1, min(plan.concurrency if plan.loop == "closed" else 32, len(plan), _MOST_WARM))
 
 
-def _spawn(
-    share: Plan, url: str, api_key: str | None, record: Path, log: Path, cores: tuple[int, ...], warm: int
-) -> subprocess.Popen[bytes]:
-    share_path, spec_path = record.with_suffix(".plan.npz"), record.with_suffix(".json")
-    save_share(share, share_path)
-    Spec(url, str(share_path), str(record), cores, warm).write(spec_path)
+def _spawn(module: str, share: Plan, spec: Spec, api_key: str | None, log: Path) -> subprocess.Popen[bytes]:
+    spec_path = Path(spec.record).with_suffix(".json")
+    save_share(share, Path(spec.share))
+    spec.write(spec_path)
     environment = {name: value for name, value in os.environ.items() if name != API_KEY}
     if api_key:
         environment[API_KEY] = api_key
     with log.open("wb") as errors:
         # A process group of its own: Ctrl-C reaches the parent, which decides.
         return subprocess.Popen(
-            [sys.executable, "-m", "loadgen.worker", str(spec_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", module, str(spec_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, env=environment, process_group=0,
         )  # fmt: skip
 

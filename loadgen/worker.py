@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
@@ -71,14 +72,21 @@ class Spec:
         path.write_text(json.dumps(asdict(self)))
 
 
-def main(arguments: list[str]) -> int:
-    """Entry point. Failures that have a cause of their own are one line on standard error."""
+Work = Callable[[Spec, Plan, Address, RecordWriter], int]
+
+
+def main(arguments: list[str], work: Work | None = None, *, threads: bool = True) -> int:
+    """Entry point. Failures that have a cause of their own are one line on standard error.
+
+    ``work`` is what a generator does between its record file's opening and closing; None: this module's own, on uvloop.
+    ``threads``: whether a thread is one, and no greenlet.
+    """
     try:
         spec = Spec.read(Path(arguments[0]))
         plan = load_share(Path(spec.share))
         address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
-        return _leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
+        return leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
     _allow_many_files()
@@ -86,15 +94,20 @@ def main(arguments: list[str]) -> int:
         about = {"role": "generator", "worker": plan.worker, "cores": spec.cores, "nice": _come_first()}
         writer = RecordWriter(spec.record, about)
     except OSError as error:
-        return _leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
+        return leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
     writer.reserve(min(_expected_bytes(plan), _free_bytes(spec.record) // 4))
     over = threading.Event()
-    threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
+    if threads:
+        threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
     try:
-        return uvloop.run(_work(spec, plan, address, writer))
+        return (work or _on_uvloop)(spec, plan, address, writer)
     finally:
         over.set()
         writer.close()
+
+
+def _on_uvloop(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
+    return uvloop.run(_work(spec, plan, address, writer))
 
 
 async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
@@ -106,19 +119,29 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
     try:
         await session.client.warm(spec.warm)
     except OSError as error:
-        return _leave(Exit.UNREACHABLE, reason(error))
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # what a request leaves behind is freed by counting references
+        return leave(Exit.UNREACHABLE, reason(error))
+    stop_collecting()
     print("ready", flush=True)
     t0_ns = await _start(loop, session)
     if t0_ns is not None:
         await _timed(session, t0_ns)
     session.client.close()
+    return ending(spec, session, broken)
+
+
+def stop_collecting() -> None:
+    """What a request leaves behind is freed by counting references."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def ending(spec: Spec, session: Session, broken: list[BaseException]) -> int:
+    """The exit code. Raises the first bug, if there was one."""
     if broken:
         raise broken[0]
-    if writer.dropped:
-        return _leave(Exit.DISK_FULL, f"the disk is full: {writer.dropped} records did not fit into {spec.record}")
+    if dropped := session.writer.dropped:
+        return leave(Exit.DISK_FULL, f"the disk is full: {dropped} records did not fit into {spec.record}")
     return Exit.STOPPED if session.stopped.is_set() else Exit.DONE
 
 
@@ -145,12 +168,21 @@ async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | Non
 async def _timed(session: Session, t0_ns: int) -> None:
     """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
     pulse = Pulse(session, t0_ns)
-    session.writer.json({"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": session.plan.loop})
+    note_window(session, t0_ns, {"generator": "asyncio"})
     issue = issue_open if session.plan.loop == "open" else issue_closed
     await issue(session, t0_ns)
     pulse.stop_counting()
     await session.drain()
     pulse.close()
+    note_issued(session)
+
+
+def note_window(session: Session, t0_ns: int, more: dict[str, Any]) -> None:
+    about = {"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": session.plan.loop}
+    session.writer.json(about | more)
+
+
+def note_issued(session: Session) -> None:
     session.writer.json({"type": "issued", "issued": session.issued, "finished": session.finished})
 
 
@@ -200,7 +232,8 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _leave(code: Exit, why: str) -> int:
+def leave(code: Exit, why: str) -> int:
+    """Say why on standard error; returns the code."""
     print(why, file=sys.stderr, flush=True)
     return code
 

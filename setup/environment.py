@@ -1,7 +1,7 @@
 """Sets up this checkout's virtual environments: .venv for gapmeter, .venv-vllm for vLLM. Standard library only.
 
-    python3 setup/environment.py PART...      PART: core, dev, transformers, vllm
-    python3 setup/environment.py run          the parts that SCENARIO, ENGINE, URL and ARGS (environment) need
+    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, vllm
+    python3 setup/environment.py run          the parts that SCENARIO, ENGINE, URL, GENERATOR, ARGS (environment) need
 
 What matches its stamp is left alone, in a few milliseconds. A set-up that fails or is interrupted removes what it had
 begun; one that was killed is removed by the next call. Everything that is said goes to standard error.
@@ -36,7 +36,7 @@ from types import FrameType
 
 RECIPE = 1  # raise it when the way of installing changes
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"core": ".venv", "dev": ".venv", "transformers": ".venv", "vllm": ".venv-vllm"}
+FOLDERS = {"core": ".venv", "dev": ".venv", "transformers": ".venv", "locust": ".venv", "vllm": ".venv-vllm"}
 ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "transformers", "vllm")}
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
@@ -84,12 +84,20 @@ def main(words: Sequence[str]) -> int:
 def parts_for_run() -> tuple[str, ...]:
     """What a run needs, from the environment. A wrong guess costs nothing: the run itself says what is missing."""
     scenario, args = os.environ.get("SCENARIO", ""), os.environ.get("ARGS", "")
-    if os.environ.get("URL") or re.search(r"--url\b|server\.url=", args):
-        return ("core",)
     path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else ROOT / "scenarios" / f"{scenario}.yaml"
     text = path.read_text() if path.is_file() else ""
+    issuing = ("locust",) if _names_locust(args, text) else ()
+    if os.environ.get("URL") or re.search(r"--url\b|server\.url=", args):
+        return ("core", *issuing)
     named = os.environ.get("ENGINE") or _engine_in_args(args) or _engine_in_scenario(text)
-    return ENGINE_PARTS.get(named, ("core",))
+    return (*ENGINE_PARTS.get(named, ("core",)), *issuing)
+
+
+def _names_locust(args: str, scenario: str) -> bool:
+    in_args = re.findall(r"load\.generator=[\"']*([a-z]+)", args)
+    in_scenario = re.findall(r"^[^#\n]*\bgenerator:\s*[\"']?([a-z]+)", scenario, re.MULTILINE)
+    named = os.environ.get("GENERATOR") or "".join(in_args[-1:]) or "".join(in_scenario[-1:])
+    return named == "locust"
 
 
 def _engine_in_args(args: str) -> str:

@@ -65,7 +65,7 @@ def environment(**more: str) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PIP_", "MAKE", "MFLAGS", "TORCH_", "VLLM_"))
-        and name not in ("SCENARIO", "ENGINE", "URL", "ARGS", "CI")
+        and name not in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS", "CI")
     }
     return {**kept, "TORCH_BUILD": "cpu", **more}
 
@@ -152,7 +152,7 @@ def test_an_addition_that_cannot_be_found_leaves_a_working_environment_as_it_was
 
 
 def test_a_set_up_that_has_nothing_to_do_says_and_does_nothing(checkout: Path) -> None:
-    whole_environment(checkout, ("core", "dev", "transformers"))
+    whole_environment(checkout, ("core", "dev", "transformers", "locust"))
     done = make(checkout, "setup", **NO_INDEX)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -174,12 +174,15 @@ def test_no_python_that_is_new_enough_is_a_sentence(checkout: Path) -> None:
         ({"SCENARIO": "chat-p99", "ARGS": "--engine=simulated --json"}, ("core",)),
         ({"SCENARIO": "chat-p99", "ARGS": "--url http://127.0.0.1:1"}, ("core",)),
         ({"SCENARIO": "no-such-scenario"}, ("core",)),
+        ({"SCENARIO": "chat-p99", "GENERATOR": "locust"}, ("core", "transformers", "locust")),
+        ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "ARGS": "--set load.generator=locust"}, ("core", "locust")),
+        ({"SCENARIO": "chat-p99", "URL": "http://127.0.0.1:8000", "GENERATOR": "locust"}, ("core", "locust")),
     ],
 )
 def test_a_run_sets_up_the_engine_that_it_will_use(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], parts: tuple[str, ...]
 ) -> None:
-    for name in ("SCENARIO", "ENGINE", "URL", "ARGS"):
+    for name in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS"):
         monkeypatch.setenv(name, variables.get(name, ""))
     assert load(checkout).parts_for_run() == parts
 
@@ -203,7 +206,7 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
         ("pyproject.toml", "line-length = 120", "line-length = 119", set()),
         ("pyproject.toml", '"pyyaml>=6.0.1,<7"', '"pyyaml>=6.0.2,<7"', {"core"}),
         ("pyproject.toml", '"types-pyyaml",', '"types-pyyaml>=6",', {"dev"}),
-        ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers"}),
+        ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust"}),
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
     ],
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from loadgen.fleet import GENERATORS, Fleet, NotStarted, Unreachable, make_fleet
 from loadgen.plan import Plan
 from loadgen.share import load_share, save_share
 from loadgen.worker import Exit
@@ -41,6 +41,12 @@ def null(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.terminate()
+
+
+@pytest.fixture(params=sorted(GENERATORS))
+def generator(request: pytest.FixtureRequest) -> str:
+    """Each in turn: what holds for one must hold for the other."""
+    return str(request.param)
 
 
 def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
@@ -77,9 +83,9 @@ def test_a_share_on_disk_is_the_share(tmp_path: Path, whole: Plan) -> None:
         assert same(load_share(tmp_path / "share.npz"), share)
 
 
-def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, null: str) -> None:
+def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([index * 2 * MS for index in range(90)])
-    with make_fleet(what, null, None, tmp_path, (), 3) as fleet:
+    with make_fleet(what, null, None, tmp_path, (), 3, generator=generator) as fleet:
         assert run(fleet) == [Exit.DONE] * 3
         assert fleet.troubles() == []
     assert not list(tmp_path.glob("*.log"))  # nobody had anything to complain of
@@ -94,21 +100,23 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, nu
     assert all(len(parse_answer(record).token_ns) == 4 for record in found)
 
 
-def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, null: str) -> None:
-    with make_fleet(plan([-1] * 12, users=2), null, None, tmp_path, (), 4) as fleet:
+def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, generator: str, null: str) -> None:
+    with make_fleet(plan([-1] * 12, users=2), null, None, tmp_path, (), 4, generator=generator) as fleet:
         assert run(fleet) == [Exit.DONE] * 2
     assert sum(len(records(read_records(path))) for path in fleet.record_paths) == 12
 
 
-def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, null: str) -> None:
+def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, generator: str, null: str) -> None:
     core = max(os.sched_getaffinity(0))
-    with make_fleet(plan([0]), null, None, tmp_path, (core,), 1) as fleet:
+    with make_fleet(plan([0]), null, None, tmp_path, (core,), 1, generator=generator) as fleet:
         assert os.sched_getaffinity(fleet.processes[0].pid) == {core}
         assert run(fleet) == [Exit.DONE]
 
 
-def test_progress_can_be_followed_while_it_runs(tmp_path: Path, null: str) -> None:
-    with make_fleet(plan([index * 5 * MS for index in range(40)]), null, None, tmp_path, (), 1) as fleet:
+def test_progress_can_be_followed_while_it_runs(tmp_path: Path, generator: str, null: str) -> None:
+    with make_fleet(
+        plan([index * 5 * MS for index in range(40)]), null, None, tmp_path, (), 1, generator=generator
+    ) as fleet:
         tail, codes, looks_with_news = RecordTail(fleet.record_paths[0]), [], 0
 
         def look() -> None:
@@ -123,12 +131,12 @@ def test_progress_can_be_followed_while_it_runs(tmp_path: Path, null: str) -> No
 
 
 def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_is_known(
-    tmp_path: Path, null: str
+    tmp_path: Path, generator: str, null: str
 ) -> None:
     due = [*range(0, 20 * MS, MS), 300 * MS, 301 * MS, 3_600_000 * MS]
     what = plan(due, tokens=4)
     what.bodies[20] = what.bodies[21] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
-    with make_fleet(what, null, None, tmp_path, (), 1) as fleet:
+    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
         tail, seen = RecordTail(fleet.record_paths[0]), []
         fleet.start()
         until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 42)
@@ -146,11 +154,11 @@ def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_i
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
-    tmp_path: Path, null: str, signum: signal.Signals
+    tmp_path: Path, generator: str, null: str, signum: signal.Signals
 ) -> None:
     what = plan([0, 0, 3_600_000 * MS])
     what.bodies[1] = what.bodies[1].replace(b'"model"', b'"fault": "stall", "model"')
-    with make_fleet(what, null, None, tmp_path, (), 1) as fleet:
+    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
         tail, seen = RecordTail(fleet.record_paths[0]), []
         fleet.start()
         until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 3)
@@ -162,14 +170,17 @@ def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
     assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
 
 
-def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, null: str) -> None:
-    with make_fleet(plan([0]), null, None, tmp_path, (), 2) as fleet:
+def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, generator: str, null: str) -> None:
+    with make_fleet(plan([0]), null, None, tmp_path, (), 2, generator=generator) as fleet:
         fleet.stop()
         assert fleet.wait(lambda: None, 0.02) == [Exit.STOPPED] * 2
 
 
-def test_leaving_the_block_ends_every_process(tmp_path: Path, null: str) -> None:
-    with contextlib.suppress(ZeroDivisionError), make_fleet(plan([10_000 * MS]), null, None, tmp_path, (), 2) as fleet:
+def test_leaving_the_block_ends_every_process(tmp_path: Path, generator: str, null: str) -> None:
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        make_fleet(plan([10_000 * MS]), null, None, tmp_path, (), 2, generator=generator) as fleet,
+    ):
         fleet.start()
         raise ZeroDivisionError
     assert [process.poll() for process in fleet.processes] == [Exit.STOPPED] * 2
@@ -182,7 +193,7 @@ from loadgen.fleet import make_fleet
 from tests.loadgen.null import plan
 what = plan([0, 3_600_000_000_000])
 what.bodies[0] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
-with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1) as fleet:
+with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1, generator=sys.argv[4]) as fleet:
     if sys.argv[3] == "start":
         fleet.start()
     print(fleet.processes[0].pid, flush=True)
@@ -191,8 +202,10 @@ with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1) as fleet:
 
 
 @pytest.mark.parametrize("when", ["start", "before the start"])
-def test_a_process_whose_parent_is_killed_leaves_by_itself(tmp_path: Path, null: str, when: str) -> None:
-    command = [sys.executable, "-c", ORPHAN, null, str(tmp_path), when]
+def test_a_process_whose_parent_is_killed_leaves_by_itself(
+    tmp_path: Path, generator: str, null: str, when: str
+) -> None:
+    command = [sys.executable, "-c", ORPHAN, null, str(tmp_path), when, generator]
     path = tmp_path / "worker-0.gap"
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
@@ -206,10 +219,10 @@ def test_a_process_whose_parent_is_killed_leaves_by_itself(tmp_path: Path, null:
     assert [record.outcome for record in records(file)] == ([Outcome.ABORTED] if when == "start" else [])
 
 
-def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path) -> None:
+def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path, generator: str) -> None:
     with (
         pytest.raises(Unreachable, match="Connection refused"),
-        make_fleet(plan([0]), "http://127.0.0.1:9", None, tmp_path, (), 2),
+        make_fleet(plan([0]), "http://127.0.0.1:9", None, tmp_path, (), 2, generator=generator),
     ):
         pass
 
@@ -225,10 +238,10 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, null: str) -> None:
+def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([*[index * MS for index in range(300)], 3_600_000 * MS], tokens=4096)
     what.bodies[:] = [body.replace(b'"stream": true', b'"stream": false') for body in what.bodies]
-    with files_no_larger_than(5 << 20), make_fleet(what, null, None, tmp_path, (), 1) as fleet:
+    with files_no_larger_than(5 << 20), make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
         assert run(fleet) == [Exit.DISK_FULL]
         (trouble,) = fleet.troubles()
         assert fleet.dropped > 0
@@ -236,27 +249,29 @@ def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, null: str) -> None
     assert str(fleet.record_paths[0]) in trouble
 
 
-def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(tmp_path: Path, null: str) -> None:
+def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
+    tmp_path: Path, generator: str, null: str
+) -> None:
     with (
         files_no_larger_than(1 << 20),
         pytest.raises(NotStarted, match="cannot be written"),
-        make_fleet(plan([0]), null, None, tmp_path, (), 1),
+        make_fleet(plan([0]), null, None, tmp_path, (), 1, generator=generator),
     ):
         pass
 
 
-def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, null: str) -> None:
+def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([0, MS, 3_600_000 * MS])
     save_share(what, tmp_path / "share.npz")
     with np.load(tmp_path / "share.npz") as arrays:
         changed = {name: arrays[name] for name in arrays.files}
     plain = json.loads(changed["plain"].tobytes()) | {"timeout_ns": "a word"}
     changed["plain"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
-    with make_fleet(what, null, None, tmp_path, (), 1):
+    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator):
         pass
     np.savez(tmp_path / "worker-0.plan.npz", **changed)
     (tmp_path / "worker-0.gap").unlink()
-    command = [sys.executable, "-m", "loadgen.worker", str(tmp_path / "worker-0.json")]
+    command = [sys.executable, "-m", GENERATORS[generator], str(tmp_path / "worker-0.json")]
     start = b"%d\n" % time.monotonic_ns()
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -273,8 +288,8 @@ def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, null: str) -> Non
     assert read_records(tmp_path / "worker-0.gap").complete
 
 
-def test_a_key_is_sent_but_never_written(tmp_path: Path, null: str) -> None:
-    with make_fleet(plan([0]), null, "sk-very-secret", tmp_path, (), 1) as fleet:
+def test_a_key_is_sent_but_never_written(tmp_path: Path, generator: str, null: str) -> None:
+    with make_fleet(plan([0]), null, "sk-very-secret", tmp_path, (), 1, generator=generator) as fleet:
         assert run(fleet) == [Exit.DONE]
         environment = f"/proc/{fleet.processes[0].pid}/cmdline"
     assert not Path(environment).exists()
@@ -282,11 +297,11 @@ def test_a_key_is_sent_but_never_written(tmp_path: Path, null: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [None, "", "{}", '{"url": 3}', "[1]"])
-def test_a_spec_that_is_none_is_refused(tmp_path: Path, spec: str | None) -> None:
+def test_a_spec_that_is_none_is_refused(tmp_path: Path, generator: str, spec: str | None) -> None:
     path = tmp_path / "spec.json"
     if spec is not None:
         path.write_text(spec)
-    command = [sys.executable, "-m", "loadgen.worker", str(path)]
+    command = [sys.executable, "-m", GENERATORS[generator], str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == Exit.BAD_SPEC
     assert done.stderr.startswith("not a generator's spec")

@@ -1,0 +1,91 @@
+"""What a Locust generator process does in its time: as ``loadgen.worker``, under gevent, inside a Locust test."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import gevent
+import gevent.event
+import locust
+
+from loadgen.address import Address
+from loadgen.client import reason
+from loadgen.plan import Plan
+from loadgen.pulse import Pulse
+from loadgen.session import Session
+from loadgen.swarm.loop import GreenLoop
+from loadgen.swarm.pool import GreenPool
+from loadgen.swarm.test import Test
+from loadgen.worker import Exit, Spec, ending, leave, note_issued, note_window, stop_collecting
+from recording import RecordWriter
+
+
+def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
+    """Connect, say that we are ready, issue from the start that we are told; returns the exit code."""
+    session = Session(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
+    broken = _watch_for_bugs(session.stop)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(signum, session.stop, "the run was stopped")
+    try:
+        session.client.warm(spec.warm)
+    except OSError as error:
+        return leave(Exit.UNREACHABLE, reason(error))
+    test = Test(session, spec.url)
+    test.begin()
+    stop_collecting()
+    print("ready", flush=True)
+    t0_ns = _start(session)
+    if t0_ns is not None:
+        _timed(test, t0_ns)
+    test.end()
+    session.client.close()
+    return ending(spec, session, broken)
+
+
+def _start(session: Session) -> int | None:
+    """The common start, from standard input; None when we are stopped before it comes."""
+    told = gevent.event.AsyncResult()
+
+    def heard() -> None:
+        line = os.read(0, 4096)
+        if not line:
+            session.loop.remove_reader(0)
+            gevent.spawn(session.stop, "the process that started this one is gone")
+        elif not told.ready():
+            told.set(int(line))
+
+    session.loop.add_reader(0, heard)
+    gevent.wait([told, session.stopped], count=1)
+    return int(told.get()) if told.ready() else None
+
+
+def _timed(test: Test, t0_ns: int) -> None:
+    """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
+    session = test.session
+    pulse = Pulse(session, t0_ns)
+    note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
+    test.issue(t0_ns)
+    pulse.stop_counting()
+    while session.client.in_flight:
+        session.drained.clear()
+        session.drained.wait()
+    session.write_all()
+    pulse.close()
+    note_issued(session)
+
+
+def _watch_for_bugs(stop: Callable[[str], None]) -> list[BaseException]:
+    """An exception in a callback ends the run, with its traceback, instead of being printed and forgotten."""
+    broken: list[BaseException] = []
+
+    def on_error(_: Any, kind: type, value: BaseException | None, trace: TracebackType | None) -> None:
+        broken.append((value or kind()).with_traceback(trace))
+        if len(broken) == 1:
+            gevent.spawn(stop, "a bug in the load generator")
+
+    gevent.get_hub().handle_error = on_error
+    return broken
