@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.definitions import describe_definitions
 from analysis.figures import write_histograms
+from analysis.floor import read_floor
 from analysis.interference import Interference
 from analysis.ledger import Ledger, make_ledger
 from analysis.metrics import measured_requests, succeeded, window_s
@@ -20,8 +22,10 @@ from analysis.validity import Evidence, RunWarning
 from recording import RunFolder
 
 
-def analyse(folder: RunFolder) -> dict[str, Any]:
+def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     """Derive tables, histograms, summary, verdict and report; returns the summary.
+
+    ``definitions``: also TTFT, ITL, TPOT and E2E by other tools' definitions.
 
     Raises FileNotFoundError when this is no run's folder, recording.NotRecords when no request was recorded.
     """
@@ -40,6 +44,8 @@ def analyse(folder: RunFolder) -> dict[str, Any]:
         warnings=_warnings(trace, ledger, manifest),
     )  # fmt: skip
     summary["ledger"] = describe_ledger(ledger, trace)
+    if definitions:
+        summary["definitions"] = describe_definitions(folder, requests)
     _write(folder, manifest, requests, trace, ledger, summary)
     return summary
 
@@ -89,6 +95,7 @@ def _evidence(
         canary_spread=_canary_spread(generators),
         ledger_refused=ledger.refused,
         slo_on_errors=any(slo["metric"] == "errors" for slo in manifest["slo"]),
+        floor=read_floor(manifest),
     )
 
 

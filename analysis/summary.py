@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis import failures, quantiles, tail, upgrade, validity, verdict
 from analysis import figures as fig
+from analysis.floor import floor_part
 from analysis.hdr import PERCENTILES
 from analysis.metrics import (
     METRICS,
@@ -100,6 +101,7 @@ def build_summary(
         "upgrade": _upgrade_part(upgrades, device),
         "checks": [dataclasses.asdict(check) for check in checks],
         "warnings": [dataclasses.asdict(warning) for warning in told],
+        "floor": floor_part(evidence.floor, measured),
         "trust": _trust(checks, reasons, residual["last_token"], lag, evidence),
     }
     safe: dict[str, Any] = json_safe(summary)
@@ -384,6 +386,7 @@ def _trust(
     parts = [f"lag p99 {duration(fig.plain_percentile(lag_ns))}"]
     parts += [f"unexplained p99 {share(unexplained)}", f"strict {share(strict)}"] if residual else ["no ledger"]
     parts += [f"client CPU {share(evidence.client_cpu_share)}"] if evidence.client_cpu_share is not None else []
+    parts.append(evidence.floor.sentence if evidence.floor else "floor unmeasured")
     strained = [check.rule for check in checks if check.status == validity.WARN]
     return {
         "valid": not reasons,

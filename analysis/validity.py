@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from analysis.floor import COMMAND, Floor, Limit, busiest_second
 from analysis.hdr import nearest_rank
 from analysis.metrics import Bools, elapsed_ns, generator_lag_ns, stamps_ns, succeeded
 from analysis.quantiles import Floats
@@ -33,6 +34,7 @@ ERROR_SHARES = (0.01, 0.10)
 LENGTH_SHARES = (0.0, 0.01)
 CPU_SHARES = (0.70, 0.90)
 CANARY_SPREAD = 1.25
+FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Evidence:
     gaps that was asked for. ``client_cpu_share`` is the busiest generator process's share of one core,
     ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths
     were forced on the server, and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed
-    piece of work. ``slo_on_errors``: an SLO judges them, so no rule does.
+    piece of work. ``slo_on_errors``: an SLO judges them, so no rule does. ``floor``: what calibration found of the load
+    tester on the machine of the run.
     """
 
     loop: str
@@ -63,6 +66,7 @@ class Evidence:
     canary_spread: float | None = None
     ledger_refused: tuple[str, ...] = ()
     slo_on_errors: bool = False
+    floor: Floor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,8 @@ def check_run(requests: pd.DataFrame, evidence: Evidence) -> list[Check]:
     """Every rule's finding. ``requests`` as from ``measured_requests``."""
     if not len(requests):
         return [Check("requests", BROKEN, 0.0, 1.0, "no request was issued after the warm-up"), *_recording(evidence)]
-    return [*_arrivals(requests, evidence), *_instrument(requests, evidence), *_answers(requests, evidence),
-            *_recording(evidence)]  # fmt: skip
+    return [*_arrivals(requests, evidence), *_instrument(requests, evidence), *_floor(requests, evidence.floor),
+            *_answers(requests, evidence), *_recording(evidence)]  # fmt: skip
 
 
 def invalid_reasons(checks: list[Check]) -> list[str]:
@@ -210,6 +214,31 @@ def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
         yield Check("machine", status, evidence.canary_spread, CANARY_SPREAD, text)
 
 
+def _floor(requests: pd.DataFrame, floor: Floor | None) -> Iterator[Check]:
+    """The busiest second against what one generator process of this machine was measured to do."""
+    if floor is None:
+        text = f"what the load tester can do on this machine is not known: {COMMAND} measures it in two minutes"
+        yield Check("floor", UNMEASURED, None, None, text)
+        return
+    tokens, sent = busiest_second(requests)
+    yield _of_limit("token_rate", tokens, floor.tokens, "tokens")
+    yield _of_limit("request_rate", sent, floor.requests, "requests")
+
+
+def _of_limit(rule: str, rate: float, limit: Limit, what: str) -> Check:
+    """A limit that calibration did not reach (the null server gave out first) is higher: passing it only warns."""
+    part = rate / limit.per_s
+    status = _grade(part, FLOOR_SHARES)
+    if status == BROKEN and not limit.reached:
+        status = WARN
+    most = "more than " * (not limit.reached) + significant(limit.per_s)
+    text = (
+        f"a generator process had {significant(rate)} {what} in its busiest second; calibrated for {most}"
+        f" ({share(part)}; warning from {share(FLOOR_SHARES[0])})"
+    )
+    return Check(rule, status, rate, limit.per_s, text)
+
+
 def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     """Failures, and whether answers and prompts had the lengths that were asked for."""
     good = succeeded(requests)
@@ -283,6 +312,8 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "lag": ("the load tester was busy, or another process held its core", "MORE", ("ttft", "e2e")),
     "loop_lag": ("the load tester was busy, or another process held its core", "MORE", _ALL),
     "client_cpu": ("one generator process is not enough for this many tokens a second", "MORE", _ALL),
+    "token_rate": ("one generator process is not enough for this many tokens a second", "MORE", _ALL),
+    "request_rate": ("one generator process is not enough for this many requests a second", "MORE", ("load", *_ALL)),
     "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", _ALL),
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", _ALL),
     "errors": ("the server refused or broke off; its log lies in the run's folder", "LESS", _ALL),

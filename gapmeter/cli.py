@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
     doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
     doctor.set_defaults(call=_doctor)
+    _add_calibrate(commands.add_parser("calibrate", help="measure the load tester itself on this machine"))
     for command in (parser, *commands.choices.values()):
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
@@ -97,8 +98,16 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
 
 
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="half a minute instead of two, and less exact")
+    parser.add_argument("--generator", action="append", default=[], help="only this: asyncio or locust")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_calibrate)
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     _add_outputs(parser)
     parser.set_defaults(call=_report)
 
@@ -152,7 +161,8 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
 def _report(arguments: argparse.Namespace) -> int:
     from gapmeter.run import report_again
 
-    return _publish(arguments, lambda: [report_again(arguments.run, quiet=arguments.quiet)])
+    quiet, definitions = arguments.quiet, arguments.definitions
+    return _publish(arguments, lambda: [report_again(arguments.run, quiet=quiet, definitions=definitions)])
 
 
 def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
@@ -187,6 +197,12 @@ def _scenarios(_: argparse.Namespace) -> int:
     for name, summary in list_scenarios():
         print(f"{name:<16} {summary}")
     return errors.OK
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from gapmeter.calibrate import run_calibration
+
+    return run_calibration(arguments.generator, quick=arguments.quick, as_json=arguments.json)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gapmeter import errors
+from gapmeter.calibration import COMMAND, load_calibration
 from gapmeter.findings import Finding, judged, render
 from gapmeter.machine import check_machine, system
 from servers import vllm
@@ -42,7 +43,7 @@ def print_findings(*, as_json: bool) -> int:
 def diagnose() -> list[Finding]:
     """Everything worth knowing before a run; takes a few seconds, most of them to import torch."""
     gpus = list_gpus()
-    findings = [python(), system(), *check_machine()]
+    findings = [python(), system(), *check_machine(), calibration()]
     return [*findings, gpu(gpus), transformers(bool(gpus)), vllm_engine(bool(gpus)), browser()]
 
 
@@ -51,6 +52,25 @@ def python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     where = f"{version} in {sys.prefix}"
     return judged("Python", sys.version_info >= (3, 11), where, "use 3.11 or newer: make PYTHON=…", needed=True)
+
+
+def calibration() -> Finding:
+    """Whether the load tester's own floor on this machine is known."""
+    found = load_calibration()
+    if found is None:
+        remedy = (
+            f"{COMMAND} (two minutes): then every run says what the load tester itself adds, and when it is too slow"
+        )
+        return Finding("calibration", False, "none for this machine, kernel and Python", remedy)
+    told = ", ".join(
+        f"{name}: TTFT error p99 {floor['ttft_p99_ms']:.2f} ms, {floor['tokens']['per_s']:,.0f} tokens/s,"
+        f" {floor['requests']['per_s']:,.0f} requests/s"
+        for name, floor in found["generators"].items()
+    )
+    quick = " (quick)" if found["quick"] else ""
+    return judged(
+        "calibration", not found["quick"], f"{told}{quick}, {found['measured_wall'][:10]}", f"{COMMAND} (in full)"
+    )
 
 
 def list_gpus() -> list[str]:

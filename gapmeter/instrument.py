@@ -56,7 +56,7 @@ class Errors:
 
     One a request: ``ttft`` and ``e2e`` (the client's, from *due*, minus the log's, from the request's receipt to the
     start of the write) and ``lag`` (due to sent, a new connection's time left out). One a token: ``late``, from the
-    start of its write to its stamp. One a gap: ``itl``, the size of the difference between both sides' gaps.
+    start of its write to its stamp, and the ``stamps`` themselves. One a gap: ``itl``, how far both gaps differ.
     """
 
     ttft: Ints
@@ -64,10 +64,15 @@ class Errors:
     itl: Ints
     late: Ints
     lag: Ints
+    stamps: Ints
 
 
 class NotMeasured(RuntimeError):
     """Answers of the null server failed, or are missing: nothing can be said of the client."""
+
+
+class TooBusy(NotMeasured):
+    """The machine's other work drowns what is to be measured."""
 
 
 def equal_plan(due_ns: Ints, tokens: int) -> Plan:
@@ -112,16 +117,19 @@ def issue(
 def errors(run: Run) -> Errors:
     """The client's stamps against the server's log, over all requests."""
     logged = departures(run.server)
-    ttft, e2e, itl, late, lag = [], [], [], [], []
+    ttft, e2e, itl, late, lag, arrived = [], [], [], [], [], []
     for record in run.records:
         received, left = logged[record.request_id]
         stamps = parse_answer(record).token_ns
         ttft.append(stamps[0] - record.due_ns - (left[0] - received))
         e2e.append(stamps[-1] - record.due_ns - (left[-1] - received))
+        arrived.append(stamps)
         itl.append(np.abs(np.diff(stamps) - np.diff(left)))
         late.append(stamps - left)
         lag.append(record.sent_ns - record.due_ns - (record.connect_end_ns - record.connect_start_ns))
-    return Errors(np.array(ttft), np.array(e2e), np.concatenate(itl), np.concatenate(late), np.array(lag))
+    return Errors(
+        np.array(ttft), np.array(e2e), np.concatenate(itl), np.concatenate(late), np.array(lag), np.concatenate(arrived)
+    )
 
 
 def departures(server: RecordFile) -> dict[str, tuple[int, Ints]]:
@@ -134,7 +142,7 @@ def departures(server: RecordFile) -> dict[str, tuple[int, Ints]]:
     refs, at = np.unique(writes["ref"], return_index=True)
     found = {}
     for ref, own in zip(refs.tolist(), np.split(writes, at[1:]), strict=True):
-        sizes = np.diff(own["n"].astype(np.int64), prepend=0)  # tokens that left in each write
+        sizes = np.diff(np.concatenate(([0], own["n"].astype(np.int64))))  # tokens that left in each write
         found[server.client_ids[ref]] = read_ns[ref], np.repeat(own["start_ns"], sizes).astype(np.int64)
     return found
 

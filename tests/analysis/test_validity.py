@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,16 @@ import pandas as pd
 import pytest
 
 from analysis import validity
+from analysis.floor import Floor, Limit, busiest_second, read_floor
 from analysis.validity import BROKEN, OK, UNMEASURED, WARN, Evidence
 
 MS = 1_000_000
+ERRORS_MS = {"ttft": (0.15, 0.4), "itl": (0.01, 0.3), "e2e": (0.15, 0.4)}
+FLOOR = Floor(ERRORS_MS, 20.0, Limit(10_000, True), Limit(100, True), quick=False, measured="2026-11-21")
 POISSON = Evidence(
-    "open", "poisson", 20.0, client_cpu_share=0.3, client_loop_lag_ns=np.full(500, 0.1e6), cores_shared=False
-)
+    "open", "poisson", 20.0, client_cpu_share=0.3, client_loop_lag_ns=np.full(500, 0.1e6), cores_shared=False,
+    floor=FLOOR,
+)  # fmt: skip
 
 
 def poisson_run(rate: float = 20.0, count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.DataFrame:
@@ -183,3 +188,72 @@ def test_requests_that_were_never_sent_count_in_no_rate() -> None:
     requests.loc[700:, "sent_ns"] = -1
     assert validity.rates(requests)[1] == pytest.approx(validity.rates(requests.iloc[:700])[1])
     assert validity.dispersion(requests) == validity.dispersion(requests.iloc[:700])
+
+
+@pytest.mark.parametrize(
+    ("per_s", "reached", "expected"),
+    [(100, True, OK), (75, True, OK), (60, True, WARN), (49, True, BROKEN), (49, False, WARN), (100, False, OK)],
+)
+@pytest.mark.parametrize(("rule", "thing"), [("request_rate", "requests"), ("token_rate", "tokens")])
+def test_a_run_near_the_clients_limit_warns_and_one_beyond_it_is_invalid(
+    rule: str, thing: str, per_s: float, reached: bool, expected: str
+) -> None:
+    due = 10**12 + np.arange(1000, dtype=np.int64) * 20 * MS  # 50 requests in every second
+    requests = run(due, due).assign(token_ns=[np.array([at + 50 * MS]) for at in due])
+    floor = replace(FLOOR, **{thing: Limit(per_s, reached)})
+    assert states(requests, replace(POISSON, floor=floor))[rule] == expected
+
+
+def test_each_generator_process_is_held_to_its_own_limit() -> None:
+    due = 10**12 + np.arange(1000, dtype=np.int64) * 20 * MS
+    requests = run(due, due).assign(token_ns=[np.array([at, at]) for at in due])
+    assert busiest_second(requests) == (100, 50)
+    assert busiest_second(requests.assign(worker=np.arange(1000) % 2)) == (50, 25)
+
+
+def test_a_machine_that_was_not_calibrated_leaves_the_limit_unmeasured_and_says_what_to_type() -> None:
+    (check,) = [c for c in validity.check_run(poisson_run(), replace(POISSON, floor=None)) if c.rule == "floor"]
+    assert check.status == UNMEASURED
+    assert "gapmeter calibrate" in check.text
+
+
+CALIBRATION: dict[str, Any] = {
+    "quick": False,
+    "measured_wall": "2026-11-21T12:00:00+0000",
+    "generators": {
+        "asyncio": {
+            **{f"{metric}_p{p}_ms": 0.1 * p for metric in ERRORS_MS for p in (50, 99)},
+            "chunk_us": 20.0,
+            "tokens": {"per_s": 1000.0, "ended_by": "server"},
+            "requests": {"per_s": 500.0, "ended_by": "client"},
+        }
+    },
+}
+
+
+def manifest(calibration: Any, generator: str = "asyncio") -> dict[str, Any]:
+    return {"scenario": {"load": {"generator": generator}}, "calibration": calibration}
+
+
+def test_the_floor_is_read_from_the_manifest() -> None:
+    floor = read_floor(manifest(CALIBRATION))
+    assert floor is not None
+    assert floor.tokens == Limit(1000, reached=False)
+    assert floor.requests == Limit(500, reached=True)
+    assert floor.errors_ms["ttft"] == pytest.approx((5.0, 9.9))
+    assert floor.sentence == "floor p99 TTFT 9.90 ms, ITL 9.90 ms, E2E 9.90 ms"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"scenario": {"load": {"generator": "asyncio"}}},
+        manifest(None),
+        manifest(CALIBRATION, "locust"),
+        manifest({**CALIBRATION, "generators": {"asyncio": {"ttft_p50_ms": 1}}}),
+        manifest(json.loads(json.dumps(CALIBRATION).replace("1000.0", "0.0"))),
+        manifest("of another version"),
+    ],
+)
+def test_a_manifest_without_this_generators_calibration_has_no_floor(told: dict[str, Any]) -> None:
+    assert read_floor(told) is None

@@ -1,0 +1,113 @@
+"""Calibration measures the real client against the real null server, and keeps what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gapmeter import calibration
+from gapmeter.calibrate import Trial, calibrate, highest, render
+from gapmeter.calibration import Limit
+from gapmeter.cli import main
+from gapmeter.instrument import Cores, Timing, TooBusy, equal_plan, errors, issue
+
+ANYWHERE = Cores((), ())
+
+
+def test_client_and_null_server_agree_about_every_token() -> None:
+    due = np.arange(12, dtype=np.int64) * 5_000_000
+    run = issue(ANYWHERE, equal_plan(due, 20), Timing(first_ms=20, gap_ms=2), warm=12)
+    seen = errors(run)
+    assert len(seen.ttft) == len(seen.e2e) == len(seen.lag) == 12
+    assert len(seen.late) == len(seen.stamps) == 12 * 20
+    assert len(seen.itl) == 12 * 19
+    assert (seen.late > 0).all()  # no token is stamped before its write began
+    assert (seen.ttft > seen.lag).all()  # the error counts from due
+    assert (seen.itl >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "expected"),
+    [
+        (1000.0, 1e9, (900, 1000, "client")),
+        (1e9, 1000.0, (1000, 1000, "server")),
+        (1e9, 1e9, (1600, 1600, "search")),
+    ],
+)
+def test_the_highest_rate_is_bracketed_and_its_end_named(
+    client: float, server: float, expected: tuple[float, float, str]
+) -> None:
+    def attempt(rate: float) -> Trial:
+        return Trial(0.1 if rate <= client else 5.0, min(rate, server))
+
+    low, high, ended_by = expected
+    found = highest(attempt, start=100, most=1600, halvings=5, say=lambda *_: None)
+    assert low <= found.per_s <= high
+    assert found.ended_by == ended_by
+
+
+def test_one_hiccup_of_the_machine_is_no_limit() -> None:
+    hiccups = iter([5.0])
+
+    def attempt(rate: float) -> Trial:
+        return Trial(next(hiccups, 0.1), rate)
+
+    assert highest(attempt, 100, 400, 1, lambda *_: None) == Limit(400, "search")
+
+
+def test_a_machine_too_busy_for_the_lowest_rate_is_not_calibrated() -> None:
+    with pytest.raises(TooBusy, match="end other work"):
+        highest(lambda rate: Trial(5.0, rate), 100, 400, 1, lambda *_: None)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gapmeter" / "calibration.json"
+
+
+def test_a_calibration_is_kept_for_this_machine_beside_those_of_others(cache: Path) -> None:
+    assert calibration.load_calibration() is None
+    assert calibration.save_calibration({"quick": True}) == cache
+    kept = json.loads(cache.read_text())
+    kept["machines"]["another"] = {"quick": False}
+    cache.write_text(json.dumps(kept))
+    calibration.save_calibration({"quick": False})
+    assert calibration.load_calibration() == {"quick": False}
+    assert set(json.loads(cache.read_text())["machines"]) == {"another", calibration.fingerprint().key}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1, "machines": 3}'])
+def test_a_file_that_cannot_be_read_is_no_calibration(cache: Path, text: str) -> None:
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert calibration.load_calibration() is None
+
+
+def test_a_generator_that_does_not_exist_is_a_mistake_of_the_user(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", "--generator", "telnet"]) == 2
+    assert "no generator 'telnet'; there are asyncio" in capsys.readouterr().err
+
+
+@pytest.mark.whole_run
+def test_a_quick_calibration_measures_errors_cost_and_limits() -> None:
+    said: list[str] = []
+    try:
+        found: dict[str, Any] = calibrate(["asyncio"], quick=True, say=said.append)
+    except TooBusy as refused:
+        pytest.skip(str(refused))
+    floor = found["generators"]["asyncio"]
+    for metric in ("ttft", "itl", "e2e", "lag"):
+        assert 0 < floor[f"{metric}_p50_ms"] <= floor[f"{metric}_p99_ms"]
+    assert floor["ttft_p50_ms"] < 50  # the schedule's own 50 ms is not part of the error
+    assert floor["chunk_us"] > 1
+    assert floor["tokens"]["per_s"] > 1000
+    assert floor["requests"]["per_s"] > 100
+    assert "TTFT error" in render(found)
+    assert any("delivered" in line for line in said)
