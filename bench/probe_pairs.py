@@ -2,8 +2,9 @@
 
 Two servers are started together, one with the probe and one without, on the same cores. Short closed-loop bursts of the
 same requests go to one and then to the other, in the order ABBA, while the other idles: each pair meets the same state
-of the machine, and its ratio is free of the drift between pairs. The interval is Student's, over the logarithms of the
-pairs' ratios.
+of the machine, and its ratio is free of the drift between pairs. Over the logarithms of the pairs' ratios stand the
+Hodges-Lehmann estimate and the 95 % interval of Wilcoxon's signed ranks (Hollander, Wolfe, Chicken, Nonparametric
+Statistical Methods, 3.2 and 3.3): a burst that the machine disturbed is one rank, however long it took.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 import psutil
-from scipy import stats
+from numpy.typing import NDArray
+from scipy import special
 
 from bench.engine import CHECKOUT, NAME, Engine, Setting, running
-from recording import Kind, read_records
+from recording import Kind, RecordFile, Span, read_records
 from recording.reader import frames
 from servers.vllm import find_python
 
@@ -34,9 +36,12 @@ USERS = 4
 TOKENS = 32
 REQUESTS_PER_USER = 3
 _WARM_BURSTS = 3
+# Looks at a thread's waits for a core that go with a span, files of libzmq's threads included.
+_LOOKS = {Span.EGRESS: 1, Span.HANDOFF: 2, Span.CORE_RECEIVE: 3, Span.OUTPUT_SEND: 3, Span.TEMPLATE: 2}
 # CPU time of a recorded call over that of a bare one, in the interpreter that runs the engine: median of nine.
 _COST = """
 import json, os, sys, tempfile, time
+from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.writer import RecordWriter
 now, count = time.monotonic_ns, 20_000
 def bare(): pass
@@ -48,7 +53,9 @@ def cost(call):
     return (time.thread_time_ns() - begun) / count / 1e3
 with tempfile.TemporaryDirectory() as folder:
     writer = RecordWriter(os.path.join(folder, "cost.gap"), {})
-    print(json.dumps(sorted(cost(recorded) - cost(bare) for _ in range(9))[4]))
+    waits = CoreWaits(writer)
+    def look(): waits.mark(0)
+    print(json.dumps([sorted(cost(call) - cost(bare) for _ in range(9))[4] for call in (recorded, look)]))
     writer.close()
 """
 
@@ -78,7 +85,7 @@ def measure(name: str, folder: Path, seconds: float = 120.0) -> dict[str, Any]:
             os.sched_setaffinity(0, mine)
     result = {"engine": name, "version": probed.version, "pairs": len(pairs), **_ratios(pairs)}
     python = str(find_python(CHECKOUT)) if name == "vllm" else sys.executable
-    return result | {"records": _records(folder / "with" / "probe", _record_cost_us(python))}
+    return result | {"records": _records(folder / "with" / "probe", *_costs_us(python))}
 
 
 async def _pairs(probed: Engine, bare: Engine, seconds: float) -> list[tuple[Burst, Burst]]:
@@ -135,31 +142,44 @@ def _ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in ("tokens_per_s", "itl_p50_ms", "itl_mean_ms", "cpu_us_per_token"):
         probed, bare = (np.array([getattr(pair[side], name) for pair in pairs]) for side in (0, 1))
-        logs = np.log(probed / bare)
-        half = float(stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+        middle, low, high = hodges_lehmann(np.log(probed / bare))
         out[name] = {
-            "ratio": math.exp(logs.mean()),
-            "low": math.exp(logs.mean() - half),
-            "high": math.exp(logs.mean() + half),
+            "ratio": math.exp(middle),
+            "low": math.exp(low),
+            "high": math.exp(high),
             "with_probe": float(np.median(probed)),
             "without": float(np.median(bare)),
         }
     return out
 
 
-def _record_cost_us(python: str) -> float:
-    """CPU time of one stamped and recorded call in that interpreter."""
+def hodges_lehmann(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median of all pairwise means, and its 95 % interval by the normal approximation of Wilcoxon's signed ranks.
+
+    For 10 values or more, shape (n,).
+    """
+    n = len(values)
+    walsh = np.sort(((values[:, None] + values[None, :]) / 2)[np.triu_indices(n)])
+    spread = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    below = max(round(n * (n + 1) / 4 - float(special.ndtri(0.975)) * spread), 1)
+    return float(np.median(walsh)), float(walsh[below - 1]), float(walsh[len(walsh) - below])
+
+
+def _costs_us(python: str) -> tuple[float, float]:
+    """CPU time of one stamped and recorded call in that interpreter, and of one look at a thread's waits for a core."""
     path = os.pathsep.join(str(CHECKOUT / part) for part in ("servers/probe", "."))
     told = subprocess.run(
         [python, "-c", _COST], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True
     )
-    return float(json.loads(told.stdout))
+    record_us, look_us = json.loads(told.stdout)
+    return float(record_us), float(look_us)
 
 
-def _records(probe_dir: Path, record_us: float) -> dict[str, Any]:
+def _records(probe_dir: Path, record_us: float, look_us: float) -> dict[str, Any]:
     """Records, bytes and CPU time of recording that each process spent on a step, by its file.
 
-    The CPU time is the count of records times what one costs, ``record_us``: it does not drift with the machine's load.
+    The CPU time is the count of records, and of looks at threads' waits, times what one costs: it does not drift with
+    the machine's load.
     """
     files = {path: read_records(path) for path in sorted(probe_dir.glob("*.gap"))}
     steps = sum(len(file.steps) for file in files.values())
@@ -168,9 +188,17 @@ def _records(probe_dir: Path, record_us: float) -> dict[str, Any]:
         found, end, _ = frames(path.read_bytes())
         count = sum(1 for _, kind in found if kind != Kind.JSON)
         told[file.process["role"]] = {
-            "records_a_step": count / steps, "bytes_a_step": end / steps, "cpu_us_a_step": count / steps * record_us,
+            "records_a_step": count / steps, "bytes_a_step": end / steps,
+            "cpu_us_a_step": (count * record_us + _looks(file) * look_us) / steps,
         }  # fmt: skip
-    return {"steps": steps, "record_us": record_us, "by_process": told}
+    return {"steps": steps, "record_us": record_us, "look_us": look_us, "by_process": told}
+
+
+def _looks(file: RecordFile) -> int:
+    """How often the process looked at its threads' waits, from the spans beside which it does."""
+    spans = file.spans
+    received = spans["queued_ns"][spans["code"] == Span.OUTPUT_RECEIVE]
+    return len(np.unique(received)) * 2 + sum(int((spans["code"] == code).sum()) * n for code, n in _LOOKS.items())
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
