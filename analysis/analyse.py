@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
@@ -126,6 +127,8 @@ def _warnings(trace: Trace | None, ledger: Ledger, manifest: dict[str, Any]) -> 
             )
         )
         return told
+    if not ledger.refused and (starved := core_warning(ledger.rows)):
+        told.append(starved)
     for note in trace.notes:
         if note.get("type") == "missing":
             stages = tuple(note.get("stages", ()))
