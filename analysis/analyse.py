@@ -14,6 +14,7 @@ from analysis.floor import read_floor
 from analysis.interference import Interference
 from analysis.ledger import Ledger, make_ledger
 from analysis.metrics import measured_requests, succeeded, window_s
+from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
 from analysis.steady import detect_warmup
 from analysis.summary import build_summary, write_summary
@@ -21,6 +22,9 @@ from analysis.tables import GeneratorFile, read_requests, steps_table, write_tab
 from analysis.trace import Trace, read_trace
 from analysis.validity import Evidence, RunWarning
 from recording import RunFolder
+
+# Arrivals under which latencies are meant to change through the run: there is no steady state to look for.
+_CHANGING = ("ramp", "steps", "diurnal", "trace")
 
 
 def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
@@ -33,7 +37,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     manifest = folder.read_manifest()
     plan = manifest["plan"]
     requests, generators = read_requests(folder, plan)
-    warmup = detect_warmup(requests[requests["measured"]]) if plan["warmup_auto"] else None
+    steady = manifest["scenario"]["load"]["arrivals"] not in _CHANGING
+    warmup = detect_warmup(requests[requests["measured"]]) if plan["warmup_auto"] and steady else None
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
     trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
@@ -78,10 +83,12 @@ def _evidence(
     lags = np.concatenate([g.lag_ns for g in generators]) if generators else np.empty(0, np.int64)
     cpu = [share for g in generators if (share := g.cpu_share()) is not None]
     placement = manifest.get("placement", {})
+    knots = [(at + plan["t0_ns"], rate) for at, rate in plan.get("rate_knots", ())]
+    window = _window(plan, requests)
     return Evidence(
         loop=plan["loop"],
         arrivals=load["arrivals"],
-        requested_rate=load.get("rate"),
+        requested_rate=_requested_rate(load, knots, window),
         burstiness=load.get("burstiness"),
         concurrency=load.get("concurrency"),
         processes=load.get("processes", 1),
@@ -97,7 +104,28 @@ def _evidence(
         ledger_refused=ledger.refused,
         slo_on_errors=any(slo["metric"] == "errors" for slo in manifest["slo"]),
         floor=read_floor(manifest),
+        rate_knots=knots,
+        window_ns=window,
     )
+
+
+def _window(plan: dict[str, Any], requests: pd.DataFrame) -> tuple[int, int]:
+    """From when to when requests were measured: what a slow start took away is left out; CLOCK_MONOTONIC ns."""
+    start = int(plan["t0_ns"] + plan["warmup_ns"])
+    left_out = requests[~requests["measured"] & (requests["due_ns"] >= start).fillna(False)]
+    first = requests.loc[requests["measured"], "due_ns"]
+    if len(left_out) and len(first):
+        start = int(first.min())
+    return start, int(plan["t0_ns"] + plan["end_ns"])
+
+
+def _requested_rate(load: dict[str, Any], knots: Knots, window: tuple[int, int]) -> float | None:
+    """Requests per second: as asked for, or the mean of a rate that was asked for as a curve; None for a trace."""
+    rate = load.get("rate")
+    if rate is not None or not knots:
+        return None if rate is None else float(rate)
+    low, high = expected_counts(knots, np.array(window))
+    return float(high - low) / max((window[1] - window[0]) / 1e9, 1e-9)
 
 
 def _incomplete(manifest: dict[str, Any], generators: list[GeneratorFile]) -> str:

@@ -30,6 +30,7 @@ from analysis.metrics import (
     succeeded,
     window_s,
 )
+from analysis.rate_curve import lowest_and_highest
 from analysis.report.numbers import duration, share
 from analysis.stages import BY_NAME
 from analysis.steady import Warmup
@@ -164,6 +165,7 @@ def _load(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> d
         "loop": evidence.loop,
         "arrivals": evidence.arrivals,
         "requested_rate": evidence.requested_rate,
+        "rate_range": lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         "concurrency": evidence.concurrency,
         "delivered_rate": delivered,
         "dispersion": validity.dispersion(measured)[0],

@@ -19,6 +19,7 @@ from analysis.floor import COMMAND, Floor, Limit, busiest_second
 from analysis.hdr import nearest_rank
 from analysis.metrics import Bools, elapsed_ns, generator_lag_ns, stamps_ns, succeeded
 from analysis.quantiles import Floats
+from analysis.rate_curve import Knots, expected_counts
 from analysis.report.numbers import count, duration, share, significant
 
 OK, WARN, BROKEN, UNMEASURED = "ok", "warn", "broken", "unmeasured"
@@ -27,6 +28,7 @@ RATE_TOLERANCE = 0.01
 DELIVERED_FLOOR_NS = 20e6  # in a window of a second, one late request would otherwise look like a rate
 CHANCE = 1e-4
 CONSTANT_DISPERSION = 0.3
+BUNCHING = (0.7, 1.4)  # dispersion of sent over that of planned requests
 LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
 LAG_SHARES = (0.02, 0.10)  # of TTFT p99
 LOOP_LAG_FLOORS_NS = (2e6, 10e6)
@@ -42,11 +44,12 @@ class Evidence:
     """What is known of a run beside its tables. None: not measured (or, for limits, not asked for).
 
     ``arrivals`` is constant, poisson, gamma, ... or closed; ``burstiness`` the squared coefficient of variation of
-    gaps that was asked for. ``client_cpu_share`` is the busiest generator process's share of one core,
-    ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths
-    were forced on the server, and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed
-    piece of work. ``slo_on_errors``: an SLO judges them, so no rule does. ``floor``: what calibration found of the load
-    tester on the machine of the run.
+    gaps that was asked for. ``rate_knots`` (CLOCK_MONOTONIC ns, requests per second) are the rate that due times were
+    drawn at, where it changed, ``window_ns`` the measured part then. ``client_cpu_share`` is the busiest generator
+    process's share of one core, ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and
+    ``prompt_exact`` say whether lengths were forced on the server, and prompts made with its own tokenizer.
+    ``canary_spread`` is p95 / p50 of the fixed piece of work. ``slo_on_errors``: an SLO judges them, so no rule does.
+    ``floor``: what calibration found of the load tester on the machine of the run.
     """
 
     loop: str
@@ -66,6 +69,8 @@ class Evidence:
     canary_spread: float | None = None
     ledger_refused: tuple[str, ...] = ()
     slo_on_errors: bool = False
+    rate_knots: Knots = ()
+    window_ns: tuple[int, int] = (0, 0)
     floor: Floor | None = None
 
 
@@ -132,12 +137,21 @@ def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
     Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
     chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
     """
-    sent = stamps_ns(requests, "sent_ns")
-    sent = sent[sent >= 0]
-    windows = min(len(sent) // 5, 200)
+    return _index(_on_scale(requests, "sent_ns"))
+
+
+def _on_scale(requests: pd.DataFrame, stamp: str, knots: Knots = ()) -> Floats:
+    """What was stamped, on the scale on which requests come at a constant rate: time, or the expected count."""
+    known = stamps_ns(requests, stamp)
+    known = known[known >= 0]
+    return expected_counts(knots, known) if knots else (known - known.min(initial=2**62)).astype(np.float64)
+
+
+def _index(at: Floats) -> tuple[float | None, int]:
+    windows = min(len(at) // 5, 200)
     if windows < 10:
         return None, windows
-    counts, _ = np.histogram(sent - sent.min(), bins=windows)
+    counts, _ = np.histogram(at - at.min(), bins=windows)
     return float(counts.var(ddof=1) / counts.mean()), windows
 
 
@@ -148,21 +162,17 @@ def percentile_of(values: Floats, percentile: float) -> float | None:
 
 
 def _arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
-    if evidence.loop != "open" or evidence.requested_rate is None:
+    if evidence.loop != "open":
         return
+    n = len(requests)
     planned, delivered = rates(requests)
     if planned is None or delivered is None:
         yield Check("rate", UNMEASURED, None, None, "too few requests to tell the delivered rate")
         return
-    asked, n = evidence.requested_rate, len(requests)
-    variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.burstiness or 1.0)
-    slack = RATE_TOLERANCE + float(special.ndtri(1 - CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
-    off = abs(planned / asked - 1)
-    yield Check(
-        "rate", BROKEN if off > slack else OK, planned, asked,
-        f"{significant(asked)} requests per second were asked for, {significant(planned)} were due"
-        f" ({share(off)} off; chance and rounding allow {share(slack)})",
-    )  # fmt: skip
+    if evidence.rate_knots:
+        yield _curve(n, evidence)
+    elif evidence.requested_rate is not None:
+        yield _rate(planned, evidence.requested_rate, n, evidence)
     late = abs(delivered / planned - 1)
     allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(n - 1, 1))
     yield Check(
@@ -173,18 +183,43 @@ def _arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     yield from _dispersion(requests, evidence)
 
 
+def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
+    variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.burstiness or 1.0)
+    slack = RATE_TOLERANCE + float(special.ndtri(1 - CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
+    off = abs(planned / asked - 1)
+    return Check(
+        "rate", BROKEN if off > slack else OK, planned, asked,
+        f"{significant(asked)} requests per second were asked for, {significant(planned)} were due"
+        f" ({share(off)} off; chance and rounding allow {share(slack)})",
+    )  # fmt: skip
+
+
+def _curve(n: int, evidence: Evidence) -> Check:
+    """As many requests were due as the rate that changes lets expect: a Poisson number with that mean."""
+    start, end = expected_counts(evidence.rate_knots, np.array(evidence.window_ns))
+    wanted = float(end - start)
+    low, high = (max(float(special.pdtrik(p, wanted)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
+    return Check(
+        "rate", OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, float(n), wanted,
+        f"the planned rate lets {significant(wanted)} requests expect, {count(n)} were due"
+        f" (chance allows {math.floor(low):,} .. {math.ceil(high):,})",
+    )  # fmt: skip
+
+
 def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
-    index, windows = dispersion(requests)
-    if evidence.arrivals not in ("poisson", "constant"):
-        return
+    """Poisson arrivals in windows of equal expected count, constant ones in equal times; others as planned."""
+    index, windows = _index(_on_scale(requests, "sent_ns", evidence.rate_knots))
     if index is None:
         yield Check("dispersion", UNMEASURED, None, None, "too few requests to tell how evenly they were sent")
         return
     low, high = 0.0, CONSTANT_DISPERSION
-    if evidence.arrivals == "poisson":
+    if evidence.rate_knots or evidence.arrivals == "poisson":
         low, high = (
             float(special.chdtri(windows - 1, above)) / (windows - 1) for above in (1 - CHANCE / 2, CHANCE / 2)
         )
+    elif evidence.arrivals != "constant":
+        as_planned = _index(_on_scale(requests, "due_ns"))[0] or 0.0
+        low, high = BUNCHING[0] * as_planned, BUNCHING[1] * as_planned
     yield Check(
         "dispersion", OK if low <= index <= high else BROKEN, index, high,
         f"index of dispersion of {evidence.arrivals} arrivals {index:.2f}, expected {low:.2f} .. {high:.2f}",

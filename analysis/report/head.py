@@ -92,10 +92,18 @@ def load(summary: Mapping[str, Any]) -> str:
     """How it was loaded: rate and loop, how long, how many requests are behind the figures."""
     known, counts = summary["load"], summary["counts"]
     if known["loop"] == "open":
-        how = f"{rate(known['requested_rate'] or known['delivered_rate'])} open loop"
+        how = f"{rate(known['requested_rate'] or known['delivered_rate'])}{_shape(known)} open loop"
     else:
         how = f"{known['concurrency']} users, closed loop"
     return f"{how}, {known['window_s']:.0f} s, n = {count(counts['measured'])}"
+
+
+def _shape(load: Mapping[str, Any]) -> str:
+    """What a mean rate does not say of the arrivals."""
+    if load.get("rate_range"):
+        low, high = load["rate_range"]
+        return f" on average ({load['arrivals']}, {low:.3g} to {high:.3g})"
+    return f" ({load['arrivals']})" if load["arrivals"] in ("gamma", "trace") else ""
 
 
 def slo_lines(summary: Mapping[str, Any]) -> list[SloLine]:
