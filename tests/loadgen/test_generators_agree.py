@@ -1,0 +1,119 @@
+"""Two generators, one plan: what goes wrong on the wire has the same outcome, and what goes well the same stamps."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from loadgen.fleet import GENERATORS, make_fleet
+from loadgen.plan import Plan
+from recording import Outcome, read_records
+from recording.stream import parse_answer
+from recording.tail import RecordTail
+from recording.wire import FINISHED, Flag, WireRecord, decode
+from servers.null.faults import FAULTS
+from tests.loadgen.null import body, null_server, plan
+
+MS = 1_000_000
+
+
+def issued(what: Plan, url: str, folder: Path, generator: str) -> list[WireRecord]:
+    """What a generator process makes of a plan, in the plan's order."""
+    folder.mkdir(exist_ok=True)
+    with make_fleet(what, url, None, folder, (), 1, warm=1, generator=generator) as fleet:
+        fleet.start()
+        assert fleet.wait(lambda: None, 0.02) == [0], fleet.troubles()
+    file = read_records(folder / "worker-0.gap")
+    assert file.complete
+    found = [decode(payload) for code, payload in file.blobs if code == FINISHED]
+    return sorted(found, key=lambda record: record.index)
+
+
+async def of_each(what: Plan, url: str, folder: Path) -> list[list[WireRecord]]:
+    """The same plan issued by each generator, one after the other."""
+    return [await asyncio.to_thread(issued, what, url, folder / name, name) for name in sorted(GENERATORS)]
+
+
+async def test_every_fault_has_the_same_outcome_whoever_asks(tmp_path: Path) -> None:
+    what = plan([index * 40 * MS for index in range(len(FAULTS))], timeout_s=1)
+    what.bodies[:] = [body(8, fault=fault) for fault in FAULTS]
+    async with null_server() as (_, url):
+        one, other = await of_each(what, url, tmp_path)
+    for fault, mine, theirs in zip(FAULTS, one, other, strict=True):
+        kept, also = parse_answer(mine), parse_answer(theirs)
+        assert (mine.outcome, mine.status, mine.error) == (theirs.outcome, theirs.status, theirs.error), fault
+        assert (mine.attempt, mine.flags, mine.body) == (theirs.attempt, theirs.flags, theirs.body), fault
+        assert (len(kept.token_ns), kept.error) == (len(also.token_ns), also.error), fault
+    assert len({record.outcome for record in one}) >= 6
+
+
+async def test_requests_that_no_socket_takes_at_once_arrive_whole(tmp_path: Path) -> None:
+    what = plan([0, MS])
+    what.bodies[:] = [body(8, prompt="word " * 4_000_000)] * 2
+    async with null_server() as (server, url):
+        records = await of_each(what, url, tmp_path)
+        assert len(server.requests) == 4
+    assert [record.outcome for each in records for record in each] == [Outcome.OK] * 4
+
+
+@pytest.fixture
+def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, which generator processes trust, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl program makes the certificate")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    return cert, key
+
+
+async def test_tls_is_spoken_and_its_failures_are_told(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    what = plan([index * 20 * MS for index in range(5)], tokens=200)
+    what.bodies[1] = body(200, fault="cut")
+    async with null_server(tls=context, gap_ms=0.1) as (_, url):
+        one, other = await of_each(what, url, tmp_path)
+    for mine, theirs in zip(one, other, strict=True):
+        assert (mine.outcome, len(parse_answer(mine).token_ns)) == (theirs.outcome, len(parse_answer(theirs).token_ns))
+        assert Flag.TLS in mine.flags
+        assert Flag.TLS in theirs.flags
+    assert [record.outcome for record in one] == [Outcome.OK, Outcome.CUT, *[Outcome.OK] * 3]
+    assert len(parse_answer(other[0]).token_ns) == 200
+
+
+async def test_a_server_that_goes_away_refuses_what_comes_later(tmp_path: Path) -> None:
+    what = plan([0, 600 * MS])
+    for name in sorted(GENERATORS):
+        async with null_server() as (_, url):
+            asking = asyncio.ensure_future(asyncio.to_thread(issued, what, url, tmp_path / name, name))
+            await asyncio.to_thread(_await_answer, tmp_path / name / "worker-0.gap")
+        first, second = await asking
+        assert (first.outcome, second.outcome) == (Outcome.OK, Outcome.REFUSED), name
+        assert second.error == "Connection refused"
+        assert second.sent_ns == 0
+
+
+def _await_answer(path: Path) -> None:
+    end = time.monotonic() + 20
+    while not (path.exists() and any(code == FINISHED for code, _ in RecordTail(path).poll())):
+        assert time.monotonic() < end, "no answer was recorded"
+        time.sleep(0.02)
+
+
+async def test_a_closed_loop_of_either_keeps_its_users_and_their_pauses(tmp_path: Path) -> None:
+    what = plan([-1] * 40, users=4, think_ns=10 * MS)
+    async with null_server() as (_, url):
+        for records in await of_each(what, url, tmp_path):
+            assert [record.index for record in records] == list(range(40))
+            ends = sorted(record.end_ns for record in records)
+            dues = sorted(record.due_ns for record in records)[4:]
+            assert [due - end for due, end in zip(dues, ends, strict=False)] == [10 * MS] * 36
