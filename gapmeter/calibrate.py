@@ -19,7 +19,6 @@ from analysis.report.numbers import duration
 from gapmeter.calibration import Floor, Limit, cache_file, fingerprint, save_calibration
 from gapmeter.errors import NOT_VALID, OK, USAGE, UserError
 from gapmeter.instrument import (
-    GENERATORS,
     Cores,
     Errors,
     NotMeasured,
@@ -31,6 +30,7 @@ from gapmeter.instrument import (
     poisson,
 )
 from gapmeter.placement import place
+from loadgen.fleet import GENERATORS
 
 MOST_ERROR_MS = 1.0
 STREAMS = 64

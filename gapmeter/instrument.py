@@ -21,7 +21,6 @@ from recording.stream import parse_answer
 from recording.wire import FINISHED, WireRecord, decode
 
 Ints = NDArray[np.int64]
-GENERATORS = {"asyncio": make_fleet}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def issue(
         path = Path(folder)
         with null_server(cores, timing, log=path, most_tokens=int(plan.output_tokens.max())) as port:
             url = f"http://127.0.0.1:{port}"
-            with GENERATORS[generator](plan, url, None, path, cores.client, 1, warm=warm) as fleet:
+            with make_fleet(plan, url, None, path, cores.client, 1, warm=warm, generator=generator) as fleet:
                 cpu_ns = _run(fleet, measure_cpu=measure_cpu)
         generated = read_records(path / "worker-0.gap")
         (server,) = (read_records(file) for file in path.glob("null-*.gap"))

@@ -23,6 +23,7 @@ from servers.null.script import Script, chunk, event
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+_MODELS = b'{"object": "list", "data": [{"id": "null", "object": "model", "owned_by": "gapmeter"}]}'
 _UNTIL_CLOSE = _HEAD + b"Connection: close\r\n\r\n"
 
 
@@ -88,6 +89,9 @@ class Server:
 
     def begin(self, connection: Connection, body: dict[str, Any], path: bytes, request_id: str, now: int) -> None:
         """A request is here: answer it at once, or put its first token on the timer."""
+        if path.endswith(b"/models"):  # other load testers ask what is served
+            connection.answer(b"200 OK", _MODELS)
+            return
         self.requests.append(request_id)
         ref = 0
         if self.records is not None:
@@ -98,7 +102,8 @@ class Server:
             connection.misbehave(fault)
             return
         script = self._scripts["chat" if b"chat" in path else "completion", fault not in ("plain", "close_delimited")]
-        tokens = min(max(1, int(body.get("max_tokens", 16))), script.most)
+        asked = body.get("max_tokens") or body.get("max_completion_tokens") or 16
+        tokens = min(max(1, int(asked)), script.most)
         if not body.get("stream"):
             connection.answer(b"200 OK", script.whole(tokens))
             return
