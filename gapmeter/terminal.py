@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from analysis.report import failed, head
+from analysis.report import failed, head, reconcile
 from analysis.report.marks import words
 from analysis.report.numbers import duration
 from gapmeter import bars, errors
@@ -52,6 +52,7 @@ def render_summary(
         _slos(summary, width),
         _failed(summary, width),
         _where(summary, width),
+        _definitions(summary, width),
         _facts(summary, width),
         _end(summary, report, again, exit_code),
     ]
@@ -143,6 +144,20 @@ def _slo_mark(limit: tuple[float, str] | None, slow: float, ms_per_column: float
     at = _LABEL + round(limit[0] / ms_per_column)
     line = f"{' ' * at}^ {mark}" if at + 2 + len(mark) <= width else f"{mark} ^".rjust(at + 1)
     return f"\n{line}"
+
+
+def _definitions(summary: Mapping[str, Any], width: int) -> Text:
+    """The same requests by other tools' definitions, where they were asked for."""
+    rows = reconcile.definition_rows(summary)
+    if not rows:
+        return Text()
+    titles = "".join(f"{name:>9}" for name in ("p50", "p99", "mean", "n"))
+    lines = [f"\n {'by definition of':<30}{titles}"]
+    for row in rows:
+        label = f"{row.metric if row.first else '':<5}{row.who}"
+        lines.append(f" {label:<30}{row.p50:>9}{row.p99:>9}{row.mean:>9}{row.n:>9}")
+        lines.append(_wrap(row.differs, width, " " * 8, " " * 8))
+    return Text("\n".join(lines))
 
 
 def _facts(summary: Mapping[str, Any], width: int) -> Text:

@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from analysis.metrics import measured_requests, metric_sample
-from analysis.report import curves, failed, head, marks, stacks, tables, timeline
+from analysis.report import curves, failed, head, marks, reconcile, stacks, tables, timeline
 from analysis.report.numbers import duration
 from analysis.report.run import Run, read_run
 from analysis.report.slowest import slowest
@@ -195,6 +195,7 @@ def page(folder: RunFolder) -> str:
             "curves": curve_views(run, head.limits(summary), stamp),
             "percentile_names": list(tables.percentile_names(summary).values()),
             "metrics": tables.metric_rows(summary),
+            "reconciled": reconcile.definition_rows(summary),
             "timeline": timeline_view(run, main, stamp),
             "stages": tables.stage_rows(summary),
             "residual": tables.residual_rows(summary),
