@@ -106,6 +106,7 @@ def _evidence(
         floor=read_floor(manifest),
         rate_knots=knots,
         window_ns=window,
+        prefix_share=plan.get("prefix_share"),
     )
 
 

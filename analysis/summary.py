@@ -167,12 +167,23 @@ def _load(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> d
         "requested_rate": evidence.requested_rate,
         "rate_range": lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         "concurrency": evidence.concurrency,
+        "prefix_share": evidence.prefix_share,
+        "cached_share": _cached_share(measured),
         "delivered_rate": delivered,
         "dispersion": validity.dispersion(measured)[0],
         "lag_p99_ms": fig.plain_percentile(lag_ns),
         "lag_p50_ms": fig.plain_percentile(validity.percentile_of(generator_lag_ns(measured), 50)),
         "window_s": window_s(measured),
     }
+
+
+def _cached_share(measured: pd.DataFrame) -> float | None:
+    """Prompt tokens that the server found in its prefix cache over all prompt tokens, where it tells."""
+    if not {"cached_tokens", "prompt_tokens"} <= set(measured.columns):
+        return None
+    told = measured[["cached_tokens", "prompt_tokens"]].dropna()
+    prompts = float(told["prompt_tokens"].sum())
+    return float(told["cached_tokens"].sum()) / prompts if prompts else None
 
 
 def _counts(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class Evidence:
 
     ``arrivals`` is constant, poisson, gamma, ... or closed; ``burstiness`` the squared coefficient of variation of
     gaps that was asked for. ``rate_knots`` (CLOCK_MONOTONIC ns, requests per second) are the rate that due times were
-    drawn at, where it changed, ``window_ns`` the measured part then. ``client_cpu_share`` is the busiest generator
+    drawn at, where it changed, ``window_ns`` the measured part then, ``prefix_share`` how much of all prompts stood at
+    the start of an earlier one. ``client_cpu_share`` is the busiest generator
     process's share of one core, ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and
     ``prompt_exact`` say whether lengths were forced on the server, and prompts made with its own tokenizer.
     ``canary_spread`` is p95 / p50 of the fixed piece of work. ``slo_on_errors``: an SLO judges them, so no rule does.
@@ -71,6 +72,7 @@ class Evidence:
     slo_on_errors: bool = False
     rate_knots: Knots = ()
     window_ns: tuple[int, int] = (0, 0)
+    prefix_share: float | None = None
     floor: Floor | None = None
 
 

@@ -19,7 +19,7 @@ from scenarios.model import Load, Scenario, Workload
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 # One stream of randomness for each thing that is drawn: drawing more of one moves no other.
-_ARRIVALS, _PROMPT_LENGTHS, _OUTPUT_LENGTHS, _CONTENTS, _SAMPLING = range(5)
+_ARRIVALS, _PROMPT_LENGTHS, _OUTPUT_LENGTHS, _CONTENTS, _SAMPLING, _GROUPS, _SHARED = range(7)
 _MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
 
@@ -34,7 +34,8 @@ class Plan:
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
-    ``rate_knots`` and ``count_dispersion`` say what the due times were drawn from (``Arrivals``); nothing to issue.
+    ``rate_knots`` and ``count_dispersion`` say what the due times were drawn from (``Arrivals``), ``prefix_share`` how
+    much of all prompts stood at the start of an earlier one (None: not known before the run); no issuer needs them.
     """
 
     loop: str
@@ -58,6 +59,7 @@ class Plan:
     notes: tuple[str, ...]
     rate_knots: tuple[tuple[int, float], ...] = ()
     count_dispersion: float = 1.0
+    prefix_share: float | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -130,6 +132,7 @@ class Plan:
             "output_tokens": int(self.output_tokens.sum()),
             "rate_knots": [list(knot) for knot in self.rate_knots] if len(self.rate_knots) <= _MOST_KNOTS else [],
             "count_dispersion": self.count_dispersion,
+            "prefix_share": self.prefix_share,
             "notes": list(self.notes),
         }
 
@@ -178,9 +181,15 @@ def make_plan(
     fitting = _within_context(asked, output, scenario.server.max_model_len)
 
     def contents(index: int) -> np.random.Generator:
+        if index < -1:
+            return np.random.default_rng([seed, _SHARED, repeat, -1 - index])
         return np.random.default_rng([seed, _CONTENTS, repeat, index + 1])
 
-    prompts = make_prompts(tokenizer, workload.kind, fitting, workload.shared_prefix, contents)
+    blocks = load.trace if workload.prompt_tokens is None else None
+    groups = np.random.default_rng([seed, _GROUPS]).integers(0, workload.shared_prefixes, count)
+    prompts = make_prompts(
+        tokenizer, workload.kind, fitting, workload.shared_prefix, contents, groups=groups, trace=blocks
+    )
     _check_context(prompts, output, scenario.server.max_model_len)
     sampling = np.random.default_rng([seed, _SAMPLING, repeat]).integers(0, 2**31, count)
     bodies = [
@@ -209,6 +218,7 @@ def make_plan(
         notes=_notes(prompts, asked, fitting, scenario),
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
+        prefix_share=float(prompts.repeated.sum() / max(int(prompts.tokens.sum()), 1)) if load.loop == "open" else None,
     )
 
 

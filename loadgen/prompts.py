@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import PlanError
+from loadgen.sharing import shared_beginnings, trace_blocks
 from loadgen.tokenizer import PromptTokenizer
+from scenarios.arrivals import Trace
 
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
@@ -52,7 +54,8 @@ class Words:
 class Prompts:
     """Texts with their lengths. ``firsts`` are each text's first own word and the character where it stands ("": none).
 
-    ``lengthened`` counts those that were asked shorter than ``words.shortest``.
+    ``lengthened`` counts those that were asked shorter than ``words.shortest``; ``repeated`` is how many of each text's
+    tokens stood at the start of an earlier one.
     """
 
     texts: list[str]
@@ -61,6 +64,7 @@ class Prompts:
     words: Words
     exact: bool
     lengthened: int
+    repeated: NDArray[np.int64]
 
 
 def survey(tokenizer: PromptTokenizer | None, kind: str) -> Words:
@@ -80,19 +84,30 @@ def make_prompts(
     asked: NDArray[np.int64],
     shared_prefix: float,
     stream: Callable[[int], np.random.Generator],
+    *,
+    groups: NDArray[np.int64] | None = None,
+    trace: Trace | None = None,
 ) -> Prompts:
     """One prompt for each asked token count, verified by the tokenizer.
 
-    ``stream(i)`` is request i's own randomness (what one prompt says depends on no other), ``stream(-1)`` the shared
-    text's. Raises PlanError when a count cannot be met exactly.
+    ``stream(i)`` is request i's own randomness (what one prompt says depends on no other), ``stream(-1 - g)`` that of
+    shared text g, ``groups`` says which of these each prompt begins with (all with 0 when None). ``trace``: its blocks
+    are the prompts' text. Raises PlanError when a count cannot be met exactly.
     """
     words = survey(tokenizer, kind)
     target = np.maximum(asked, words.shortest)
     content = target - words.overhead
-    shared_counts = np.rint(content * shared_prefix).astype(np.int64)
-    shared = _pick(words, int(shared_counts.max(initial=0)), stream(-1), starts=True)
-    heads = [shared[:count] for count in shared_counts]
-    own = [
+
+    def shared_text(which: int, count: int) -> list[str]:
+        return _pick(words, count, stream(-1 - which), starts=True)
+
+    if trace is not None and trace.blocks:
+        common = trace_blocks(content, trace, shared_text)
+    else:
+        which = np.zeros(len(content), np.int64) if groups is None else groups
+        common = shared_beginnings(content, shared_prefix, which, shared_text)
+    heads = common.heads
+    own = common.tails or [
         _pick(words, int(total - len(head)), stream(i), starts=not head)
         for i, (total, head) in enumerate(zip(content, heads, strict=True))
     ]
@@ -101,7 +116,7 @@ def make_prompts(
     texts = [words.joiner.join(head + rest) for head, rest in zip(heads, own, strict=True)]
     firsts = [(rest[0] if rest else "", _start(words.joiner, head)) for head, rest in zip(heads, own, strict=True)]
     lengthened = int(np.count_nonzero(asked < words.shortest))
-    return Prompts(texts, target, firsts, words, tokenizer is not None, lengthened)
+    return Prompts(texts, target, firsts, words, tokenizer is not None, lengthened, common.repeated)
 
 
 def _pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) -> list[str]:

@@ -79,6 +79,8 @@ def _size(load: Load) -> Iterator[Problem]:
 
 
 def _lengths(scenario: Scenario) -> Iterator[Problem]:
+    if scenario.workload.shared_prefixes > 1 and not scenario.workload.shared_prefix:
+        yield "workload.shared_prefixes", "nothing is shared; write for instance shared_prefix: 0.5"
     if scenario.load.trace is not None:
         return
     examples = {"prompt_tokens": 96, "output_tokens": 32}

@@ -122,6 +122,12 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("workload.shared_prefix", share(), 0.0, "Share of each prompt that is the same text in every request."),
     Field(
+        "workload.shared_prefixes",
+        whole("a number of texts", 1, 100_000, 4),
+        1,
+        "How many such shared texts there are; each request begins with one of them, drawn evenly.",
+    ),
+    Field(
         "workload.temperature",
         share(most=2),
         0.0,

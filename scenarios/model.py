@@ -88,6 +88,7 @@ class Workload:
     output_tokens: Lengths | None
     shared_prefix: float
     temperature: float
+    shared_prefixes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
