@@ -42,8 +42,14 @@ class Gaps:
 
 def measured_requests(requests: pd.DataFrame) -> pd.DataFrame:
     """The issued requests after the warm-up, in the order they were due."""
-    issued = requests["measured"].to_numpy(bool) & (requests["outcome"] != "unsent").to_numpy(bool)
-    return requests[issued].sort_values("due_ns", kind="stable", ignore_index=True)
+    return requests[requests["measured"].to_numpy(bool) & issued(requests)].sort_values(
+        "due_ns", kind="stable", ignore_index=True
+    )
+
+
+def issued(requests: pd.DataFrame) -> Bools:
+    """Which were asked at all: not when the run ended first, nor when an earlier turn of the conversation failed."""
+    return np.asarray(~requests["outcome"].isin(("unsent", "abandoned")), dtype=bool)
 
 
 def succeeded(requests: pd.DataFrame) -> Bools:

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import quantiles
-from analysis.metrics import request_values_ns, succeeded
+from analysis.metrics import issued, request_values_ns, succeeded
 from analysis.quantiles import Floats
 
 BATCH = 5
@@ -51,7 +51,7 @@ def detect_warmup(requests: pd.DataFrame) -> Warmup:
 
     Failed requests are passed over here; they stay in every figure. Unsteady in one metric is unsteady.
     """
-    ordered = requests[(requests["outcome"] != "unsent").to_numpy(bool)].sort_values("due_ns", kind="stable")
+    ordered = requests[issued(requests)].sort_values("due_ns", kind="stable")
     found = [_of_metric(ordered, metric) for metric in ("ttft", "tpot")]
     unsteady = [each for each in found if each.state == "unsteady"]
     return unsteady[0] if unsteady else max(found, key=lambda each: each.excluded)

@@ -24,6 +24,7 @@ from analysis.metrics import (
     METRICS,
     generator_lag_ns,
     good_requests,
+    issued,
     limits_of,
     measured_requests,
     metric_sample,
@@ -189,11 +190,12 @@ def _cached_share(measured: pd.DataFrame) -> float | None:
 def _counts(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any]:
     """``planned`` and ``issued`` with the warm-up, the others without it."""
     failed = measured.loc[~succeeded(measured), "outcome"].value_counts()
-    issued = int((requests["outcome"] != "unsent").sum())
+    sent = int(issued(requests).sum())
     return {
         "planned": len(requests) if evidence.planned is None else evidence.planned,
-        "issued": issued,
-        "warmup": issued - len(measured),
+        "issued": sent,
+        "warmup": sent - len(measured),
+        "abandoned": int((requests["outcome"] == "abandoned").sum()),
         "measured": len(measured),
         "succeeded": int(succeeded(measured).sum()),
         "failed": {str(name): int(count) for name, count in failed.items()},

@@ -127,3 +127,4 @@ class Outcome(IntEnum):
     UNSENT = 10  # never issued (the run ended first)
     LOST = 11  # was in flight when the recording process died
     STALLED = 12  # its stream had begun, then no token came for as long as was allowed
+    ABANDONED = 13  # never issued: an earlier turn of its conversation failed
