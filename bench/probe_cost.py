@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.vllm.api import ApiProbe
 from gapmeter_probe.vllm.calls import Call, Generation
 from gapmeter_probe.vllm.core import SEQ, CoreProbe
@@ -87,6 +89,7 @@ def hooked(probe: Probe, bare: bool) -> Callable[[str, Callable[..., Any]], Call
 
 def core(count: int, writer: RecordWriter, bare: bool) -> Callable[[], None]:
     probe, engine = CoreProbe(), Holder(running=list(range(count)))
+    probe._waits = CoreWaits(writer)
     probe.writer, probe._scheduler, probe._free_blocks = writer, engine, lambda: 100
     ids = [f"chatcmpl-request-{n}-abcdef01" for n in range(count)]
     probe._requests = {name: (n + 1, 10) for n, name in enumerate(ids)}
@@ -132,15 +135,17 @@ def worker(writer: RecordWriter, bare: bool) -> Callable[[], None]:
     setattr(scheduled, SEQ, 1)
     run = next(h for h in probe.hooks() if h.every and h.targets[0].endswith("GPUModelRunner.execute_model"))
     call = next(h for h in probe.hooks() if h.targets[0].endswith("WorkerWrapperBase.execute_model"))
-    runner = (lambda runner: forward(runner)) if bare else run.wrap(lambda runner: forward(runner))
-    execute = (lambda w, s: runner(w)) if bare else call.wrap(lambda w, s: runner(w))
+    runner: Callable[..., Any] = (lambda runner: forward(runner)) if bare else run.wrap(lambda runner: forward(runner))
+    execute: Callable[..., Any] = (lambda w, s: runner(w)) if bare else call.wrap(lambda w, s: runner(w))
     sampled = next(h for h in probe.hooks() if h.targets[0].endswith("GPUModelRunner.sample_tokens"))
     asked = next(h for h in probe.hooks() if h.targets[0].endswith("Worker.sample_tokens"))
-    inner = (lambda runner: None) if bare else sampled.wrap(lambda runner: None)
-    sample = (lambda w: inner(w)) if bare else asked.wrap(lambda w: inner(w))
+    inner: Callable[..., Any] = (lambda runner: None) if bare else sampled.wrap(lambda runner: None)
+    sample: Callable[..., Any] = (lambda w: inner(w)) if bare else asked.wrap(lambda w: inner(w))
+
+    works: tuple[Callable[[], Any], ...] = (lambda: execute(None, scheduled), lambda: sample(None))
 
     def once() -> None:
-        for work in (lambda: execute(None, scheduled), lambda: sample(None)):
+        for work in works:
             got(None)
             work()
             hand(None)
@@ -152,7 +157,7 @@ def worker(writer: RecordWriter, bare: bool) -> Callable[[], None]:
 
 def api(count: int, writer: RecordWriter, bare: bool) -> Callable[[], None]:
     probe = ApiProbe()
-    probe.writer = writer
+    probe.writer, probe._waits = writer, CoreWaits(writer)
     ids = [f"chatcmpl-request-{n}-abcdef01" for n in range(count)]
     collectors, calls = [Holder(name) for name in ids], []
     for n, name in enumerate(ids):
@@ -181,7 +186,7 @@ def api(count: int, writer: RecordWriter, bare: bool) -> Callable[[], None]:
             put(collector, None)
 
     process = wrap("process_outputs", put_all)
-    cycles = [type("Cycle", (), {"gapmeter_call": call})() for call in calls]
+    cycles = [SimpleNamespace(gapmeter_call=call) for call in calls]
 
     async def deliver() -> None:
         for cycle, collector in zip(cycles, collectors, strict=True):

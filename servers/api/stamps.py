@@ -53,8 +53,9 @@ class RequestStamps:
     def egress(self, tokens: int, format_ns: int, start_ns: int) -> None:
         """A chunk that brings the answer to ``tokens`` was written: formatted from, handed over at; written now."""
         if self._writer:
-            self._writer.span(Span.EGRESS, self._ref, start_ns, now(), tokens, format_ns)
-            self._waits.mark(_LOOP)
+            end = now()
+            self._writer.span(Span.EGRESS, self._ref, start_ns, end, tokens, format_ns)
+            self._waits.mark(_LOOP, end)
 
     def finished(self, outcome: Outcome) -> None:
         """The answer is over, or was refused before it began."""

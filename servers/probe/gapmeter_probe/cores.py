@@ -18,6 +18,7 @@ from gapmeter_probe.writer import RecordWriter
 _OWN = "/proc/thread-self/schedstat"
 _TASKS = "/proc/self/task"
 ZMQ_THREADS = "ZMQbg/IO"  # libzmq's own threads, which move messages between its sockets and the kernel's
+SOON_NS = 250_000  # so much of a wait may be taken for one that came a little later
 SHORTEST_NS = 10_000  # shorter waits are not worth a record
 
 
@@ -54,11 +55,16 @@ class CoreWaits:
             thread.before, thread.after = [_open(tid) for tid in before], [_open(tid) for tid in after]
             thread.before_ns, thread.after_ns = _sum(thread.before), _sum(thread.after)
 
-    def mark(self, who: int) -> None:
-        """This thread's work is done for now. What it lost its core for meanwhile is recorded up to here."""
+    def mark(self, who: int, at_ns: int = 0) -> None:
+        """This thread's work is done for now. What it lost its core for meanwhile is recorded up to here.
+
+        With ``at_ns``, the present, it does not look again so soon after the last time.
+        """
         if self._writer is not None:
             thread = self._thread
-            self._look(thread, who, monotonic_ns(), 0)
+            if at_ns and at_ns - thread.at_ns < SOON_NS:
+                return
+            self._look(thread, who, at_ns or monotonic_ns(), 0)
             if thread.before:
                 thread.before_ns = _sum(thread.before)
 

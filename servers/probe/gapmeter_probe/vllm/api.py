@@ -354,7 +354,7 @@ class ApiProbe(Probe):
             else:
                 formatted = getattr(generation.collector, "gapmeter_ns", start)
                 writer.span(codes.EGRESS, generation.ref, start, end, count, formatted)
-            self._waits.mark(codes.LOOP_THREAD)
+            self._waits.mark(codes.LOOP_THREAD, end)
 
         return send
 
