@@ -29,6 +29,8 @@ class Script:
 
     def __init__(self, kind: str, prompt_tokens: int, most: int, *, coded: bool) -> None:
         self._kind, self._prompt_tokens, self._coded = kind, prompt_tokens, coded
+        named = "chat.completion.chunk" if kind == "chat" else "text_completion"
+        self._head: dict[str, Any] = {"id": _ID, "object": named, "created": 0, "model": "null"}
         pieces = [self._frame(self._piece(number)) for number in range(1, most + 1)]
         self._buffer = memoryview(b"".join(pieces))
         self._ends = [0]
@@ -53,12 +55,13 @@ class Script:
             choice |= {"message": {"role": "assistant", "content": WORD * count}}
         else:
             choice |= {"text": WORD * count}
-        value = {"id": _ID, "model": "null", "choices": [choice], "usage": self._usage(count)}
+        whole = {**self._head, "object": self._head["object"].removesuffix(".chunk")}
+        value = {**whole, "choices": [choice], "usage": self._usage(count)}
         return json.dumps(value, ensure_ascii=False).encode()
 
     def _end(self, count: int) -> bytes:
         """The last token, the usage and the end mark."""
-        usage = {"id": _ID, "model": "null", "choices": [], "usage": self._usage(count)}
+        usage = {**self._head, "choices": [], "usage": self._usage(count)}
         parts = [self._piece(count, finish="length"), event(usage), event("[DONE]")]
         return b"".join(map(self._frame, parts)) + (b"0\r\n\r\n" if self._coded else b"")
 
@@ -69,7 +72,7 @@ class Script:
             choice |= {"delta": {"content": WORD} if number else {"role": "assistant", "content": ""}}
         else:
             choice |= {"text": WORD}
-        return event({"id": _ID, "model": "null", "choices": [choice], "usage": self._usage(number)})
+        return event({**self._head, "choices": [choice], "usage": self._usage(number)})
 
     def _usage(self, count: int) -> dict[str, int]:
         prompt = self._prompt_tokens
