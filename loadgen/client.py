@@ -19,6 +19,7 @@ import httptools
 from loadgen.address import Address
 from loadgen.exchange import Exchange
 from recording import Outcome
+from recording.stream import parse_answer
 from recording.wire import NO_FLAG, Flag
 
 # A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
@@ -97,6 +98,21 @@ class Connection(asyncio.Protocol):
             self._finish(Outcome.CUT, f"{_CUT}: {error}" if error else _CUT, now)
         self._parser = None  # it holds on to us: without the collector a cycle would stay
         del self._feed
+
+    def last_data_ns(self) -> int:
+        """When the last read came that brought more of the answer than comments; 0 before the first."""
+        for k in range(len(self._stamps) - 1, -1, -1):
+            brought = self._parts[self._marks[k - 1] if k else 0 : self._marks[k]]
+            if not all(part.startswith(b":") for part in brought):
+                return self._stamps[k]
+        return 0
+
+    def has_token(self) -> bool:
+        """Whether a token has come already. Reads what is there: for a look now and then, not for each chunk."""
+        if self._exchange is None:
+            return False
+        self._exchange.keep(self._stamps, self._marks, self._parts)
+        return bool(len(parse_answer(self._exchange.record(0), first_token_only=True).token_ns))
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
         """End the request under way from our side, keeping what has come of its answer."""
@@ -232,12 +248,12 @@ class Pool:
             exchange = next(iter(self._flying))
             if exchange.due_ns >= due_before_ns:
                 return
-            self._give_up(exchange, Outcome.TIMEOUT, reason)
+            self.give_up(exchange, Outcome.TIMEOUT, reason)
 
     def abort(self, reason: str) -> None:
         """Give up everything that is in flight."""
         for exchange in list(self._flying):
-            self._give_up(exchange, Outcome.ABORTED, reason)
+            self.give_up(exchange, Outcome.ABORTED, reason)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -270,7 +286,8 @@ class Pool:
         in_handshake = self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
         self._never_sent(exchange, Outcome.TLS if in_handshake else Outcome.REFUSED, reason(error))
 
-    def _give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
+    def give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
+        """End a request from our side; what has come of its answer stays."""
         carrier = exchange.carrier
         if isinstance(carrier, Connection):
             carrier.give_up(outcome, reason)

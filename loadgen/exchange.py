@@ -31,13 +31,14 @@ class Opening(Protocol):
 class Exchange:
     """Mutable while the request lives; ``record`` is what stays of it. Stamps are CLOCK_MONOTONIC ns.
 
-    ``carrier`` is the connection that carries it, or what opens one, None before and after.
+    ``carrier`` is the connection that carries it, or what opens one, None before and after. ``retry`` counts how often
+    the same request has failed before: another try is another exchange.
     """
 
     __slots__ = (
         "attempt", "carrier", "connect_end_ns", "connect_start_ns", "connection", "data", "done", "due_ns", "end_ns",
         "error", "first_byte_ns", "flags", "index", "marks", "outcome", "output_tokens", "parts", "prompt_tokens",
-        "request_id", "sent_ns", "stamps", "status", "write_ns",
+        "request_id", "retry", "sent_ns", "stamps", "status", "turn", "write_ns",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,7 @@ class Exchange:
     ) -> None:
         self.index, self.request_id, self.data = index, request_id, data
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+        self.retry = self.turn = 0
         self.attempt = self.due_ns = self.connect_start_ns = self.connect_end_ns = self.connection = self.status = 0
         self.write_ns = self.sent_ns = self.first_byte_ns = self.end_ns = 0
         self.outcome, self.error, self.done, self.flags = Outcome.LOST, "", False, NO_FLAG
@@ -58,9 +60,24 @@ class Exchange:
             self.stamps, self.marks, self.parts = stamps[:], marks[:], parts[:]
 
     def end(self, outcome: Outcome, error: str, at_ns: int) -> None:
-        """Its fate is known; what was to be sent is let go."""
+        """Its fate is known."""
         self.outcome, self.error, self.end_ns, self.done = outcome, error, at_ns, True
-        self.carrier, self.data = None, b""
+        self.carrier = None
+
+    def release(self) -> None:
+        """Let go what was to be sent."""
+        self.data = b""
+
+    def again(self) -> Exchange:
+        """Another try of a request that has failed, under an id of its own: ``ID.1``, ``ID.2`` and so on."""
+        first = self.request_id.removesuffix(f".{self.retry}") if self.retry else self.request_id
+        name = f"{first}.{self.retry + 1}"
+        end = self.data.index(b"\r\n\r\n") + 2  # of the head's last line
+        old, new = (f"\r\nx-request-id: {word}\r\n".encode() for word in (self.request_id, name))
+        data = self.data[:end].replace(old, new) + self.data[end:]
+        following = Exchange(self.index, name, data, self.prompt_tokens, self.output_tokens)
+        following.retry, following.turn = self.retry + 1, self.turn
+        return following
 
     def mark(self, flag: Flag) -> None:
         self.flags |= flag
@@ -73,8 +90,8 @@ class Exchange:
             connect_start_ns=self.connect_start_ns, connect_end_ns=self.connect_end_ns, write_ns=self.write_ns,
             sent_ns=self.sent_ns, first_byte_ns=self.first_byte_ns, end_ns=self.end_ns, status=self.status,
             outcome=self.outcome, error=self.error, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens,
-            connection=self.connection, flags=self.flags, chunk_ns=chunk_ns, chunk_bytes=chunk_bytes,
-            body=b"".join(self.parts),
+            connection=self.connection, flags=self.flags, retry=self.retry, turn=self.turn, chunk_ns=chunk_ns,
+            chunk_bytes=chunk_bytes, body=b"".join(self.parts),
         )  # fmt: skip
 
 

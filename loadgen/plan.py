@@ -57,6 +57,9 @@ class Plan:
     id_prefix: str
     swaps: Swaps
     notes: tuple[str, ...]
+    stall_ns: int = 0
+    retries: int = 0
+    retry_pause_ns: int = 0
     rate_knots: tuple[tuple[int, float], ...] = ()
     count_dispersion: float = 1.0
     prefix_share: float | None = None
@@ -211,6 +214,9 @@ def make_plan(
         concurrency=load.concurrency or 0,
         think_time_ns=load.think_time_ns,
         timeout_ns=load.timeout_ns,
+        stall_ns=load.stall_ns or 0,
+        retries=load.retries,
+        retry_pause_ns=load.retry_pause_ns,
         worker=0,
         workers=1,
         id_prefix=id_prefix,

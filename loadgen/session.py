@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from loadgen.address import Address
 from loadgen.client import Client, Pool
 from loadgen.exchange import Exchange
+from loadgen.patience import Retries, Stalls
 from loadgen.plan import Plan
-from recording import RecordWriter
+from recording import Outcome, RecordWriter
 from recording.timer import Readers
 from recording.wire import FINISHED, ISSUED, encode
 
@@ -54,6 +55,8 @@ class Session:
         self.stopped, self.drained = event(), event()
         self._address = address
         self._unwritten: deque[Exchange] = deque()
+        self._stalls = Stalls(plan.stall_ns) if plan.stall_ns else None
+        self._retries = Retries(plan.retries, plan.retry_pause_ns, self.loop, self._send_now) if plan.retries else None
         self._ready: list[Exchange | None] = [self._make(index) for index in range(len(plan))]
 
     def exchange(self, index: int) -> Exchange:
@@ -66,25 +69,35 @@ class Session:
 
     def send(self, exchange: Exchange, due_ns: int) -> None:
         """Issue now what was due at ``due_ns``, and note on disk that it left."""
-        exchange.due_ns = due_ns
         self.issued += 1
-        self.client.issue(exchange)
-        self.writer.blob(ISSUED, encode(exchange.record(self.plan.worker)))
+        self._send_now(exchange, due_ns)
+
+    @property
+    def awaited(self) -> int:
+        """Requests whose fate is open: in flight, or waiting to be asked again."""
+        return self.client.in_flight + (len(self._retries) if self._retries is not None else 0)
 
     def expire(self, now_ns: int) -> None:
-        """Give up what has been in flight for longer than the plan allows."""
+        """Give up what has been in flight, or silent, for longer than the plan allows."""
         timeout_ns = self.plan.timeout_ns
         self.client.expire(now_ns - timeout_ns, f"no complete answer in {timeout_ns / 1e9:g} s")
+        if self._stalls is not None:
+            for exchange in self._stalls.find(now_ns):
+                self.client.give_up(exchange, Outcome.STALLED, f"no token for {self.plan.stall_ns / 1e9:g} s")
 
     def stop(self, reason: str) -> None:
         """End early: what is in flight is recorded as aborted, nothing more is issued."""
         self.stopped.set()
         self.on_finished = None
+        if self._retries is not None:
+            self._retries.clear()
         self.client.abort(reason)
+        if not self.awaited:
+            self.drained.set()
 
     async def drain(self) -> None:
-        """Wait until nothing is in flight (every request is answered, or has had its time) and all is on record."""
-        while self.client.in_flight:
+        """Wait until nothing is awaited (every request is answered, or has had its time) and all is on record."""
+        while self.awaited:
             self.drained.clear()
             await self.drained.wait()
         self.write_all()
@@ -101,15 +114,28 @@ class Session:
         tokens = int(plan.prompt_tokens[at]), int(plan.output_tokens[at])
         return Exchange(plan.global_index(index), name, data, *tokens)
 
+    def _send_now(self, exchange: Exchange, due_ns: int) -> None:
+        exchange.due_ns = due_ns
+        self.client.issue(exchange)
+        if self._stalls is not None:
+            self._stalls.watch(exchange)
+        self.writer.blob(ISSUED, encode(exchange.record(self.plan.worker)))
+
     def _finished(self, exchange: Exchange) -> None:
-        self.finished += 1
         if not self._unwritten:
             self.loop.call_soon(self._write_next)
         self._unwritten.append(exchange)
-        if self.on_finished is not None:
-            self.on_finished(exchange)
-        if not self.client.in_flight:
+        again = exchange.outcome is not Outcome.OK and self._asked_again(exchange)
+        exchange.release()
+        if not again:
+            self.finished += 1
+            if self.on_finished is not None:
+                self.on_finished(exchange)
+        if not self.awaited:
             self.drained.set()
+
+    def _asked_again(self, failed: Exchange) -> bool:
+        return self._retries is not None and not self.stopped.is_set() and self._retries.take(failed)
 
     def _write_next(self) -> None:
         """Write one record, and leave the others to the loop's next rounds: reading what has arrived comes first."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 ISSUED, FINISHED = 1, 2
 MOST_ERROR_BYTES = 4096
-_HEAD = struct.Struct("<13I4x7q")  # a multiple of 8, so that the stamps after it lie aligned
+_HEAD = struct.Struct("<13I2H7q")  # a multiple of 8, so that the stamps after it lie aligned
 
 
 class Flag(IntFlag):
@@ -39,7 +39,9 @@ class WireRecord:
     include the TLS handshake. ``write_ns`` is just before the last write call, ``sent_ns`` just after it returned,
     ``first_byte_ns`` the first read of the answer, head included. ``chunk_ns`` (int64) and ``chunk_bytes`` (uint32) say
     when each piece of ``body`` (the entity, transfer coding removed) was read and how long it is.
-    ``prompt_tokens`` and ``output_tokens`` are what was asked. ``status`` 0: no HTTP answer.
+    ``prompt_tokens`` and ``output_tokens`` are what was asked. ``status`` 0: no HTTP answer. ``retry``: how often the
+    same request (the same ``index``) had been issued before and failed; ``due_ns`` is this try's own. ``turn`` is the
+    place in its conversation, from 1; 0 where there is none.
     """
 
     index: int
@@ -60,6 +62,8 @@ class WireRecord:
     output_tokens: int = 0
     connection: int = 0
     flags: Flag = NO_FLAG
+    retry: int = 0
+    turn: int = 0
     chunk_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     chunk_bytes: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     body: bytes = b""
@@ -71,8 +75,8 @@ def encode(record: WireRecord) -> list[bytes]:
     head = _HEAD.pack(
         record.index, record.worker, record.attempt, record.status, record.outcome, record.prompt_tokens,
         record.output_tokens, record.connection, record.flags, len(name), len(error), len(record.chunk_ns),
-        len(record.body), record.due_ns, record.connect_start_ns, record.connect_end_ns, record.write_ns,
-        record.sent_ns, record.first_byte_ns, record.end_ns,
+        len(record.body), record.retry, record.turn, record.due_ns, record.connect_start_ns, record.connect_end_ns,
+        record.write_ns, record.sent_ns, record.first_byte_ns, record.end_ns,
     )  # fmt: skip
     return [head, record.chunk_ns.tobytes(), record.chunk_bytes.tobytes(), name, error, record.body]
 
@@ -87,7 +91,7 @@ def decode(payload: bytes | memoryview) -> WireRecord:
         raise ValueError(f"{len(data)} bytes are too few for a wire record")
     (
         index, worker, attempt, status, outcome, prompt, output, connection, flags, name, error, chunks, body,
-        due, connect_start, connect_end, write, sent, first_byte, end,
+        retry, turn, due, connect_start, connect_end, write, sent, first_byte, end,
     ) = _HEAD.unpack_from(data)  # fmt: skip
     at = _HEAD.size + 12 * chunks
     if len(data) < at + name + error + body:
@@ -98,6 +102,7 @@ def decode(payload: bytes | memoryview) -> WireRecord:
         connect_start_ns=connect_start, connect_end_ns=connect_end, write_ns=write, sent_ns=sent,
         first_byte_ns=first_byte, end_ns=end, status=status, outcome=Outcome(outcome),
         error=data[at + name : text].decode(errors="replace"), prompt_tokens=prompt, output_tokens=output,
-        connection=connection, flags=Flag(flags), chunk_ns=np.frombuffer(data, np.int64, chunks, _HEAD.size),
+        connection=connection, flags=Flag(flags), retry=retry, turn=turn,
+        chunk_ns=np.frombuffer(data, np.int64, chunks, _HEAD.size),
         chunk_bytes=np.frombuffer(data, np.uint32, chunks, _HEAD.size + 8 * chunks), body=data[text : text + body],
     )  # fmt: skip

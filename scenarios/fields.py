@@ -209,6 +209,26 @@ FIELDS: tuple[Field, ...] = (
         "60s",
         "How long after it was due an answer is awaited; one that takes longer counts as failed.",
     ),
+    Field(
+        "load.stall",
+        duration(least_ns=1),
+        None,
+        "How long a stream that has begun may bring no token before it is given up as stalled; never when left out. "
+        "The wait for the first token has no limit but load.timeout.",
+    ),
+    Field(
+        "load.retries",
+        whole("a number of retries", 0, 100, 2),
+        0,
+        "How often a request is issued again that was refused, answered 5xx, 408, 425 or 429, or cut or timed out "
+        "before anything had come. Every attempt is a record; latency counts from when the first was due.",
+    ),
+    Field(
+        "load.retry_pause",
+        duration(),
+        "500ms",
+        "From a failed attempt's end until the next one is due; doubled each time, up to 8 s.",
+    ),
     Field("load.processes", whole("a number of processes", 1, 1024, 1), 1, "Generator processes that share the plan."),
     Field(
         "load.placement",

@@ -117,6 +117,9 @@ class Load:
     steps: tuple[Step, ...] | None = None
     diurnal: Diurnal | None = None
     trace: Trace | None = None
+    stall_ns: int | None = None
+    retries: int = 0
+    retry_pause_ns: int = 500_000_000
 
     @property
     def loop(self) -> str:

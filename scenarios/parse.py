@@ -196,7 +196,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
     values = {field.key: _read(field.key, chosen, sections) for field in FIELDS}
 
     def section(name: str, make: Callable[..., Any]) -> Any:
-        ns = {"ready_timeout", "think_time", "duration", "warmup", "timeout"}
+        ns = {"ready_timeout", "think_time", "duration", "warmup", "timeout", "stall", "retry_pause"}
         mine = {f.leaf: values[f.key] for f in FIELDS if f.section == name}
         return make(**{f"{leaf}_ns" if leaf in ns else leaf: value for leaf, value in mine.items()})
 

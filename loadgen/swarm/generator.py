@@ -70,7 +70,7 @@ def _timed(test: Test, t0_ns: int) -> None:
     note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
     test.issue(t0_ns)
     pulse.stop_counting()
-    while session.client.in_flight:
+    while session.awaited:
         session.drained.clear()
         session.drained.wait()
     session.write_all()

@@ -1,0 +1,112 @@
+"""When a stream is given up as stalled, and which failures are asked again. Nothing here runs for each chunk."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from time import monotonic_ns
+
+from loadgen.client import Connection
+from loadgen.exchange import Exchange
+from recording import Outcome
+from recording.timer import Readers, Timer
+
+_LONGEST_PAUSE_NS = 8_000_000_000
+_ASK_LATER = (408, 425, 429)  # the 4xx that say: not now
+
+
+class Stalls:
+    """Streams that have begun and brought no token for ``limit_ns``.
+
+    Each is looked at once in so long, however many chunks it gets: the next look is due ``limit_ns`` after the last
+    chunk that was there at the one before. Before the first token it is the server's queue that is waited for, and
+    comments that keep a connection alive are no tokens.
+    """
+
+    def __init__(self, limit_ns: int) -> None:
+        self._limit_ns = limit_ns
+        self._looks: list[tuple[int, int, Exchange]] = []
+        self._ticket = count()
+
+    def watch(self, exchange: Exchange) -> None:
+        """From now on, until it is done."""
+        self._look_at(exchange.due_ns + self._limit_ns, exchange)
+
+    def find(self, now_ns: int) -> list[Exchange]:
+        """Those that have stalled; they are not watched any longer."""
+        found: list[Exchange] = []
+        looks = self._looks
+        while looks and looks[0][0] <= now_ns:
+            exchange = heapq.heappop(looks)[2]
+            if exchange.done:
+                continue
+            carrier = exchange.carrier
+            last_ns = carrier.last_data_ns() if isinstance(carrier, Connection) else 0
+            if now_ns - last_ns < self._limit_ns:
+                self._look_at(last_ns + self._limit_ns, exchange)
+            elif isinstance(carrier, Connection) and carrier.has_token():
+                found.append(exchange)
+            else:
+                self._look_at(now_ns + self._limit_ns, exchange)
+        return found
+
+    def _look_at(self, at_ns: int, exchange: Exchange) -> None:
+        heapq.heappush(self._looks, (at_ns, next(self._ticket), exchange))
+
+
+class Retries:
+    """Failed requests that are asked again, up to ``most`` times each, after a pause that doubles every time.
+
+    ``issue`` gets each when its time has come. Every attempt is an exchange, and so a record, of its own.
+    """
+
+    def __init__(self, most: int, pause_ns: int, loop: Readers, issue: Callable[[Exchange, int], None]) -> None:
+        self._most, self._pause_ns, self._loop, self._issue = most, pause_ns, loop, issue
+        self._waiting: list[tuple[int, int, Exchange]] = []
+        self._ticket = count()
+        self._timer: Timer | None = None  # while something waits
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, failed: Exchange) -> bool:
+        """Whether this one will be asked again; then it is on its way."""
+        if failed.retry >= self._most or not may_be_asked_again(failed):
+            return False
+        pause_ns = min(self._pause_ns << failed.retry, max(_LONGEST_PAUSE_NS, self._pause_ns))
+        heapq.heappush(self._waiting, (failed.end_ns + pause_ns, next(self._ticket), failed.again()))
+        self._arm()
+        return True
+
+    def clear(self) -> None:
+        """Nothing is asked again any more: what has failed stays failed."""
+        self._waiting.clear()
+        self._arm()
+
+    def _wake(self) -> None:
+        while self._waiting and self._waiting[0][0] <= monotonic_ns():
+            due_ns, _, exchange = heapq.heappop(self._waiting)
+            self._issue(exchange, due_ns)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._waiting:
+            self._timer = self._timer or Timer(self._loop, self._wake)
+            self._timer.arm(self._waiting[0][0])
+        elif self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+
+def may_be_asked_again(failed: Exchange) -> bool:
+    """Only where nothing of an answer had come: refused, 5xx, 408, 425 or 429, cut or timed out before its first byte.
+
+    Whoever has read half of an answer does not start over unseen; what other statuses and bad answers say of the
+    request would be said again.
+    """
+    if failed.outcome in (Outcome.REFUSED, Outcome.HTTP_5XX):
+        return True
+    if failed.outcome is Outcome.HTTP_4XX:
+        return failed.status in _ASK_LATER
+    return failed.outcome in (Outcome.CUT, Outcome.TIMEOUT) and not failed.parts
