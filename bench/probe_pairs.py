@@ -54,7 +54,7 @@ def cost(call):
 with tempfile.TemporaryDirectory() as folder:
     writer = RecordWriter(os.path.join(folder, "cost.gap"), {})
     waits = CoreWaits(writer)
-    def look(): waits.mark(0)
+    def look(): waits.mark()
     print(json.dumps([sorted(cost(call) - cost(bare) for _ in range(9))[4] for call in (recorded, look)]))
     writer.close()
 """

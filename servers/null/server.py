@@ -23,7 +23,7 @@ from servers.null.script import Script, chunk, event
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-_MODELS = b'{"object": "list", "data": [{"id": "null", "object": "model", "owned_by": "gapmeter"}]}'
+_MODELS = b'{"object": "list", "data": [{"id": "null-server", "object": "model", "owned_by": "gapmeter"}]}'
 _UNTIL_CLOSE = _HEAD + b"Connection: close\r\n\r\n"
 
 

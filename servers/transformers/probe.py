@@ -122,7 +122,7 @@ class EngineProbe(Probe):
     def idling(self) -> None:
         """The loop has nothing to do and goes to sleep."""
         self._loop_ns = 0
-        self._waits.mark(_INPUT)
+        self._waits.mark()
 
     def woken(self, at_ns: int) -> None:
         """It woke: at ``at_ns`` because of a message, or 0 to look around."""

@@ -2,12 +2,15 @@
 
 Linux adds up for each thread the time in which it could run but had no core (the second number in
 /proc/PID/task/TID/schedstat). Read where a thread's own work ends and again where it has been woken, the difference is
-the wait between the two. A process without that number (other systems, kernels built without it) records nothing.
+the wait between the two, unless the thread lost its core in the middle of work meanwhile (an involuntary switch): that
+wait lies somewhere in a call, and is left there. A process without these numbers (other systems, kernels built without
+them) records nothing.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterable, Sequence
 from time import monotonic_ns
@@ -23,14 +26,14 @@ SHORTEST_NS = 10_000  # shorter waits are not worth a record
 
 
 class _Thread(threading.local):
-    """What a thread knew when it last looked: its sum of waits, and when that was. 0: it has not looked yet.
+    """What a thread knew when it last looked: waits, involuntary switches, and when that was. 0: it has not looked yet.
 
     ``before`` are the files of threads that hand it messages and ``after`` of those that take what it sends, with their
     sums of waits.
     """
 
     fd = -1
-    waited_ns = at_ns = woken_ns = 0
+    waited_ns = at_ns = woken_ns = lost = 0
     before: Sequence[int] = ()
     after: Sequence[int] = ()
     before_ns = after_ns = 0
@@ -55,8 +58,8 @@ class CoreWaits:
             thread.before, thread.after = [_open(tid) for tid in before], [_open(tid) for tid in after]
             thread.before_ns, thread.after_ns = _sum(thread.before), _sum(thread.after)
 
-    def mark(self, who: int, at_ns: int = 0) -> None:
-        """This thread's work is done for now. What it lost its core for meanwhile is recorded up to here.
+    def mark(self, at_ns: int = 0) -> None:
+        """This thread's work is done for now: what it waits from here on belongs to what wakes it.
 
         With ``at_ns``, the present, it does not look again so soon after the last time.
         """
@@ -64,7 +67,7 @@ class CoreWaits:
             thread = self._thread
             if at_ns and at_ns - thread.at_ns < SOON_NS:
                 return
-            self._look(thread, who, at_ns or monotonic_ns(), 0)
+            self._look(thread, at_ns or monotonic_ns())
             if thread.before:
                 thread.before_ns = _sum(thread.before)
 
@@ -87,18 +90,19 @@ class CoreWaits:
         if thread.before:
             total = _sum(thread.before)
             brought, thread.before_ns = total - thread.before_ns, total
-        self._look(thread, who, at_ns, brought)
+        since = thread.at_ns
+        wait = self._look(thread, at_ns) + brought
+        if since and wait >= SHORTEST_NS and since < at_ns:
+            self._writer.span(Span.CORE_WAIT, 0, max(since, at_ns - wait), at_ns, who)
 
-    def _look(self, thread: _Thread, who: int, end_ns: int, brought_ns: int) -> None:
-        """The thread's own wait since it last looked, and what the message's bringers waited before that."""
+    def _look(self, thread: _Thread, at_ns: int) -> int:
+        """What the thread has waited to run again since it last looked, if it gave up its core by itself each time."""
         if thread.fd < 0:
             thread.fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-        waited, since = _waited(thread.fd), thread.at_ns
-        wait = waited - thread.waited_ns + brought_ns
-        thread.waited_ns, thread.at_ns = waited, end_ns
-        if since and wait >= SHORTEST_NS and since < end_ns:
-            assert self._writer is not None
-            self._writer.span(Span.CORE_WAIT, 0, max(since, end_ns - wait), end_ns, who)
+        waited, lost = _waited(thread.fd), resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+        wait = waited - thread.waited_ns if lost == thread.lost else 0
+        thread.waited_ns, thread.lost, thread.at_ns = waited, lost, at_ns
+        return wait
 
     def _carried_off(self, thread: _Thread, who: int) -> None:
         total = _sum(thread.after)

@@ -174,7 +174,7 @@ class ApiProbe(Probe):
                     return func(*given, **named)
                 finally:
                     stamps[2] = now()
-                    self._waits.mark(codes.POOL_THREAD)
+                    self._waits.mark()
 
             submit = original(in_thread, *args, **kwargs)
 
@@ -227,7 +227,7 @@ class ApiProbe(Probe):
 
         def sent() -> None:
             writer.span(codes.HANDOFF, ref, start, now())
-            self._waits.mark(codes.LOOP_THREAD)
+            self._waits.mark()
 
         return sent
 
@@ -354,7 +354,7 @@ class ApiProbe(Probe):
             else:
                 formatted = getattr(generation.collector, "gapmeter_ns", start)
                 writer.span(codes.EGRESS, generation.ref, start, end, count, formatted)
-            self._waits.mark(codes.LOOP_THREAD, end)
+            self._waits.mark(end)
 
         return send
 
