@@ -47,7 +47,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     summary = build_summary(
         requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
         name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
-        warnings=_warnings(trace, ledger, manifest),
+        warnings=_warnings(trace, ledger, manifest, requests),
     )  # fmt: skip
     summary["ledger"] = describe_ledger(ledger, trace)
     if definitions:
@@ -107,6 +107,8 @@ def _evidence(
         rate_knots=knots,
         window_ns=window,
         prefix_share=plan.get("prefix_share"),
+        unit="conversations" if plan.get("conversations") else "requests",
+        beyond_end=_beyond_end(generators) if plan.get("conversations") else None,
     )
 
 
@@ -117,7 +119,7 @@ def _window(plan: dict[str, Any], requests: pd.DataFrame) -> tuple[int, int]:
     first = requests.loc[requests["measured"], "due_ns"]
     if len(left_out) and len(first):
         start = int(first.min())
-    return start, int(plan["t0_ns"] + plan["end_ns"])
+    return start, int(plan["t0_ns"] + plan["end_ns"]) if plan["end_ns"] else int(requests["due_ns"].max()) + 1
 
 
 def _requested_rate(load: dict[str, Any], knots: Knots, window: tuple[int, int]) -> float | None:
@@ -127,6 +129,21 @@ def _requested_rate(load: dict[str, Any], knots: Knots, window: tuple[int, int])
         return None if rate is None else float(rate)
     low, high = expected_counts(knots, np.array(window))
     return float(high - low) / max((window[1] - window[0]) / 1e9, 1e-9)
+
+
+def _beyond_end(generators: list[GeneratorFile]) -> int:
+    notes = [note for generator in generators for note in generator.notes if note.get("type") == "conversations"]
+    return sum(int(note["beyond_end"]) for note in notes)
+
+
+def _unasked(requests: pd.DataFrame) -> list[RunWarning]:
+    """Turns that a failure took along: the load was less than planned, which flatters whoever failed."""
+    lost = int((requests["outcome"] == "abandoned").sum())
+    if not lost:
+        return []
+    text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
+    return [RunWarning("abandoned", text, "users give up with the first failure; the load was less than planned", "",
+                       ("load",))]  # fmt: skip
 
 
 def _incomplete(manifest: dict[str, Any], generators: list[GeneratorFile]) -> str:
@@ -143,8 +160,11 @@ def _canary_spread(generators: list[GeneratorFile]) -> float | None:
     return float(np.percentile(times, 95) / np.median(times)) if len(times) >= 10 else None
 
 
-def _warnings(trace: Trace | None, ledger: Ledger, manifest: dict[str, Any]) -> list[RunWarning]:
+def _warnings(
+    trace: Trace | None, ledger: Ledger, manifest: dict[str, Any], requests: pd.DataFrame
+) -> list[RunWarning]:
     told = [RunWarning("plan", note, "", "", ("prompt_tokens",)) for note in manifest["plan"]["notes"]]
+    told += _unasked(requests)
     if trace is None:
         told.append(
             RunWarning(

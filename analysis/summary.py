@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis import failures, quantiles, tail, upgrade, validity, verdict
 from analysis import figures as fig
+from analysis.attempts import attempts_warning, count_attempts, final
 from analysis.floor import floor_part
 from analysis.hdr import PERCENTILES
 from analysis.metrics import (
@@ -74,7 +75,9 @@ def build_summary(
     asked = _percentiles(slos)
     rate = window_s(measured) / len(measured) if len(measured) else 0.0
     upgrades = _upgrades(ledger, measured, device)
+    counts = _counts(requests, measured, evidence)
     told = [*validity.warnings_of(checks, evidence), *_warmup_warning(warmup), *warnings]
+    told += attempts_warning(counts["attempts"], len(measured))
     residual = {event: _residual(fig.ledgers_of(ledger, measured, event)) for event in fig.EVENTS}
     lag = validity.percentile_of(generator_lag_ns(measured), 99)
     metrics = {metric: _metric(measured, metric, "due", asked, rate) for metric in METRICS}
@@ -88,7 +91,7 @@ def build_summary(
         "invalid_reasons": reasons,
         "slo": [slo_row(result) for result in results],
         "load": _load(measured, evidence, lag),
-        "counts": _counts(requests, measured, evidence),
+        "counts": counts,
         "metrics": metrics,
         "metrics_from_sent": metrics | from_sent,
         "metrics_censored": _censored(measured, metrics),
@@ -166,6 +169,8 @@ def _load(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> d
         "loop": evidence.loop,
         "arrivals": evidence.arrivals,
         "requested_rate": evidence.requested_rate,
+        "unit": evidence.unit,
+        "conversation_rate": validity.rates(validity.first_turns(measured))[1] if evidence.unit != "requests" else None,
         "rate_range": lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         "concurrency": evidence.concurrency,
         "prefix_share": evidence.prefix_share,
@@ -190,14 +195,17 @@ def _cached_share(measured: pd.DataFrame) -> float | None:
 def _counts(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any]:
     """``planned`` and ``issued`` with the warm-up, the others without it."""
     failed = measured.loc[~succeeded(measured), "outcome"].value_counts()
-    sent = int(issued(requests).sum())
+    requests_alone = final(requests)
+    sent = int(issued(requests_alone).sum())
     return {
-        "planned": len(requests) if evidence.planned is None else evidence.planned,
+        "planned": len(requests_alone) if evidence.planned is None else evidence.planned,
         "issued": sent,
         "warmup": sent - len(measured),
         "abandoned": int((requests["outcome"] == "abandoned").sum()),
+        "beyond_end": evidence.beyond_end,
         "measured": len(measured),
         "succeeded": int(succeeded(measured).sum()),
+        "attempts": count_attempts(requests, measured),
         "failed": {str(name): int(count) for name, count in failed.items()},
     }
 

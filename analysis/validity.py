@@ -46,10 +46,11 @@ class Evidence:
     ``arrivals`` is constant, poisson, gamma, ... or closed; ``burstiness`` the squared coefficient of variation of
     gaps that was asked for. ``rate_knots`` (CLOCK_MONOTONIC ns, requests per second) are the rate that due times were
     drawn at, where it changed, ``window_ns`` the measured part then, ``prefix_share`` how much of all prompts stood at
-    the start of an earlier one. ``client_cpu_share`` is the busiest generator
-    process's share of one core, ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and
-    ``prompt_exact`` say whether lengths were forced on the server, and prompts made with its own tokenizer.
-    ``canary_spread`` is p95 / p50 of the fixed piece of work. ``slo_on_errors``: an SLO judges them, so no rule does.
+    the start of an earlier one, ``unit`` what arrives: requests, or conversations of several, ``beyond_end`` how many
+    of their turns would have been due after the run's end. ``client_cpu_share`` is the busiest generator process's
+    share of one core, ``client_loop_lag_ns`` samples of its event loop's lag. ``output_enforced`` and ``prompt_exact``
+    say whether lengths were forced on the server, and prompts made with its own tokenizer. ``canary_spread`` is p95 /
+    p50 of the fixed piece of work. ``slo_on_errors``: an SLO judges them, so no rule does.
     ``floor``: what calibration found of the load tester on the machine of the run.
     """
 
@@ -73,6 +74,8 @@ class Evidence:
     rate_knots: Knots = ()
     window_ns: tuple[int, int] = (0, 0)
     prefix_share: float | None = None
+    unit: str = "requests"
+    beyond_end: int | None = None
     floor: Floor | None = None
 
 
@@ -133,6 +136,13 @@ def rates(requests: pd.DataFrame) -> tuple[float | None, float | None]:
     return both[0], both[1]
 
 
+def first_turns(requests: pd.DataFrame) -> pd.DataFrame:
+    """What came by the arrivals' law: all requests, or of conversations the first ones."""
+    if "turn" not in requests:
+        return requests
+    return requests[(requests["turn"] <= 1).to_numpy(bool)]
+
+
 def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
     """Index of dispersion of sent requests (variance over mean of counts in equal windows), and the windows.
 
@@ -166,7 +176,8 @@ def percentile_of(values: Floats, percentile: float) -> float | None:
 def _arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     if evidence.loop != "open":
         return
-    n = len(requests)
+    starts = first_turns(requests)
+    n = len(starts)
     planned, delivered = rates(requests)
     if planned is None or delivered is None:
         yield Check("rate", UNMEASURED, None, None, "too few requests to tell the delivered rate")
@@ -174,7 +185,7 @@ def _arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     if evidence.rate_knots:
         yield _curve(n, evidence)
     elif evidence.requested_rate is not None:
-        yield _rate(planned, evidence.requested_rate, n, evidence)
+        yield _rate(rates(starts)[0] or 0.0, evidence.requested_rate, n, evidence)
     late = abs(delivered / planned - 1)
     allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(n - 1, 1))
     yield Check(
@@ -182,7 +193,7 @@ def _arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
         f"{significant(planned)} requests per second were due, {significant(delivered)} were sent"
         f" ({share(late)} off; {share(allowed)} allowed)",
     )  # fmt: skip
-    yield from _dispersion(requests, evidence)
+    yield from _dispersion(starts, evidence)
 
 
 def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
@@ -191,7 +202,7 @@ def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
     off = abs(planned / asked - 1)
     return Check(
         "rate", BROKEN if off > slack else OK, planned, asked,
-        f"{significant(asked)} requests per second were asked for, {significant(planned)} were due"
+        f"{significant(asked)} {evidence.unit} per second were asked for, {significant(planned)} were due"
         f" ({share(off)} off; chance and rounding allow {share(slack)})",
     )  # fmt: skip
 
@@ -203,7 +214,7 @@ def _curve(n: int, evidence: Evidence) -> Check:
     low, high = (max(float(special.pdtrik(p, wanted)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
     return Check(
         "rate", OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, float(n), wanted,
-        f"the planned rate lets {significant(wanted)} requests expect, {count(n)} were due"
+        f"the planned rate lets {significant(wanted)} {evidence.unit} expect, {count(n)} were due"
         f" (chance allows {math.floor(low):,} .. {math.ceil(high):,})",
     )  # fmt: skip
 

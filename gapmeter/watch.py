@@ -29,7 +29,7 @@ class Watch:
         self._line = ProgressLine(sys.stderr)
         self._plan, self._t0 = plan, t0_ns
         self._slo = next((slo for slo in scenario.slo if slo.metric == "ttft"), None)
-        self._due = (plan.due_ns + t0_ns).tolist() if plan.loop == "open" else []
+        self._due = (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
         self._sent: deque[int] = deque()
         self._done: deque[int] = deque()
         self._ttft: deque[float] = deque(maxlen=_RECENT)

@@ -1,4 +1,4 @@
-"""Issuing a plan: open loop on absolute deadlines, or closed loop with users who wait for their answers.
+"""Issuing a plan: open loop on absolute deadlines, conversations, or closed loop with users who wait for their answers.
 
 Neither waits for the answers to its last requests: that is ``Session.drain``.
 """
@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable
 from time import monotonic_ns
 
+from loadgen.converse import Conversations
 from loadgen.exchange import Exchange
 from loadgen.session import Session
 from recording import Outcome
@@ -43,6 +44,8 @@ async def issue_closed(session: Session, t0_ns: int) -> None:
 
 def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
     """What ``issue_open`` awaits, on any event loop: calls ``done`` once the last has left; returns what ends it."""
+    if len(session.plan.turns):
+        return conversations(session, t0_ns, done)
     due = (session.plan.due_ns + t0_ns).tolist()
     at, count = 0, len(due)
 
@@ -62,6 +65,51 @@ def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
     timer = Timer(session.loop, wake)
     timer.arm((due[0] if due else t0_ns) - _EARLY_NS)
     return timer.close
+
+
+def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
+    """An open loop whose plan has turns: first turns at their due times, each other a think time after the one before.
+
+    What follows a failed turn is recorded as abandoned, at the time at which the next turn would have been due.
+    """
+    plan, talks = session.plan, Conversations(session.plan, t0_ns)
+
+    def wake() -> None:
+        for _ in range(_BURST):
+            due = talks.take(monotonic_ns() + _EARLY_NS)
+            if due is None:
+                break
+            index, due_ns = due
+            while monotonic_ns() < due_ns:
+                pass
+            session.send(session.exchange(index), due_ns)
+        arm()
+
+    def arm() -> None:
+        at_ns = talks.next_ns
+        over = at_ns is None and not talks.awaits_answers()
+        if over or (talks.awaits_answers() and at_ns is not None and at_ns <= monotonic_ns()):
+            done()
+        elif at_ns is not None:
+            timer.arm(at_ns - _EARLY_NS if not talks.awaits_answers() else at_ns)
+
+    def answered(exchange: Exchange) -> None:
+        index = plan.local_index(exchange.index)
+        lost = talks.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+        for following in lost.turns if lost is not None else ():
+            session.abandon(following, lost.due_ns if lost is not None else 0)
+        arm()
+
+    def close() -> None:
+        session.on_finished = None
+        timer.close()
+        talks.close()
+        session.writer.json({"type": "conversations", "beyond_end": talks.beyond_end})
+
+    timer = Timer(session.loop, wake)
+    session.on_finished = answered
+    arm()
+    return close
 
 
 def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
@@ -96,7 +144,7 @@ def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close
             timer.arm(end_ns)
 
     def ask_again(exchange: Exchange) -> None:
-        pause = plan.think_time_ns
+        pause = plan.pause_ns(plan.local_index(exchange.index))
         if exchange.outcome is not Outcome.OK:
             pause = max(pause, _AFTER_FAILURE_NS)
         heapq.heappush(waiting, exchange.end_ns + pause)

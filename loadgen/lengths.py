@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
 
-_Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
+Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -23,7 +23,7 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDAr
         case Uniform(low, high):
             return rng.integers(low, high, count, np.int64, endpoint=True)
         case Lognormal(median, p95, highest):
-            drawn = np.rint(rng.lognormal(math.log(median), math.log(p95 / median) / _Z95, count))
+            drawn = np.rint(rng.lognormal(math.log(median), math.log(p95 / median) / Z95, count))
             return np.clip(drawn, 1, highest or 10_000_000).astype(np.int64)
         case Sampled(_, values):
             return rng.choice(np.array(values, np.int64), count)

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
+from loadgen.content import PATHS, Content, Seeds, Stream, ask_once
+from loadgen.dialogue import converse
 from loadgen.errors import PlanError
-from loadgen.lengths import draw_lengths
-from loadgen.prompts import Prompts, make_prompts
+from loadgen.own_prompts import ask_own
+from loadgen.prompts import Prompts
+from loadgen.thinking import draw_pauses, mean_pause_ns
 from loadgen.tokenizer import PromptTokenizer
 from scenarios.model import Load, Scenario, Workload
+from scenarios.pauses import FixedPause
 
-PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+__all__ = ["PATHS", "Plan", "Swaps", "encode_body", "make_plan"]
 
-# One stream of randomness for each thing that is drawn: drawing more of one moves no other.
-_ARRIVALS, _PROMPT_LENGTHS, _OUTPUT_LENGTHS, _CONTENTS, _SAMPLING, _GROUPS, _SHARED = range(7)
 _MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
+
+
+def _none() -> NDArray[np.int64]:
+    """A column that a plan does not have."""
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +38,11 @@ class Plan:
     Open loop: request i is due at t0 + ``due_ns[i]``; each is issued once. Closed loop: ``due_ns`` is -1 and
     ``concurrency`` users take the next index whenever they are free: until every body is issued where ``end_ns`` is 0,
     else until t0 + ``end_ns``, with ``body`` and ``request_id`` for any index, also beyond the columns.
+
+    Conversations: ``turns`` has each request's place in its conversation, from 1; they stand one after the other, due
+    are only the first turns. An issuer sends each following one ``pause_ns`` after the end of the answer before it,
+    as long as that lies before ``end_ns`` (0: all of them), and records those whose predecessor failed as ABANDONED.
+    A closed loop's user thinks for ``pause_ns`` of the request that was answered.
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
@@ -63,13 +75,34 @@ class Plan:
     rate_knots: tuple[tuple[int, float], ...] = ()
     count_dispersion: float = 1.0
     prefix_share: float | None = None
+    turns: NDArray[np.int64] = field(default_factory=_none)
+    pauses_ns: NDArray[np.int64] = field(default_factory=_none)
+    places: NDArray[np.int64] = field(default_factory=_none)
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def global_index(self, index: int) -> int:
         """The request's place in the whole plan, over all generator processes."""
-        return self.worker + index * self.workers
+        return int(self.places[index]) if len(self.places) else self.worker + index * self.workers
+
+    def local_index(self, global_index: int) -> int:
+        """The place among this process's requests of one of them that is known by its place in the whole plan."""
+        if len(self.places):
+            return int(np.searchsorted(self.places, global_index))
+        return (global_index - self.worker) // self.workers
+
+    def turn(self, index: int) -> int:
+        """The request's place in its conversation, from 1; 0 where there is none."""
+        return int(self.turns[index]) if len(self.turns) else 0
+
+    def follower(self, index: int) -> int | None:
+        """The next turn of the same conversation."""
+        return index + 1 if index + 1 < len(self.turns) and self.turns[index + 1] > 1 else None
+
+    def pause_ns(self, index: int) -> int:
+        """How long a user thinks after the answer to this request; any index."""
+        return int(self.pauses_ns[index % len(self.pauses_ns)]) if len(self.pauses_ns) else self.think_time_ns
 
     def request_id(self, index: int) -> str:
         """The x-request-id of any index; the first ``len(self)`` are in ``request_ids``."""
@@ -91,10 +124,13 @@ class Plan:
     def slice(self, worker: int, workers: int) -> Plan:
         """Worker k of n's share: requests k, k + n, k + 2n … of this one plan, and its share of the users.
 
-        The shares together are exactly this plan. Raises ValueError for a share of a share.
+        Of conversations it is the k-th, k + n-th …, each with all its turns. The shares together are exactly this plan.
+        Raises ValueError for a share of a share.
         """
         if self.workers != 1 or not 0 <= worker < workers:
             raise ValueError(f"cannot take share {worker} of {workers} of share {self.worker} of {self.workers}")
+        if len(self.turns):
+            return self._conversations(worker, workers)
         mine = slice(worker, None, workers)
         return replace(
             self,
@@ -107,6 +143,24 @@ class Plan:
             worker=worker,
             workers=workers,
             swaps=replace(self.swaps, at=self.swaps.at[mine]),
+            pauses_ns=self.pauses_ns[mine],
+        )
+
+    def _conversations(self, worker: int, workers: int) -> Plan:
+        mine = np.flatnonzero((np.cumsum(self.turns == 1) - 1) % workers == worker)
+        return replace(
+            self,
+            due_ns=self.due_ns[mine],
+            bodies=[self.bodies[i] for i in mine],
+            request_ids=[self.request_ids[i] for i in mine],
+            prompt_tokens=self.prompt_tokens[mine],
+            output_tokens=self.output_tokens[mine],
+            worker=worker,
+            workers=workers,
+            swaps=replace(self.swaps, at=self.swaps.at[mine]),
+            turns=self.turns[mine],
+            pauses_ns=self.pauses_ns[mine] if len(self.pauses_ns) else self.pauses_ns,
+            places=mine,
         )
 
     def digest(self) -> str:
@@ -115,7 +169,7 @@ class Plan:
             repr((self.loop, self.path, self.warmup_ns, self.warmup_requests, self.end_ns)).encode()
         )
         digest.update(repr((self.concurrency, self.think_time_ns, self.worker, self.workers)).encode())
-        for column in (self.due_ns, self.prompt_tokens, self.output_tokens):
+        for column in (self.due_ns, self.prompt_tokens, self.output_tokens, self.turns, self.pauses_ns):
             digest.update(column.astype("<i8").tobytes())
         for body in self.bodies:
             digest.update(len(body).to_bytes(8, "little") + body)
@@ -136,6 +190,7 @@ class Plan:
             "rate_knots": [list(knot) for knot in self.rate_knots] if len(self.rate_knots) <= _MOST_KNOTS else [],
             "count_dispersion": self.count_dispersion,
             "prefix_share": self.prefix_share,
+            "conversations": int(np.count_nonzero(self.turns == 1)) if len(self.turns) else None,
             "notes": list(self.notes),
         }
 
@@ -174,45 +229,33 @@ def make_plan(
     differ between runs against one server. ``dialect`` None means the scenario's.
     Raises PlanError when it cannot be made as asked.
     """
-    load, workload, seed = scenario.load, scenario.workload, scenario.seed
+    load, seeds = scenario.load, Seeds(scenario.seed, repeat)
     warmup_ns, warmup_requests = warmup_span(load)
-    arrivals = _due(load, np.random.default_rng([seed, _ARRIVALS]), warmup_ns, warmup_requests)
-    due_ns, count = arrivals.due_ns, len(arrivals.due_ns)
-    if load.loop == "open" and (not count or due_ns[-1] < warmup_ns):
+    arrivals = _due(load, seeds.rng(Stream.ARRIVALS), warmup_ns, warmup_requests)
+    if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
         raise PlanError("no request falls into the measured part; write a longer load.duration or a higher load.rate")
-    asked, output = _lengths(scenario, count)
-    fitting = _within_context(asked, output, scenario.server.max_model_len)
-
-    def contents(index: int) -> np.random.Generator:
-        if index < -1:
-            return np.random.default_rng([seed, _SHARED, repeat, -1 - index])
-        return np.random.default_rng([seed, _CONTENTS, repeat, index + 1])
-
-    blocks = load.trace if workload.prompt_tokens is None else None
-    groups = np.random.default_rng([seed, _GROUPS]).integers(0, workload.shared_prefixes, count)
-    prompts = make_prompts(
-        tokenizer, workload.kind, fitting, workload.shared_prefix, contents, groups=groups, trace=blocks
-    )
-    _check_context(prompts, output, scenario.server.max_model_len)
-    sampling = np.random.default_rng([seed, _SAMPLING, repeat]).integers(0, 2**31, count)
+    content = _MAKERS[scenario.workload.kind](scenario, tokenizer, len(arrivals.due_ns), seeds)
+    count = len(content.asks)
+    sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)
     bodies = [
-        encode_body(workload, model_name, text, int(tokens), int(draw), dialect or scenario.server.dialect)
-        for text, tokens, draw in zip(prompts.texts, output, sampling, strict=True)
+        encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
+        for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
     ]
+    due_ns = _first_turns(arrivals.due_ns, content.turns)
     return Plan(
         loop=load.loop,
-        path=PATHS[workload.kind],
+        path=content.path,
         due_ns=due_ns,
         bodies=bodies,
         request_ids=[_request_id(id_prefix, index) for index in range(count)],
-        prompt_tokens=prompts.tokens,
-        output_tokens=output,
-        prompt_tokens_exact=prompts.exact,
+        prompt_tokens=content.prompt_tokens,
+        output_tokens=content.output_tokens,
+        prompt_tokens_exact=content.exact,
         warmup_ns=warmup_ns,
         warmup_requests=warmup_requests,
-        end_ns=_end(load, due_ns, warmup_ns),
+        end_ns=_end(load, arrivals.due_ns, warmup_ns, talks=len(content.turns) > 0),
         concurrency=load.concurrency or 0,
-        think_time_ns=load.think_time_ns,
+        think_time_ns=mean_pause_ns(load.think_time),
         timeout_ns=load.timeout_ns,
         stall_ns=load.stall_ns or 0,
         retries=load.retries,
@@ -220,25 +263,28 @@ def make_plan(
         worker=0,
         workers=1,
         id_prefix=id_prefix,
-        swaps=_swaps(prompts, bodies),
-        notes=_notes(prompts, asked, fitting, scenario),
+        swaps=_swaps(content.prompts, bodies),
+        notes=(*content.notes, *_growing(load, content, warmup_ns)),
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
-        prefix_share=float(prompts.repeated.sum() / max(int(prompts.tokens.sum()), 1)) if load.loop == "open" else None,
+        prefix_share=_prefix_share(content) if load.loop == "open" else None,
+        turns=content.turns,
+        pauses_ns=_pauses(load, count, seeds),
     )
 
 
-def encode_body(workload: Workload, model_name: str, text: str, output_tokens: int, seed: int, dialect: str) -> bytes:
-    """One request's JSON.
+_MAKERS = {"chat": ask_once, "completion": ask_once, "conversation": converse, "file": ask_own}
+
+
+def encode_body(
+    workload: Workload, model_name: str, ask: dict[str, object], output_tokens: int, seed: int, dialect: str
+) -> bytes:
+    """One request's JSON; ``ask`` is its messages or its prompt.
 
     The full dialect makes the answer exactly ``output_tokens`` long (``ignore_eos``, ``min_tokens``) and asks for the
     running token count in every chunk; plain has neither.
     """
-    body: dict[str, object] = {"model": model_name}
-    if workload.kind == "chat":
-        body["messages"] = [{"role": "user", "content": text}]
-    else:
-        body["prompt"] = text
+    body: dict[str, object] = {"model": model_name, **ask}
     stream_options = {"include_usage": True}
     body |= {"max_tokens": output_tokens, "temperature": workload.temperature, "seed": seed, "stream": True}
     if dialect == "full":
@@ -252,16 +298,39 @@ def _request_id(prefix: str, index: int) -> str:
     return f"{prefix}-{index:06d}"
 
 
-def _lengths(scenario: Scenario, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Prompt and answer tokens of each request: the trace's where the workload gives none."""
-    trace, drawn = scenario.load.trace, []
-    for name, stream in (("prompt_tokens", _PROMPT_LENGTHS), ("output_tokens", _OUTPUT_LENGTHS)):
-        lengths = getattr(scenario.workload, name)
-        if lengths is None and trace is not None:
-            drawn.append(np.array(getattr(trace, name)[:count], np.int64))
-        else:
-            drawn.append(draw_lengths(lengths, count, np.random.default_rng([scenario.seed, stream])))
-    return drawn[0], drawn[1]
+def _first_turns(due_ns: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The due times of conversations' first turns; when the others are due the answers before them decide."""
+    if not len(turns):
+        return due_ns
+    out = np.full(len(turns), -1, np.int64)
+    out[turns == 1] = due_ns
+    return out
+
+
+def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
+    """Think times that differ; nothing where they are all the same."""
+    if isinstance(load.think_time, FixedPause):
+        return np.zeros(0, np.int64)
+    return draw_pauses(load.think_time, count, seeds.rng(Stream.THINKING))
+
+
+def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
+    """While the first conversations still go on, each new one adds to the load: that belongs into the warm-up."""
+    if not len(content.turns):
+        return []
+    each = len(content.turns) / int(np.count_nonzero(content.turns == 1))
+    lasts_ns = (each - 1) * mean_pause_ns(load.think_time)
+    if lasts_ns <= warmup_ns:
+        return []
+    text = (
+        f"a conversation's think times alone take {lasts_ns / 1e9:.3g} s on average, the warm-up takes "
+        f"{warmup_ns / 1e9:.3g} s: the load still grows while it is measured; write a longer load.warmup"
+    )
+    return [text]
+
+
+def _prefix_share(content: Content) -> float:
+    return float(content.repeated.sum()) / max(int(content.prompt_tokens.sum()), 1)
 
 
 def _due(load: Load, rng: np.random.Generator, warmup_ns: int, warmup_requests: int) -> Arrivals:
@@ -280,40 +349,20 @@ def _unknown(count: int) -> Arrivals:
     return Arrivals(np.full(count, -1, np.int64), (), 0.0)
 
 
-def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int) -> int:
+def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, talks: bool) -> int:
+    """So many conversations are all heard to their end."""
     if load.duration_ns is not None:
         return warmup_ns + load.duration_ns
-    return int(due_ns[-1]) + 1 if load.loop == "open" else 0
+    return int(due_ns[-1]) + 1 if load.loop == "open" and not talks else 0
 
 
-def _within_context(
-    asked: NDArray[np.int64], output: NDArray[np.int64], max_model_len: int | None
-) -> NDArray[np.int64]:
-    """Prompt lengths cut so that prompt and answer fit the model's context."""
-    if max_model_len is None or not len(asked):
-        return asked
-    if int(output.max()) >= max_model_len:
-        raise PlanError(
-            f"answers of up to {output.max()} tokens leave no room for a prompt in server.max_model_len {max_model_len}"
-        )
-    return np.minimum(asked, max_model_len - output)
-
-
-def _check_context(prompts: Prompts, output: NDArray[np.int64], max_model_len: int | None) -> None:
-    """The chat template may have made the shortest prompts longer than asked, and so too long again."""
-    longest = int((prompts.tokens + output).max(initial=0))
-    if max_model_len is not None and longest > max_model_len:
-        raise PlanError(
-            f"the shortest prompt that the chat template allows ({prompts.words.shortest} tokens) and its answer "
-            f"together have up to {longest} tokens; they do not fit server.max_model_len {max_model_len}"
-        )
-
-
-def _swaps(prompts: Prompts, bodies: list[bytes]) -> Swaps:
+def _swaps(prompts: Prompts | None, bodies: list[bytes]) -> Swaps:
     """Texts are lower-case ASCII, so that a text stands in its body character for character.
 
     A starter costs one token at a text's start and within it, so it may stand in for any first own word.
     """
+    if prompts is None:
+        return Swaps(np.full((len(bodies), 3), -1, np.int64), ())
     starters = prompts.words.starters
     index_of = {word: index for index, word in enumerate(starters)}
     rows = np.full((len(bodies), 3), -1, np.int64)
@@ -322,24 +371,3 @@ def _swaps(prompts: Prompts, bodies: list[bytes]) -> Swaps:
             start = body.index(f'"{text}"'.encode()) + 1 + at
             row[:] = start, start + len(word), index_of.get(word, 0)
     return Swaps(rows, tuple(word.encode() for word in starters))
-
-
-def _notes(
-    prompts: Prompts, asked: NDArray[np.int64], fitting: NDArray[np.int64], scenario: Scenario
-) -> tuple[str, ...]:
-    """What did not go as asked, in sentences."""
-    notes = []
-    if not prompts.exact:
-        notes.append(
-            "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
-        )
-    if prompts.lengthened:
-        notes.append(
-            f"{prompts.lengthened} of {len(asked)} prompts were asked shorter than the shortest that the chat template "
-            f"allows; they have {prompts.words.shortest} tokens"
-        )
-    cut = int(np.count_nonzero(fitting < asked))
-    if cut:
-        limit = scenario.server.max_model_len
-        notes.append(f"{cut} of {len(asked)} prompts were cut to fit server.max_model_len {limit}")
-    return tuple(notes)

@@ -99,7 +99,7 @@ def make_prompts(
     content = target - words.overhead
 
     def shared_text(which: int, count: int) -> list[str]:
-        return _pick(words, count, stream(-1 - which), starts=True)
+        return pick(words, count, stream(-1 - which), starts=True)
 
     if trace is not None and trace.blocks:
         common = trace_blocks(content, trace, shared_text)
@@ -108,7 +108,7 @@ def make_prompts(
         common = shared_beginnings(content, shared_prefix, which, shared_text)
     heads = common.heads
     own = common.tails or [
-        _pick(words, int(total - len(head)), stream(i), starts=not head)
+        pick(words, int(total - len(head)), stream(i), starts=not head)
         for i, (total, head) in enumerate(zip(content, heads, strict=True))
     ]
     if tokenizer is not None:
@@ -119,7 +119,8 @@ def make_prompts(
     return Prompts(texts, target, firsts, words, tokenizer is not None, lengthened, common.repeated)
 
 
-def _pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) -> list[str]:
+def pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) -> list[str]:
+    """So many words, each equally likely; the first one a starter where the text ``starts`` with it."""
     picked = [words.joined[i] for i in rng.integers(0, len(words.joined), count)]
     if starts and picked:
         picked[0] = words.starters[int(rng.integers(0, len(words.starters)))]
@@ -148,7 +149,7 @@ def _fit(
         if not wrong:
             return
         for i, miss in wrong:
-            extra = _pick(words, max(miss, 0), stream(i), starts=False)
+            extra = pick(words, max(miss, 0), stream(i), starts=False)
             own[i][max(len(own[i]) + min(miss, 0), 0) :] = extra
         todo = [i for i, _ in wrong]
     i = todo[0]

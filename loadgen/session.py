@@ -77,6 +77,13 @@ class Session:
         """Requests whose fate is open: in flight, or waiting to be asked again."""
         return self.client.in_flight + (len(self._retries) if self._retries is not None else 0)
 
+    def abandon(self, index: int, due_ns: int) -> None:
+        """Note on disk that request ``index`` is never sent, since an earlier turn of its conversation failed."""
+        exchange = self.exchange(index)
+        exchange.due_ns = due_ns
+        exchange.end(Outcome.ABANDONED, "an earlier turn of its conversation failed", due_ns)
+        self.writer.blob(FINISHED, encode(exchange.record(self.plan.worker)))
+
     def expire(self, now_ns: int) -> None:
         """Give up what has been in flight, or silent, for longer than the plan allows."""
         timeout_ns = self.plan.timeout_ns
@@ -112,7 +119,9 @@ class Session:
         name = plan.request_id(index)
         data = self._address.request(plan.path, plan.body(index), name)
         tokens = int(plan.prompt_tokens[at]), int(plan.output_tokens[at])
-        return Exchange(plan.global_index(index), name, data, *tokens)
+        exchange = Exchange(plan.global_index(index), name, data, *tokens)
+        exchange.turn = plan.turn(index) if len(plan.turns) else 0
+        return exchange
 
     def _send_now(self, exchange: Exchange, due_ns: int) -> None:
         exchange.due_ns = due_ns

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadgen.plan import Plan, Swaps
 
-_ARRAYS = ("due_ns", "prompt_tokens", "output_tokens")
+_ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "places")
 _APART = (*_ARRAYS, "bodies", "swaps")
 
 

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 from loadgen.errors import PlanError
 
+Message = dict[str, str]  # role and content
+
 _WORD = re.compile(r"[Ġ▁]?([a-z]{1,12})")
 _MOST_WORDS = 4096
 _FEWEST_WORDS = 16
@@ -30,8 +32,8 @@ class Backend(Protocol):
 
     def vocabulary(self) -> Mapping[str, int]: ...
 
-    def render(self, text: str) -> str:
-        """The chat template around one user message. Raises ValueError or TemplateError."""
+    def render(self, messages: Sequence[Message]) -> str:
+        """The chat template around messages, up to where the answer begins. Raises ValueError or TemplateError."""
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
         """Tokens of each text; ``special``: with those that the tokenizer adds by itself."""
@@ -55,8 +57,13 @@ class PromptTokenizer:
 
     def counts(self, texts: Sequence[str], kind: str) -> NDArray[np.int64]:
         """Tokens of each text, int64, for kind ``chat`` or ``completion``. Raises PlanError without a template."""
-        rendered = [self._render(text) for text in texts] if kind == "chat" else list(texts)
-        return np.array(self._backend.lengths(rendered, special=kind != "chat"), np.int64)
+        if kind == "chat":
+            return self.count_messages([[{"role": "user", "content": text}] for text in texts])
+        return np.array(self._backend.lengths(list(texts), special=True), np.int64)
+
+    def count_messages(self, chats: Sequence[Sequence[Message]]) -> NDArray[np.int64]:
+        """Tokens of each chat as the template renders it, generation prompt included. Raises PlanError without one."""
+        return np.array(self._backend.lengths([self._render(chat) for chat in chats], special=False), np.int64)
 
     def words(self) -> tuple[list[str], str]:
         """Lower-case words that cost one token each wherever they follow another, and what joins them.
@@ -77,9 +84,9 @@ class PromptTokenizer:
         doubled = self._backend.lengths([joiner.join(("a", word, word)) for word in candidates], special=False)
         return [word for word, tokens in zip(candidates, doubled, strict=True) if tokens == lone + 2]
 
-    def _render(self, text: str) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         try:
-            return self._backend.render(text)
+            return self._backend.render(messages)
         except (ValueError, TemplateError) as error:
             reason = f"the chat template of {self.name} cannot be used: {error}"
             raise PlanError(f"{reason}; write workload.kind: completion") from error
@@ -142,12 +149,13 @@ class FileBackend:
         found: dict[str, int] = self._tokenizer.get_vocab()
         return found
 
-    def render(self, text: str) -> str:
+    def render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
             raise ValueError("the model has none")
-        messages = [{"role": "user", "content": text}]
         known = {name: value for name, value in self._tokens.items() if isinstance(value, str)}
-        return self._template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **known)
+        return self._template.render(
+            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **known
+        )
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
         return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
@@ -199,11 +207,10 @@ class TransformersBackend:
         found: dict[str, int] = self._tokenizer.get_vocab()
         return found
 
-    def render(self, text: str) -> str:
+    def render(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
             raise ValueError("the model has none")
-        messages = [{"role": "user", "content": text}]
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
         if not texts:

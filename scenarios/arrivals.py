@@ -81,7 +81,10 @@ class Trace:
         return round(self.at_ns[-1] / self.speed)
 
 
-def spelled(shape: OnOff | Ramp | Step | Diurnal | Trace) -> dict[str, object]:
+Shape = OnOff | Ramp | Step | Diurnal | Trace
+
+
+def spelled(shape: Shape) -> dict[str, object]:
     """A shape as a scenario file would spell it."""
     match shape:
         case OnOff(on_ns, off_ns, quiet):

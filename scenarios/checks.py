@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scenarios.model import RATED_ARRIVALS, Load, Scenario
+from scenarios.pauses import FixedPause
 
 MOST_REQUESTS = 2_000_000
 _SHAPE_EXAMPLES = {
@@ -36,6 +37,7 @@ def problems(scenario: Scenario) -> Iterator[Problem]:
     yield from _loop(scenario.load)
     yield from _size(scenario.load)
     yield from _lengths(scenario)
+    yield from _users(scenario)
     if scenario.server.engine == "attach" and scenario.server.url is None:
         yield "server.url", "missing; engine attach needs an address, for instance http://127.0.0.1:8000"
 
@@ -78,10 +80,35 @@ def _size(load: Load) -> Iterator[Problem]:
         yield key, f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either"
 
 
+def _users(scenario: Scenario) -> Iterator[Problem]:
+    """Whose think times these are, and how conversations begin."""
+    load, talks = scenario.load, scenario.workload.kind == "conversation"
+    if load.loop == "open" and not talks and load.think_time != FixedPause(0):
+        yield "load.think_time", "an open loop has no users who think; leave it out"
+    if talks and (load.loop == "closed" or load.trace is not None):
+        yield "load.arrivals", "conversations begin by an open loop's rate; write for instance arrivals: poisson"
+
+
+def _own_prompts(scenario: Scenario) -> Iterator[Problem]:
+    own, workload = scenario.workload.file, scenario.workload
+    if own is None:
+        yield "workload.file", "missing; write for instance file: prompts.jsonl"
+        return
+    if workload.prompt_tokens is not None or workload.shared_prefix:
+        key = "prompt_tokens" if workload.prompt_tokens is not None else "shared_prefix"
+        yield f"workload.{key}", "the prompts of a file are what they are; leave it out"
+    silent = next((entry.line for entry in own.entries if entry.max_tokens is None), None)
+    if silent is not None and workload.output_tokens is None and scenario.load.trace is None:
+        yield "workload.output_tokens", f"missing, and {own.path}:{silent} has no max_tokens; write either"
+
+
 def _lengths(scenario: Scenario) -> Iterator[Problem]:
     if scenario.workload.shared_prefixes > 1 and not scenario.workload.shared_prefix:
         yield "workload.shared_prefixes", "nothing is shared; write for instance shared_prefix: 0.5"
-    if scenario.load.trace is not None:
+    own = scenario.workload.file
+    if scenario.workload.kind == "file":
+        yield from _own_prompts(scenario)
+    if scenario.load.trace is not None or own is not None:
         return
     examples = {"prompt_tokens": 96, "output_tokens": 32}
     for name, example in examples.items():

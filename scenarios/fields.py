@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scenarios.prompt_files import prompts
 from scenarios.shapes import diurnal, onoff, ramp, steps, trace
 from scenarios.slo import slos
+from scenarios.thinking import pause
 from scenarios.values import (
     Type,
     arguments,
@@ -103,16 +105,18 @@ FIELDS: tuple[Field, ...] = (
     Field("server.ready_timeout", duration(least_ns=1), "10m", "How long a launched server may take until it answers."),
     Field(
         "workload.kind",
-        choice(("chat", "completion"), later=("conversation", "file")),
+        choice(("chat", "completion", "conversation", "file")),
         "chat",
-        "chat asks /v1/chat/completions with one user message, completion asks /v1/completions.",
+        "chat asks /v1/chat/completions with one user message, completion asks /v1/completions. conversation: several "
+        "turns of one user, each with all that was said before it; load.rate is then conversations per second. file: "
+        "prompts of your own.",
     ),
     Field(
         "workload.prompt_tokens",
         lengths(),
         None,
-        "Prompt length in the served model's tokens, the chat template's own included. Left out only where a trace "
-        "gives it.",
+        "Prompt length in the served model's tokens, the chat template's own included; in a conversation that of each "
+        "question as if it were asked alone. Left out only where a trace gives it.",
     ),
     Field(
         "workload.output_tokens",
@@ -120,6 +124,14 @@ FIELDS: tuple[Field, ...] = (
         None,
         "Length of the answer in tokens. Left out only where a trace gives it.",
     ),
+    Field(
+        "workload.file",
+        prompts(),
+        None,
+        "JSON lines with prompt or messages, and max_tokens where output_tokens does not say it (kind file only), "
+        "asked in their order, again from the start when they end.",
+    ),
+    Field("workload.turns", lengths(), 1, "How many turns a conversation has (conversation only)."),
     Field("workload.shared_prefix", share(), 0.0, "Share of each prompt that is the same text in every request."),
     Field(
         "workload.shared_prefixes",
@@ -188,7 +200,13 @@ FIELDS: tuple[Field, ...] = (
         "GeneratedTokens. Lengths that the workload does not give are the trace's.",
     ),
     Field("load.concurrency", whole("a number of users", 1, 100_000, 16), None, "Users of the closed loop."),
-    Field("load.think_time", duration(), 0, "Closed loop: from an answer's end until the same user's next request."),
+    Field(
+        "load.think_time",
+        pause(),
+        0,
+        "From an answer's end until the same user's next request: in a closed loop, and between the turns of a "
+        "conversation.",
+    ),
     Field("load.duration", duration(least_ns=1), None, "How long the measured part lasts; or load.requests."),
     Field(
         "load.requests",

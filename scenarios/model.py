@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, spelled
-from scenarios.pauses import seconds
+from scenarios.arrivals import Diurnal, OnOff, Ramp, Shape, Step, Trace, spelled
+from scenarios.asked import Prompts
+from scenarios.pauses import Pause, seconds, spell_pause
 
 # Those whose mean is load.rate, and those that bring rates or times of their own.
 RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
@@ -81,7 +82,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: lengths in tokens of the served model, the chat template's own included; None: the trace's."""
+    """What is asked: lengths in tokens of the served model, the chat template's own included; None: the trace's.
+
+    ``turns``: how many turns a conversation has. ``file``: the prompts themselves.
+    """
 
     kind: str
     prompt_tokens: Lengths | None
@@ -89,6 +93,8 @@ class Workload:
     shared_prefix: float
     temperature: float
     shared_prefixes: int = 1
+    turns: Lengths = Constant(1)
+    file: Prompts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class Load:
     rate: float | None
     burstiness: float | None
     concurrency: int | None
-    think_time_ns: int
+    think_time: Pause
     duration_ns: int | None
     requests: int | None
     warmup_ns: int | None
@@ -151,6 +157,8 @@ class Scenario:
             document.pop(words)
         lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
+        if own := self.workload.file:
+            document["prompts"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
         if trace := self.load.trace:
             document["trace"] = [trace.at_ns, trace.prompt_tokens, trace.output_tokens, trace.blocks]
         packed = json.dumps(document, sort_keys=True, separators=(",", ":"))
@@ -171,8 +179,6 @@ def plain(name: str, value: object) -> object:
             return {"lognormal": shape if highest is None else shape | {"max": highest}}
         case Sampled(path):
             return {"file": path}
-        case OnOff() | Ramp() | Step() | Diurnal() | Trace():
-            return spelled(value)
         case Slo():
             return value.text
         case tuple():
@@ -183,4 +189,12 @@ def plain(name: str, value: object) -> object:
             return {f.name.removesuffix("_ns"): plain(f.name, getattr(value, f.name)) for f in fields(value)}
         case int() if name.endswith("_ns"):
             return seconds(value)
-    return value
+    return _plain_part(value)
+
+
+def _plain_part(value: object) -> object:
+    if isinstance(value, Prompts):
+        return value.path
+    if isinstance(value, Shape):
+        return spelled(value)
+    return spell_pause(value) if isinstance(value, Pause) else value

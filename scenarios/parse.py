@@ -69,7 +69,10 @@ _RULES = (
         ("closed",),
         "an open loop has no users; write load.rate, or arrivals: closed",
     ),
-    _Rule("load.think_time", "load.arrivals", ("closed",), "an open loop has no users who think; leave it out"),
+    _Rule("workload.file", "workload.kind", ("file",), "only kind file reads prompts; write kind: file"),
+    _Rule(
+        "workload.turns", "workload.kind", ("conversation",), "only conversations have turns; write kind: conversation"
+    ),
     _Rule(
         "load.burstiness", "load.arrivals", ("gamma",), "only gamma arrivals have a burstiness; write arrivals: gamma"
     ),
@@ -196,7 +199,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
     values = {field.key: _read(field.key, chosen, sections) for field in FIELDS}
 
     def section(name: str, make: Callable[..., Any]) -> Any:
-        ns = {"ready_timeout", "think_time", "duration", "warmup", "timeout", "stall", "retry_pause"}
+        ns = {"ready_timeout", "duration", "warmup", "timeout", "stall", "retry_pause"}
         mine = {f.leaf: values[f.key] for f in FIELDS if f.section == name}
         return make(**{f"{leaf}_ns" if leaf in ns else leaf: value for leaf, value in mine.items()})
 

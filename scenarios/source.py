@@ -206,6 +206,8 @@ def _beside(given: Given, folder: Path) -> Given:
     holds = given.key.startswith("workload.") or given.key == "load.trace"
     if isinstance(value, dict) and holds and isinstance(value.get("file"), str):
         value = value | {"file": str(folder / value["file"])}
+    if given.key == "workload.file" and isinstance(value, str):
+        value = str(folder / value)
     return Given(given.key, value, given.place, given.node)
 
 

@@ -92,10 +92,16 @@ def load(summary: Mapping[str, Any]) -> str:
     """How it was loaded: rate and loop, how long, how many requests are behind the figures."""
     known, counts = summary["load"], summary["counts"]
     if known["loop"] == "open":
-        how = f"{rate(known['requested_rate'] or known['delivered_rate'])}{_shape(known)} open loop"
+        how = f"{_asked(known)}{_shape(known)} open loop"
     else:
         how = f"{known['concurrency']} users, closed loop"
     return f"{how}, {known['window_s']:.0f} s, n = {count(counts['measured'])}"
+
+
+def _asked(load: Mapping[str, Any]) -> str:
+    if load.get("unit", "requests") == "requests":
+        return rate(load["requested_rate"] or load["delivered_rate"])
+    return f"{load['requested_rate']:.3g} {load['unit']}/s, {rate(load['delivered_rate'])}"
 
 
 def _shape(load: Mapping[str, Any]) -> str:

@@ -13,10 +13,11 @@ from scipy import stats
 
 from loadgen.arrivals import due_offsets, warmup_span
 from scenarios import Load
+from scenarios.pauses import FixedPause
 
 S = 1_000_000_000
 BASE = Load(
-    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time_ns=0,
+    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time=FixedPause(0),
     duration_ns=1000 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1, placement="auto",
 )  # fmt: skip
 

@@ -17,10 +17,11 @@ from loadgen.arrivals import Arrivals, draw_arrivals
 from loadgen.curve import Curve, count_dispersion
 from scenarios import Load
 from scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, daily
+from scenarios.pauses import FixedPause
 
 S = 1_000_000_000
 BASE = Load(
-    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time_ns=0,
+    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time=FixedPause(0),
     duration_ns=400 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1, placement="auto",
 )  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {

@@ -66,8 +66,8 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def same(one: Plan, other: Plan) -> bool:
-    plain = [f.name for f in fields(Plan) if f.name not in ("due_ns", "prompt_tokens", "output_tokens", "swaps")]
-    arrays = ("due_ns", "prompt_tokens", "output_tokens")
+    arrays = [f.name for f in fields(Plan) if isinstance(getattr(one, f.name), np.ndarray)]
+    plain = [f.name for f in fields(Plan) if f.name not in (*arrays, "swaps")]
     return (
         all(getattr(one, name) == getattr(other, name) for name in plain)
         and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)

@@ -96,10 +96,70 @@ FILE_MISTAKES = {
         "arrivals: onoff",
         "mine.yaml:6:1 load.onoff: missing; write for instance onoff: {on: 2s, off: 6s}",
     ),
-    "a kind that is not written yet": (
+    "a burst without its quiet times": (
+        "  arrivals: poisson\n",
+        "  arrivals: onoff\n  onoff: {on: 2s}\n",
+        "mine.yaml:8:10 load.onoff: off is missing; write for instance {on: 2s, off: 6s, quiet: 0.1}",
+    ),
+    "a misspelt part of a shape": (
+        "  arrivals: poisson\n",
+        "  arrivals: onoff\n  onoff: {on: 2s, of: 2s}\n",
+        ("mine.yaml:8:23 load.onoff.of: no such key; did you mean off? "
+        "write for instance {on: 2s, off: 6s, quiet: 0.1}"),
+    ),
+    "a wrong value inside a list of steps": (
+        "  arrivals: poisson\n  rate: 8\n",
+        "  arrivals: steps\n  steps: [{rate: 1, for: 2s}, {rate: fast, for: 2s}]\n",
+        'mine.yaml:8:38 load.steps.rate: "fast" is not a rate; write 8 (requests per second), or 0 for none',
+    ),
+    "a rate beside a ramp": (
+        "  arrivals: poisson\n",
+        "  arrivals: ramp\n  ramp: {from: 1, to: 5}\n",
+        "mine.yaml:9:9 load.rate: ramp, steps and trace have rates or times of their own; leave it out",
+    ),
+    "a shape of other arrivals": (
+        "  arrivals: poisson\n",
+        "  arrivals: poisson\n  ramp: {from: 1, to: 5}\n",
+        "mine.yaml:8:9 load.ramp: only ramp arrivals have it; write arrivals: ramp",
+    ),
+    "a day with two curves": (
+        "  arrivals: poisson\n",
+        "  arrivals: diurnal\n  diurnal: {day: 60s, swing: 0.5, hours: [1, 2]}\n",
+        "mine.yaml:8:12 load.diurnal: hours say the whole curve; write hours, or swing and peak",
+    ),
+    "an unknown distribution of think times": (
+        "  arrivals: poisson\n  rate: 8\n",
+        "  arrivals: closed\n  concurrency: 2\n  think_time: {exponentail: 2s}\n",
+        ("mine.yaml:9:29 load.think_time.exponentail: no such distribution; did you mean exponential? write 5s, "
+        "{exponential: 5s}, {uniform: [1s, 9s]} or {lognormal: {median: 4s, p95: 20s}}"),
+    ),
+    "users who think in an open loop": (
+        "  rate: 8\n",
+        "  rate: 8\n  think_time: 2s\n",
+        "mine.yaml:9:15 load.think_time: an open loop has no users who think; leave it out",
+    ),
+    "conversations in a closed loop": (
+        "workload:\n  prompt_tokens: 64\n  output_tokens: {uniform: [8, 16]}\nload:\n  arrivals: poisson\n  rate: 8\n",
+        ("workload:\n  kind: conversation\n  prompt_tokens: 64\n  output_tokens: 8\nload:\n  arrivals: closed\n"
+        "  concurrency: 2\n"),
+        ("mine.yaml:8:13 load.arrivals: conversations begin by an open loop's rate; "
+        "write for instance arrivals: poisson"),
+    ),
+    "turns of something that has none": (
+        "  prompt_tokens: 64\n",
+        "  prompt_tokens: 64\n  turns: 3\n",
+        "mine.yaml:5:10 workload.turns: only conversations have turns; write kind: conversation",
+    ),
+    "several shared texts of nothing": (
+        "  prompt_tokens: 64\n",
+        "  prompt_tokens: 64\n  shared_prefixes: 3\n",
+        "mine.yaml:5:20 workload.shared_prefixes: nothing is shared; write for instance shared_prefix: 0.5",
+    ),
+    "a kind that there is not": (
         "workload:",
-        "workload:\n  kind: conversation",
-        'mine.yaml:4:9 workload.kind: "conversation" is not supported yet; write chat or completion',
+        "workload:\n  kind: trace",
+        ('mine.yaml:4:9 workload.kind: "trace" is not one of the choices; '
+        "write chat, completion, conversation or file"),
     ),
     "a sweep": (
         "server:",
@@ -464,15 +524,46 @@ lengths = st.one_of(
     st.tuples(st.integers(1, 999), st.integers(0, 999)).map(lambda r: {"uniform": [r[0], r[0] + r[1]]}),
     st.tuples(st.floats(1, 999), st.floats(0, 999)).map(lambda r: {"lognormal": {"median": r[0], "p95": r[0] + r[1]}}),
 )
+times = st.integers(1, 10**10).map(lambda ns: ns / 1e9)
+thinking = st.one_of(
+    times,
+    times.map(lambda s: {"exponential": s}),
+    st.tuples(times, times).map(lambda pair: {"uniform": sorted(pair)}),
+    st.tuples(times, times).map(lambda pair: {"lognormal": {"median": min(pair), "p95": max(pair)}}),
+)
 loads = st.one_of(
     st.fixed_dictionaries({"arrivals": st.sampled_from(["constant", "poisson"]), "rate": st.floats(0.01, 1000)}),
     st.fixed_dictionaries(
         {"arrivals": st.just("gamma"), "rate": st.floats(0.01, 1000), "burstiness": st.floats(0.1, 9)}
     ),
+    st.fixed_dictionaries({"arrivals": st.just("closed"), "concurrency": st.integers(1, 99), "think_time": thinking}),
     st.fixed_dictionaries(
-        {"arrivals": st.just("closed"), "concurrency": st.integers(1, 99), "think_time": st.floats(0, 9)}
+        {
+            "arrivals": st.just("onoff"), "rate": st.floats(0.01, 1000),
+            "onoff": st.fixed_dictionaries({"on": times, "off": times, "quiet": st.floats(0, 1)}),
+        }
     ),
-)
+    st.fixed_dictionaries(
+        {
+            "arrivals": st.just("ramp"),
+            "ramp": st.fixed_dictionaries({"from": st.floats(0, 99), "to": st.floats(0.1, 99), "over": times}),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "arrivals": st.just("steps"),
+            "steps": st.lists(
+                st.fixed_dictionaries({"rate": st.floats(0.1, 99), "for": times}), min_size=1, max_size=4
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "arrivals": st.just("diurnal"), "rate": st.floats(0.01, 1000),
+            "diurnal": st.fixed_dictionaries({"day": times, "swing": st.floats(0, 1), "peak": st.floats(0, 24)}),
+        }
+    ),
+)  # fmt: skip
 spans = st.one_of(
     st.integers(1, 10**12).map(lambda ns: {"duration": ns / 1e9}),
     st.integers(1, MOST_REQUESTS).map(lambda n: {"requests": n}),

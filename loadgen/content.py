@@ -1,0 +1,147 @@
+"""What every request asks: prompts, their lengths and those of the answers, for each kind of workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.errors import PlanError
+from loadgen.lengths import draw_lengths
+from loadgen.prompts import Prompts, make_prompts
+from loadgen.tokenizer import PromptTokenizer
+from scenarios.model import Scenario
+
+Ints = NDArray[np.int64]
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+PATHS = {"chat": CHAT, "completion": COMPLETION}
+NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
+
+
+class Stream(IntEnum):
+    """One stream of randomness for each thing that is drawn: drawing more of one moves no other."""
+
+    ARRIVALS = 0
+    PROMPT_LENGTHS = 1
+    OUTPUT_LENGTHS = 2
+    CONTENTS = 3
+    SAMPLING = 4
+    GROUPS = 5
+    SHARED = 6
+    TURNS = 7
+    THINKING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Where randomness comes from. A repeat has arrivals and lengths in common with the first run, texts of its own."""
+
+    seed: int
+    repeat: int = 0
+
+    def rng(self, stream: Stream) -> np.random.Generator:
+        return np.random.default_rng([self.seed, stream])
+
+    def fresh(self, stream: Stream) -> np.random.Generator:
+        """Another one in every repeat."""
+        return np.random.default_rng([self.seed, stream, self.repeat])
+
+    def text(self, index: int) -> np.random.Generator:
+        """Request ``index``'s own; -1 - g is that of shared text g."""
+        if index < -1:
+            return np.random.default_rng([self.seed, Stream.SHARED, self.repeat, -1 - index])
+        return np.random.default_rng([self.seed, Stream.CONTENTS, self.repeat, index + 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """What is asked, request by request; index i of every column is the same request.
+
+    ``asks`` is what a body says that no other kind of field says: its messages or its prompt. ``repeated``: prompt
+    tokens that stood at the start of an earlier one. ``prompts``: how the texts were made, where a closed loop may
+    change their first words. ``turns``: place in the conversation, from 1, conversations one after the other; empty
+    where there are none. ``notes``: what did not go as asked, in sentences.
+    """
+
+    path: str
+    asks: list[dict[str, object]]
+    prompt_tokens: Ints
+    output_tokens: Ints
+    exact: bool
+    repeated: Ints
+    notes: tuple[str, ...] = ()
+    prompts: Prompts | None = None
+    turns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """Requests that know nothing of each other. Raises PlanError when they cannot be made as asked."""
+    workload, most = scenario.workload, scenario.server.max_model_len
+    asked, output = draw_both(scenario, count, seeds)
+    fitting = _within_context(asked, output, most)
+    blocks = scenario.load.trace if workload.prompt_tokens is None else None
+    prompts = make_prompts(
+        tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
+        groups=draw_groups(scenario, count, seeds), trace=blocks,
+    )  # fmt: skip
+    _check_context(prompts, output, most)
+    chat = workload.kind == "chat"
+    asks: list[dict[str, object]] = [
+        {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text} for text in prompts.texts
+    ]
+    notes = _notes(prompts, asked, fitting, scenario)
+    return Content(PATHS[workload.kind], asks, prompts.tokens, output, prompts.exact, prompts.repeated, notes, prompts)
+
+
+def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
+    """Prompt and answer tokens of each request: the trace's where the workload gives none."""
+    trace, drawn = scenario.load.trace, []
+    for name, stream in (("prompt_tokens", Stream.PROMPT_LENGTHS), ("output_tokens", Stream.OUTPUT_LENGTHS)):
+        lengths = getattr(scenario.workload, name)
+        if lengths is None and trace is not None:
+            drawn.append(np.array(getattr(trace, name)[:count], np.int64))
+        else:
+            drawn.append(draw_lengths(lengths, count, seeds.rng(stream)))
+    return drawn[0], drawn[1]
+
+
+def draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
+    """Which of the shared texts each begins with."""
+    return seeds.rng(Stream.GROUPS).integers(0, scenario.workload.shared_prefixes, count)
+
+
+def _within_context(asked: Ints, output: Ints, max_model_len: int | None) -> Ints:
+    """Prompt lengths cut so that prompt and answer fit the model's context."""
+    if max_model_len is None or not len(asked):
+        return asked
+    if int(output.max()) >= max_model_len:
+        raise PlanError(
+            f"answers of up to {output.max()} tokens leave no room for a prompt in server.max_model_len {max_model_len}"
+        )
+    return np.minimum(asked, max_model_len - output)
+
+
+def _check_context(prompts: Prompts, output: Ints, max_model_len: int | None) -> None:
+    """The chat template may have made the shortest prompts longer than asked, and so too long again."""
+    longest = int((prompts.tokens + output).max(initial=0))
+    if max_model_len is not None and longest > max_model_len:
+        raise PlanError(
+            f"the shortest prompt that the chat template allows ({prompts.words.shortest} tokens) and its answer "
+            f"together have up to {longest} tokens; they do not fit server.max_model_len {max_model_len}"
+        )
+
+
+def _notes(prompts: Prompts, asked: Ints, fitting: Ints, scenario: Scenario) -> tuple[str, ...]:
+    notes = [] if prompts.exact else [NOT_EXACT]
+    if prompts.lengthened:
+        notes.append(
+            f"{prompts.lengthened} of {len(asked)} prompts were asked shorter than the shortest that the chat template "
+            f"allows; they have {prompts.words.shortest} tokens"
+        )
+    cut = int(np.count_nonzero(fitting < asked))
+    if cut:
+        limit = scenario.server.max_model_len
+        notes.append(f"{cut} of {len(asked)} prompts were cut to fit server.max_model_len {limit}")
+    return tuple(notes)

@@ -1,0 +1,122 @@
+"""Conversations: turns of one user, each with all that was said before it.
+
+The answers in the history are planned texts of the length asked for, not what the server will really say: so every body
+can be encoded before the clock starts, and the same scenario asks the same of every server. What that costs: a prefix
+cache can hit the history up to the last answer's start, but never the tokens that the server itself generated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.content import CHAT, NOT_EXACT, Content, Ints, Seeds, Stream, draw_both, draw_groups
+from loadgen.errors import PlanError
+from loadgen.lengths import draw_lengths
+from loadgen.prompts import Words, pick, survey
+from loadgen.tokenizer import Message, PromptTokenizer
+from scenarios.model import Scenario
+
+_AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory than its bodies
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One request of a conversation: everything said up to its question, and how much of a first one is not new."""
+
+    messages: list[Message]
+    known: int
+
+
+def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """``count`` conversations. ``prompt_tokens`` of the workload are each question's, as if it were asked alone.
+
+    Turns whose history does not fit the model's context are left out, with a note. Raises PlanError where not even the
+    first ones fit.
+    """
+    turns = draw_lengths(scenario.workload.turns, count, seeds.rng(Stream.TURNS))
+    asked, output = draw_both(scenario, int(turns.sum()), seeds)
+    words = survey(tokenizer, "chat")
+    said = _say(scenario, words, turns, asked, output, seeds)
+    tokens = _counted(tokenizer, said)
+    place = np.concatenate([np.arange(1, n + 1) for n in turns]) if count else np.zeros(0, np.int64)
+    kept = _fitting(tokens + output, place, scenario.server.max_model_len)
+    shared = np.array([turn.known for turn in said], np.int64)
+    repeated = np.where(place == 1, shared, np.concatenate([[0], tokens[:-1]]))
+    notes = _notes(scenario, tokenizer, words, asked, place, kept)
+    asks: list[dict[str, object]] = [{"messages": said[i].messages} for i in np.flatnonzero(kept)]
+    return Content(
+        CHAT, asks, tokens[kept], output[kept], tokenizer is not None, repeated[kept], notes, turns=place[kept]
+    )
+
+
+def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Ints, seeds: Seeds) -> list[_Turn]:
+    """Every conversation's turns. Request i's question and answer are of its own randomness."""
+    groups = draw_groups(scenario, len(turns), seeds)
+    questions = np.maximum(asked - words.overhead, 1)
+    out: list[_Turn] = []
+    longest: dict[int, int] = {}
+    at = 0
+    for group, count in zip(groups.tolist(), turns.tolist(), strict=True):
+        history: list[Message] = []
+        shared = int(np.rint(questions[at] * scenario.workload.shared_prefix))
+        known = min(shared, longest.get(group, 0))
+        longest[group] = max(shared, longest.get(group, 0))
+        for turn in range(count):
+            rng, length = seeds.text(at), int(questions[at])
+            head = pick(words, shared, seeds.text(-1 - group), starts=True) if turn == 0 else []
+            own = pick(words, length - len(head), rng, starts=not head)
+            history = [*history, _message("user", words, head + own)]
+            out.append(_Turn(history, known))
+            history = [*history, _message("assistant", words, pick(words, int(output[at]), rng, starts=True))]
+            at += 1
+    return out
+
+
+def _message(role: str, words: Words, text: list[str]) -> Message:
+    return {"role": role, "content": words.joiner.join(text)}
+
+
+def _counted(tokenizer: PromptTokenizer | None, said: list[_Turn]) -> Ints:
+    """Tokens of each history as the chat template renders it; in words where there is no tokenizer."""
+    if tokenizer is None:
+        return np.array([sum(len(m["content"].split()) for m in turn.messages) for turn in said], np.int64)
+    parts = [
+        tokenizer.count_messages([turn.messages for turn in said[start : start + _AT_ONCE]])
+        for start in range(0, len(said), _AT_ONCE)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _fitting(needed: Ints, place: Ints, max_model_len: int | None) -> NDArray[np.bool_]:
+    """Which turns fit the context: histories only grow, so what does not fit ends its conversation."""
+    if max_model_len is None:
+        return np.ones(len(needed), bool)
+    kept = needed <= max_model_len
+    if not kept[place == 1].all():
+        raise PlanError(
+            f"first turns of up to {int(needed[place == 1].max())} tokens, their answers included, do not fit "
+            f"server.max_model_len {max_model_len}"
+        )
+    for i in range(1, len(kept)):
+        kept[i] &= bool(place[i] == 1 or kept[i - 1])
+    return kept
+
+
+def _notes(
+    scenario: Scenario, tokenizer: PromptTokenizer | None, words: Words, asked: Ints, place: Ints,
+    kept: NDArray[np.bool_],
+) -> tuple[str, ...]:  # fmt: skip
+    notes = [] if tokenizer is not None else [NOT_EXACT]
+    short = int(np.count_nonzero(asked <= words.overhead))
+    if short:
+        notes.append(
+            f"{short} of {len(asked)} questions were asked shorter than the chat template allows; they have one word"
+        )
+    dropped = int(np.count_nonzero(~kept))
+    if dropped:
+        limit = scenario.server.max_model_len
+        notes.append(f"{dropped} of {len(place)} turns were left out: their history does not fit max_model_len {limit}")
+    return tuple(notes)
