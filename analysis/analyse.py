@@ -108,6 +108,7 @@ def _evidence(
         window_ns=window,
         prefix_share=plan.get("prefix_share"),
         unit="conversations" if plan.get("conversations") else "requests",
+        think_time_ns=plan.get("think_time_ns", 0),
         beyond_end=_beyond_end(generators) if plan.get("conversations") else None,
     )
 

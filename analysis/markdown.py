@@ -35,7 +35,9 @@ def _load(summary: Mapping[str, Any]) -> str:
     how = f"{rate(load['delivered_rate'])}, open loop" if load["loop"] == "open" else users
     failed, trust = sum(counts["failed"].values()), summary["trust"]["sentence"]
     size = f"{load['window_s']:.0f} s, n = {count(counts['measured'])}, {count(failed)} failed"
-    return f"{how}, {size}. Trust: {_plain(trust)}."
+    known = summary.get("closed_loop")
+    caveat = f" {_plain(known['sentence'])}." if known else ""
+    return f"{how}, {size}. Trust: {_plain(trust)}.{caveat}"
 
 
 def _slos(rows: Sequence[Mapping[str, Any]]) -> str:

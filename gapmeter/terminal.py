@@ -163,6 +163,8 @@ def _definitions(summary: Mapping[str, Any], width: int) -> Text:
 def _facts(summary: Mapping[str, Any], width: int) -> Text:
     trust = "valid" if summary["trust"]["valid"] else "NOT valid"
     text = Text(f"\n{_wrap(f'{trust}: {head.trust_figures(summary)}', width, ' trust   ', '         ')}")
+    if caveat := head.caveat(summary):
+        text.append(f"\n{_wrap(caveat, width, ' loop    ', '         ')}")
     for warning in head.warnings(summary):
         said = " ".join(part for part in (warning.text, warning.cause) if part)
         text.append(f"\n{_wrap(said, width, ' ! ', '   ')}")

@@ -190,6 +190,7 @@ class Plan:
             "rate_knots": [list(knot) for knot in self.rate_knots] if len(self.rate_knots) <= _MOST_KNOTS else [],
             "count_dispersion": self.count_dispersion,
             "prefix_share": self.prefix_share,
+            "think_time_ns": self.think_time_ns,
             "conversations": int(np.count_nonzero(self.turns == 1)) if len(self.turns) else None,
             "notes": list(self.notes),
         }

@@ -112,6 +112,12 @@ def _shape(load: Mapping[str, Any]) -> str:
     return f" ({load['arrivals']})" if load["arrivals"] in ("gamma", "trace") else ""
 
 
+def caveat(summary: Mapping[str, Any]) -> str:
+    """What a closed loop's figures are not; "" for an open loop."""
+    known = summary.get("closed_loop")
+    return f"{known['sentence'][:1].upper()}{known['sentence'][1:]}." if known else ""
+
+
 def slo_lines(summary: Mapping[str, Any]) -> list[SloLine]:
     return [_slo_line(slo) for slo in summary["slo"]]
 
