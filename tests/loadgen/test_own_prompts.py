@@ -1,0 +1,109 @@
+"""A user's own prompts are asked as they stand, in their order, and counted by the model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.errors import PlanError
+from loadgen.plan import Plan, make_plan
+from loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from scenarios import Scenario, ScenarioError, load_scenario
+from tests.loadgen.tiny_tokenizer import write_model
+
+CHAT = [
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? – ¿por qué?"}]},
+    {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3, "id": "further keys are passed over"},
+]
+TEXT = [{"prompt": "Once upon"}, {"prompt": "a time\nthere", "max_tokens": 7}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
+    return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
+
+
+def scenario(folder: Path, lines: list[Any], *overrides: str, output: str = "output_tokens: 5") -> Scenario:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    (folder / "mine.jsonl").write_text(text)
+    (folder / "s.yaml").write_text(
+        f"workload: {{kind: file, file: mine.jsonl, {output}}}\nload: {{rate: 10, requests: 5, warmup: 0}}\n"
+    )
+    return load_scenario(folder / "s.yaml", overrides, {})
+
+
+def planned(folder: Path, lines: list[Any], tokenizer: PromptTokenizer | None, *overrides: str) -> Plan:
+    return make_plan(scenario(folder, lines, *overrides), tokenizer, model_name="served")
+
+
+def test_messages_are_asked_as_they_stand_and_come_round_again(tmp_path: Path, tokenizer: PromptTokenizer) -> None:
+    plan = planned(tmp_path, CHAT, tokenizer)
+    assert plan.path == "/v1/chat/completions"
+    asked = [json.loads(body) for body in plan.bodies]
+    assert [body["messages"] for body in asked] == [CHAT[i % 2]["messages"] for i in range(5)]
+    assert [body["max_tokens"] for body in asked] == [5, 3, 5, 3, 5] == plan.output_tokens.tolist()
+    counts = [int(tokenizer.count_messages([body["messages"]])[0]) for body in asked]
+    assert plan.prompt_tokens.tolist() == counts
+    assert plan.prompt_tokens_exact
+    (note,) = plan.notes
+    assert note.endswith("holds 2 prompts for 5 requests: they come round again, and a prefix cache knows them then")
+    assert plan.prefix_share == pytest.approx(sum(counts[2:]) / sum(counts))
+
+
+def test_prompts_are_completions(tmp_path: Path, tokenizer: PromptTokenizer) -> None:
+    plan = planned(tmp_path, TEXT, tokenizer, "load.requests=2")
+    assert plan.path == "/v1/completions"
+    assert [json.loads(body)["prompt"] for body in plan.bodies] == ["Once upon", "a time\nthere"]
+    assert plan.prompt_tokens.tolist() == tokenizer.counts(["Once upon", "a time\nthere"], "completion").tolist()
+    assert plan.notes == ()
+    assert not planned(tmp_path, TEXT, None).prompt_tokens_exact
+
+
+def test_a_closed_loop_beyond_its_bodies_asks_the_same_prompts_again(
+    tmp_path: Path, tokenizer: PromptTokenizer
+) -> None:
+    plan = planned(tmp_path, CHAT, tokenizer, "load.arrivals=closed", "load.concurrency=2", "load.requests=5")
+    assert plan.body(len(plan) + 1) == plan.bodies[1]
+
+
+def test_a_prompt_that_does_not_fit_is_named_with_its_line(tmp_path: Path, tokenizer: PromptTokenizer) -> None:
+    lines = [CHAT[1], "", {"messages": [{"role": "user", "content": "one " * 200}]}]
+    with pytest.raises(PlanError, match=r"mine\.jsonl:3: prompt and answer have \d+ tokens; they do not fit .* 150"):
+        planned(tmp_path, lines, tokenizer, "server.max_model_len=150")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{half", "mine.jsonl:2: not JSON: "),
+        ({"text": "x"}, 'mine.jsonl:2: {"text": "x"} is not an object with either prompt or messages'),
+        ({"prompt": "x", "messages": []}, "is not an object with either prompt or messages"),
+        ({"messages": []}, "mine.jsonl:2: messages is not a list with at least one message"),
+        ({"messages": [{"role": "user"}]}, 'mine.jsonl:2: {"role": "user"} is not a message; write'),
+        ({"prompt": ""}, 'mine.jsonl:2: prompt "" is not a text'),
+        ({"prompt": "x"}, "mine.jsonl:2: prompt and messages in one file; write all lines the one way or the other"),
+        ({"messages": CHAT[1]["messages"], "max_tokens": 0}, "mine.jsonl:2: max_tokens 0 is not a number of tokens"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, line: Any, says: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        scenario(tmp_path, [CHAT[1], line])
+    assert says in str(caught.value)
+    assert "s.yaml:1:" in str(caught.value)
+
+
+def test_an_answer_without_a_length_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"workload.output_tokens: missing, and .*mine\.jsonl:1 has no max_tokens"):
+        scenario(tmp_path, CHAT, output="temperature: 0")
+    assert scenario(tmp_path, [CHAT[1]], output="temperature: 0").workload.output_tokens is None
+    with pytest.raises(ScenarioError, match=r"workload.prompt_tokens: the prompts of a file are what they are"):
+        scenario(tmp_path, CHAT, "workload.prompt_tokens=7")
+    with pytest.raises(ScenarioError, match=r"workload.file: missing; write for instance file: prompts.jsonl"):
+        load_scenario("smoke", ["workload.kind=file"], {})
+
+
+def test_what_the_file_says_is_part_of_the_digest(tmp_path: Path) -> None:
+    assert scenario(tmp_path, TEXT).digest() != scenario(tmp_path, TEXT[:1]).digest()
