@@ -60,6 +60,11 @@ class Connection(asyncio.Protocol):
         transport.write(data)
         exchange.sent_ns = monotonic_ns()
 
+    def resume_writing(self) -> None:
+        """The socket has taken the rest of a request that was too long for its buffer: only now it is sent."""
+        if self._exchange is not None and not self._stamps:
+            self._exchange.sent_ns = monotonic_ns()
+
     def data_received(self, data: bytes) -> None:
         now = monotonic_ns()
         if self._exchange is None:  # bytes that nobody asked for: this connection cannot be trusted any more

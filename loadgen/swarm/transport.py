@@ -57,6 +57,7 @@ class Transport(asyncio.Transport):
         if not self._unsent and self._writes is not None:
             self._writes.stop()
             self._writes = None
+            self._connection.resume_writing()
 
     def _readable(self) -> None:
         more = True

@@ -179,3 +179,24 @@ def test_a_request_carries_its_id_its_length_and_the_key() -> None:
     assert lines[0] == "POST /x/v1/chat/completions HTTP/1.1"
     assert {"Host: [::1]:9", "x-request-id: r-7", "Content-Length: 2", "Authorization: Bearer k-1"} < set(lines)
     assert sent == b"{}"
+
+
+async def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
+    """The server begins to read 80 ms after the request began to arrive, and its buffers hold a fraction of it."""
+    data = body(prompt="x" * 40_000_000)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.08)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(data))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 16)
+    async with server:
+        async with asking(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as one:
+            record = await one.ask(data)
+        server.close()
+    assert record.outcome is Outcome.OK
+    assert record.sent_ns - record.write_ns > 70_000_000
+    assert record.sent_ns <= record.first_byte_ns
