@@ -2,9 +2,9 @@
 
 Linux adds up for each thread the time in which it could run but had no core (the second number in
 /proc/PID/task/TID/schedstat). Read where a thread's own work ends and again where it has been woken, the difference is
-the wait between the two, unless the thread lost its core in the middle of work meanwhile (an involuntary switch): that
-wait lies somewhere in a call, and is left there. A process without these numbers (other systems, kernels built without
-them) records nothing.
+the wait between the two. Where the thread lost its core in the middle of real work meanwhile (an involuntary switch,
+and more than a moment of running), the wait lies somewhere in a call, and is left there. A process without these
+numbers (on other systems, or kernels built without them) records nothing.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gapmeter_probe.writer import RecordWriter
 _OWN = "/proc/thread-self/schedstat"
 _TASKS = "/proc/self/task"
 ZMQ_THREADS = "ZMQbg/IO"  # libzmq's own threads, which move messages between its sockets and the kernel's
-SOON_NS = 250_000  # so much of a wait may be taken for one that came a little later
+SOON_NS = 250_000  # a moment: work so short is not told apart from the waking before it or after it
 SHORTEST_NS = 10_000  # shorter waits are not worth a record
 
 
 class _Thread(threading.local):
-    """What a thread knew when it last looked: waits, involuntary switches, and when that was. 0: it has not looked yet.
+    """What a thread knew when it last looked: its waits, how long it ran, involuntary switches, and when that was.
 
-    ``before`` are the files of threads that hand it messages and ``after`` of those that take what it sends, with their
-    sums of waits.
+    ``at_ns`` 0: it has not looked yet. ``before`` are the files of threads that hand it messages and ``after`` of
+    those that take what it sends, with their sums of waits.
     """
 
     fd = -1
-    waited_ns = at_ns = woken_ns = lost = 0
+    waited_ns = ran_ns = at_ns = woken_ns = lost = 0
     before: Sequence[int] = ()
     after: Sequence[int] = ()
     before_ns = after_ns = 0
@@ -96,12 +96,14 @@ class CoreWaits:
             self._writer.span(Span.CORE_WAIT, 0, max(since, at_ns - wait), at_ns, who)
 
     def _look(self, thread: _Thread, at_ns: int) -> int:
-        """What the thread has waited to run again since it last looked, if it gave up its core by itself each time."""
+        """What the thread has waited to run since it last looked; 0 where that was in the middle of its own work."""
         if thread.fd < 0:
             thread.fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-        waited, lost = _waited(thread.fd), resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-        wait = waited - thread.waited_ns if lost == thread.lost else 0
-        thread.waited_ns, thread.lost, thread.at_ns = waited, lost, at_ns
+        ran, waited, _ = map(int, os.pread(thread.fd, 64, 0).split())
+        lost = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+        woken = lost == thread.lost or ran - thread.ran_ns < SOON_NS
+        wait = waited - thread.waited_ns if woken else 0
+        thread.ran_ns, thread.waited_ns, thread.lost, thread.at_ns = ran, waited, lost, at_ns
         return wait
 
     def _carried_off(self, thread: _Thread, who: int) -> None:
