@@ -16,7 +16,7 @@ from scenarios.fields import FIELDS, LATER, SECTIONS
 from scenarios.parse import provenance
 from scenarios.source import environment_name
 
-SHIPPED = ("burst", "chat-p99", "long-prompt", "replay-chat", "rush-hour", "smoke")
+SHIPPED = ("burst", "chat-p99", "dialogue", "long-prompt", "replay-chat", "rush-hour", "smoke")
 LOAD_KEYS = ", ".join(field.leaf for field in FIELDS if field.section == "load")
 GOOD = """\
 server:
