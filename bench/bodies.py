@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.client import Cores, null_server
+from gapmeter.instrument import Cores, Timing, null_server
 from loadgen.fleet import make_fleet
 from loadgen.plan import Plan, make_plan
 from loadgen.tokenizer import PromptTokenizer, load_tokenizer
@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--tokens", type=int, nargs="*", default=[100, 8_000, 32_000])
     options = parser.parse_args(arguments)
-    cores = Cores(0, max(os.sched_getaffinity(0)))
+    usable = sorted(os.sched_getaffinity(0))
+    cores = Cores((usable[0],), (usable[-1],))
     tokenizer = load_tokenizer(resolve_model("builtin:tiny"))
     print("prompt tokens  body kB  planned in s  ready in s  lag p50 / p99 ms  write p50 / p99 ms  failed")
     for tokens in options.tokens:
@@ -55,10 +56,10 @@ def planned(tokenizer: PromptTokenizer, tokens: int, rate: float, seconds: float
 def _line(plan: Plan, tokens: int, planned_s: float, cores: Cores) -> str:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
         folder = Path(name)
-        port = held.enter_context(null_server(cores, 1.0, log=None))
+        port = held.enter_context(null_server(cores, Timing(5.0, 1.0), log=None))
         began = time.monotonic()
         share = dataclasses.replace(plan, notes=())
-        fleet = held.enter_context(make_fleet(share, f"http://127.0.0.1:{port}", None, folder, (cores.client,), 1))
+        fleet = held.enter_context(make_fleet(share, f"http://127.0.0.1:{port}", None, folder, cores.client, 1))
         ready_s = time.monotonic() - began
         fleet.start()
         fleet.wait(lambda: None, 0.5)

@@ -1,0 +1,63 @@
+"""Bodies of 32k tokens are made before the start: in the timed window they are only sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.issue import issue_open
+from loadgen.plan import Plan, make_plan
+from loadgen.share import load_share, save_share
+from loadgen.tokenizer import load_tokenizer
+from recording import Outcome
+from scenarios import load_scenario
+from tests.loadgen.test_issue import bed
+from tests.loadgen.tiny_tokenizer import write_model
+
+TOKENS = 32_000
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    settings = (
+        f"workload.prompt_tokens={TOKENS}", "workload.output_tokens=2", "load.rate=40", "load.requests=20",
+        "load.warmup=0", "server.max_model_len=null",
+    )  # fmt: skip
+    tokenizer = load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
+    made = make_plan(load_scenario("smoke", settings, {}), tokenizer, model_name="null")
+    for body in made.bodies[:3]:
+        assert tokenizer.count_chat(json.loads(body)["messages"][0]["content"]) == TOKENS
+    return made
+
+
+async def test_nothing_is_left_to_be_made_once_the_session_is(long: Plan, tmp_path: Path) -> None:
+    """The plan's bodies are taken away before the start, and each request still leaves whole."""
+    own = dataclasses.replace(long, bodies=list(long.bodies))
+    sizes = [len(body) for body in own.bodies]
+    async with bed(own, tmp_path) as on:
+        own.bodies.clear()
+        await issue_open(on.session, time.monotonic_ns())
+        await on.session.drain()
+        records = on.records()
+    assert min(sizes) > 100_000
+    assert [record.outcome for record in records] == [Outcome.OK] * len(sizes)
+    assert [record.prompt_tokens for record in records] == [TOKENS] * len(sizes)
+
+
+def test_they_travel_to_another_process_as_they_are(long: Plan, tmp_path: Path) -> None:
+    share = long.slice(1, 2)
+    save_share(share, tmp_path / "share.npz")
+    again = load_share(tmp_path / "share.npz")
+    assert again.bodies == share.bodies
+    assert again.digest() == share.digest()
+
+
+def test_they_share_nothing_from_their_first_words_on(long: Plan) -> None:
+    starts = {json.loads(body)["messages"][0]["content"][:60] for body in long.bodies}
+    assert len(starts) == len(long)
+    assert np.all(long.prompt_tokens == TOKENS)
