@@ -40,8 +40,47 @@ VALUES: list[tuple[str, Any, bool]] = [
     ("slo", ["ttft p99 <= 500"], False), ("slo", "ttft p99 <= 500 ms", False),
     ("name", "chat-p99", True), ("name", "Chat", False), ("summary", "One line.", True), ("summary", 3, False),
     ("seed", 0, True), ("seed", -1, False), ("repeat", 3, True), ("repeat", 0, False), ("sweep", {}, False),
-    ("load.raet", 8, False),
+    ("load.raet", 8, False), ("workload.shared_prefixes", 0, False),
+    ("workload.file", 3, False), ("workload.turns", 0, False),
 ]  # fmt: skip
+
+
+# (arrivals, value of the key of the same name, whether it is right)
+SHAPES: list[tuple[str, Any, bool]] = [
+    ("onoff", {"on": "2s", "off": 3, "quiet": 0.5}, True), ("onoff", {"on": "2s"}, False),
+    ("onoff", {"on": "2s", "off": 3, "quiet": 2}, False), ("onoff", [2, 3], False),
+    ("ramp", {"from": 0, "to": 2, "over": "5s"}, True), ("ramp", {"from": -1, "to": 2}, False),
+    ("ramp", {"from": 1, "to": 2, "too": 3}, False),
+    ("steps", [{"rate": 2, "for": "9s"}], True), ("steps", [], False), ("steps", [{"rate": 2}], False),
+    ("steps", {"rate": 2, "for": "9s"}, False),
+    ("diurnal", {"day": "4m"}, True), ("diurnal", {"day": "4m", "swing": 0.4, "peak": 24}, True),
+    ("diurnal", {"day": "4m", "hours": [1, 0, 3]}, True), ("diurnal", {"day": "4m", "hours": [1]}, False),
+    ("diurnal", {"day": "4m", "peak": 25}, False), ("diurnal", {"swing": 0.4}, False),
+    ("trace", {"file": str(FOLDER / "traces" / "chat.jsonl"), "speed": 2}, True), ("trace", {"speed": 2}, False),
+    ("trace", {"file": str(FOLDER / "traces" / "code.csv"), "format": "azure"}, True),
+    ("trace", {"file": "x", "format": "other"}, False), ("trace", {"file": "x", "speed": 0}, False),
+    ("think_time", "2s", True), ("think_time", {"uniform": ["1s", 2]}, True),
+    ("think_time", {"uniform": ["1s"]}, False), ("think_time", {"lognormal": {"median": 1, "p95": 2}}, True),
+    ("think_time", {"lognormal": {"median": 1}}, False), ("think_time", {"normal": 2}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "value", "right"), SHAPES)
+def test_schema_and_parser_agree_on_shapes(tmp_path: Path, shape: str, value: object, right: bool) -> None:
+    unrated = shape in ("ramp", "steps", "trace")
+    load = {"arrivals": shape, shape: value, "duration": "5s"} | ({} if unrated else {"rate": 5})
+    if shape == "think_time":
+        load = {"arrivals": "closed", "concurrency": 2, "think_time": value, "duration": "5s"}
+    made = {"workload": {"prompt_tokens": 64, "output_tokens": 16}, "load": load}
+    path = tmp_path / "one.yaml"
+    path.write_text(yaml.safe_dump(made))
+    try:
+        load_scenario(path, environment={})
+    except ScenarioError:
+        parses = False
+    else:
+        parses = True
+    assert (parses, VALIDATOR.is_valid(made)) == (right, right)
 
 
 def document(key: str, value: object) -> dict[str, Any]:
