@@ -223,6 +223,7 @@ def _head(run: Run) -> dict[str, Any]:
         "scenario": summary["name"] or run.folder.path.name,
         "target": head.target(run.manifest),
         "load": head.load(summary),
+        "caveat": head.caveat(summary),
         "sentence": head.sentence(summary),
         "reasons": head.reasons(summary),
         "owner": head.owner_sentence(summary),
