@@ -68,7 +68,8 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
 
 def _row_names() -> tuple[str, ...]:
     return (
-        "request_id", "index", "worker", "attempt", *_STAMPS, *_LATER, "prompt_tokens_asked", "output_tokens_asked",
+        "request_id", "index", "turn", "worker", "attempt", *_STAMPS, *_LATER, "prompt_tokens_asked",
+        "output_tokens_asked",
         *_COUNTS, "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
         "censored_ns", "engine_metrics",
     )  # fmt: skip
@@ -83,6 +84,7 @@ def _row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
         **stamps,
         "request_id": record.request_id,
         "index": record.index,
+        "turn": record.turn,
         "worker": record.worker,
         "attempt": record.attempt,
         "first_token_ns": None if arrived is None else int(arrived[0]),
