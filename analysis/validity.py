@@ -169,6 +169,21 @@ def _index(at: Floats) -> tuple[float | None, int]:
     return float(counts.var(ddof=1) / counts.mean()), windows
 
 
+def _both_indices(requests: pd.DataFrame) -> tuple[float, float]:
+    """Index of dispersion of sent and of due requests, in the same windows.
+
+    Recorded requests come in groups at regular times: the windows begin a twentieth of their length before the first,
+    so that no such time is the edge between two.
+    """
+    sent, due = (stamps_ns(requests, name).astype(np.float64) for name in ("sent_ns", "due_ns"))
+    sent = sent[sent >= 0]
+    windows = min(len(sent) // 5, 200)
+    before = (due.max() - due.min()) / windows / 20
+    whole = (due.min() - before, max(due.max(), sent.max()) + before)
+    counts = [np.histogram(at, bins=windows, range=whole)[0] for at in (sent, due)]
+    return float(counts[0].var(ddof=1) / counts[0].mean()), float(counts[1].var(ddof=1) / counts[1].mean())
+
+
 def percentile_of(values: Floats, percentile: float) -> float | None:
     """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
     known = np.sort(values[~np.isnan(values)])
@@ -233,8 +248,9 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
             float(special.chdtri(windows - 1, above)) / (windows - 1) for above in (1 - CHANCE / 2, CHANCE / 2)
         )
     elif evidence.arrivals != "constant":
-        as_planned = _index(_on_scale(requests, "due_ns"))[0] or 0.0
-        low, high = BUNCHING[0] * as_planned, BUNCHING[1] * as_planned
+        index, as_planned = _both_indices(requests)
+        low = min(BUNCHING[0] * as_planned, as_planned - CONSTANT_DISPERSION)
+        high = max(BUNCHING[1] * as_planned, as_planned + CONSTANT_DISPERSION)
     yield Check(
         "dispersion", OK if low <= index <= high else BROKEN, index, high,
         f"index of dispersion of {evidence.arrivals} arrivals {index:.2f}, expected {low:.2f} .. {high:.2f}",

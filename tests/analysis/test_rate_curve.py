@@ -72,6 +72,16 @@ def test_other_arrivals_are_compared_with_what_was_planned(shape: str) -> None:
     assert found(run(due[:20]), evidence, "dispersion").status == UNMEASURED
 
 
+def test_a_trace_whose_requests_come_in_groups_at_regular_times_is_as_planned() -> None:
+    """Each group is a window of its own, and its requests leave up to 2 ms late."""
+    due = T0 + np.repeat(np.arange(200, dtype=np.int64) * 3 * S, 5)
+    requests = run(due)
+    requests["sent_ns"] += np.random.default_rng(1).integers(0, 2_000_000, len(due))
+    assert found(requests, Evidence("open", "trace"), "dispersion").status == OK
+    even = run(T0 + np.arange(1000, dtype=np.int64) * S)
+    assert found(even, Evidence("open", "trace"), "dispersion").status == OK
+
+
 def test_of_conversations_the_first_turns_have_the_rate_that_was_asked_for() -> None:
     first = arrivals([(T0, 16.0), (T0 + 100 * S, 16.0)], 3)
     requests = pd.concat([run(first).assign(turn=1), run(first + S).assign(turn=2)]).sort_values("due_ns")
