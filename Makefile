@@ -20,6 +20,7 @@ export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE
   NUMBA_CACHE_DIR CUDA_CACHE_PATH
 export SCENARIO ENGINE URL GENERATOR ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 
+SOAK ?= 60m
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 
 own := .venv/bin/python
@@ -28,7 +29,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: bench-peers streams soak help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -79,6 +80,19 @@ bench:  ## the figures in docs/results.md, measured on this machine
 	$(setup) core dev transformers locust vllm
 	@$(own) -m bench $(ARGS)
 
+bench-peers:  ## gapmeter beside guidellm, aiperf, vllm bench serve and genai-bench, against the null server's log
+	$(setup) core transformers locust vllm
+	@for peer in guidellm aiperf genai-bench; do $(PYTHON) setup/environment.py $$peer || echo "$$peer is left out" >&2; done
+	@$(own) -m bench peers $(ARGS)
+
+streams:  ## 10,000 answers open at once against the null server: none lost, memory of each
+	$(setup) core
+	@$(own) -m bench streams $(ARGS)
+
+soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift?
+	$(setup) core
+	@$(own) -m bench soak --soak $(SOAK) $(ARGS)
+
 setup:  ## only set up .venv: gapmeter, Transformers, Locust, the tools for development
 	$(setup) core dev transformers locust
 
@@ -90,4 +104,4 @@ clean:  ## remove caches and build products; runs and environments stay
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 clean-all: clean  ## remove the environments too; runs stay
-	rm -rf .venv .venv-vllm
+	rm -rf .venv .venv-vllm .venv-peers

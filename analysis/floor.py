@@ -52,8 +52,8 @@ def read_floor(manifest: Mapping[str, Any]) -> Floor | None:
             chunk_us=float(found["chunk_us"]),
             tokens=_limit(found["tokens"]),
             requests=_limit(found["requests"]),
-            quick=bool(known["quick"]),
-            measured=str(known["measured_wall"]),
+            quick=bool(found["quick"]),
+            measured=str(found["measured_wall"]),
         )
     except (KeyError, TypeError, ValueError):
         return None

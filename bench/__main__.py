@@ -1,7 +1,8 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
-Parts: client, residual, agreement, probe_pairs. A part's figures are in ``docs/results/PART.json`` with the machine
-that they come from; ``docs/results/figures.md`` holds the tables of all parts that have been measured.
+Parts: client, residual, agreement, probe_pairs; and, only when they are named, peers, streams, soak. A part's figures
+are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds the tables of
+all parts that have been measured.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agreement, client, probe_pairs, residual
+from bench import agreement, client, peers, probe_pairs, residual, soak, streams
 from bench.engine import ENGINES
+from gapmeter.instrument import NotMeasured
 
+ON_REQUEST = ("peers", "streams", "soak")  # they have make targets of their own
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -26,20 +29,29 @@ _RUNS = Path("runs")
 def main(arguments: Sequence[str]) -> int:
     """Measure the parts named, all by default. Raises UserError or ServerFailed when an engine cannot be had."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: without {', '.join(ON_REQUEST)})"
+    )
     parser.add_argument("--engine", choices=ENGINES, help="only this engine (default: both)")
     parser.add_argument("--seconds", type=float, default=120.0, help="of load for the pairs with and without the probe")
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with other load testers")
+    parser.add_argument("--add", action="store_true", help="after the rounds that are kept already")
+    parser.add_argument("--soak", type=soak.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args(arguments)
     unknown = set(options.parts) - PARTS.keys()
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     options.results.mkdir(parents=True, exist_ok=True)
-    for part in options.parts or PARTS:
+    for part in options.parts or [part for part in PARTS if part not in ON_REQUEST]:
         folder = _RUNS / f"bench-{part}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder.mkdir(parents=True)
         load = os.getloadavg()[0]
-        figures = PARTS[part](options, folder)
+        try:
+            figures = PARTS[part](options, folder)
+        except NotMeasured as error:
+            print(f"bench {part}: {error}", file=sys.stderr)
+            return 1
         kept = {"machine": machine(), "load_average_before": load, "figures": figures}
         (options.results / f"{part}.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
         (options.results / "figures.md").write_text(page(options.results))
@@ -95,15 +107,31 @@ def _pairs(options: argparse.Namespace, folder: Path) -> Any:
     return [probe_pairs.measure(engine, folder / engine, options.seconds) for engine in _engines(options)]
 
 
+def _peers(options: argparse.Namespace, folder: Path) -> Any:
+    kept = options.results / "peers.json"
+    earlier = json.loads(kept.read_text())["figures"] if options.add and kept.exists() else None
+    return peers.measure(folder, options.rounds, earlier)
+
+
+def _streams(_: argparse.Namespace, __: Path) -> Any:
+    return streams.measure()
+
+
+def _soak(options: argparse.Namespace, _: Path) -> Any:
+    return soak.measure(options.soak)
+
+
 def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
-    "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs,
+    "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
+    "streams": _streams, "soak": _soak,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
-    "client": _client_table, "residual": residual.table, "agreement": agreement.table, "probe_pairs": probe_pairs.table,
+    "client": _client_table, "residual": residual.table, "agreement": agreement.table,
+    "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
 }  # fmt: skip
 
 

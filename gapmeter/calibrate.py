@@ -79,15 +79,10 @@ def calibrate(generators: Sequence[str], *, quick: bool, say: Callable[[str], No
     with _on(placement.server):
         for name in generators:
             say(f"{name}: error and cost at {_RATE:g} requests/s ({effort.rounds} times {effort.floor_s:g} s)")
-            found[name] = asdict(_floor(name, Cores(placement.server, placement.generator), effort, say))
-    return {
-        "machine": asdict(fingerprint()),
-        "measured_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "quick": quick,
-        "cores_shared": placement.shared,
-        "most_error_ms": MOST_ERROR_MS,
-        "generators": found,
-    }
+            floor = asdict(_floor(name, Cores(placement.server, placement.generator), effort, say))
+            about = {"measured_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "quick": quick}
+            found[name] = floor | about | {"cores_shared": placement.shared}
+    return {"machine": asdict(fingerprint()), "most_error_ms": MOST_ERROR_MS, "generators": found}
 
 
 def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) -> int:

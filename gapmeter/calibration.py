@@ -88,10 +88,11 @@ def load_calibration(path: Path | None = None) -> dict[str, Any] | None:
 
 
 def save_calibration(calibration: Mapping[str, Any], path: Path | None = None) -> Path:
-    """Keep it, in place of an earlier one of this machine; other machines' stay. Raises OSError."""
+    """Keep it; other machines' stay, and what it does not hold of this machine's other generators. Raises OSError."""
     path = path or cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = _read(path) | {fingerprint().key: dict(calibration)}
+    generators = (load_calibration(path) or {}).get("generators", {}) | calibration["generators"]
+    kept = _read(path) | {fingerprint().key: {**calibration, "generators": generators}}
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps({"schema_version": VERSION, "machines": kept}, indent=1, allow_nan=False) + "\n")
     os.replace(part, path)

@@ -133,16 +133,23 @@ def errors(run: Run) -> Errors:
 
 def departures(server: RecordFile) -> dict[str, tuple[int, Ints]]:
     """Request id → when its last byte was read, and when the write of each of its tokens began."""
+    return {server.client_ids[ref]: found for ref, found in departures_by_ref(server).items()}
+
+
+def departures_by_ref(server: RecordFile) -> dict[int, tuple[int, Ints]]:
+    """The same by the server's own number of the request, in the order of arrival: clients may send no id."""
     spans = server.spans
     received = spans[spans["code"] == Span.INGRESS]
     read_ns = dict(zip(received["ref"].tolist(), received["start_ns"].tolist(), strict=True))
     writes = spans[spans["code"] == Span.EGRESS]
     writes = writes[np.argsort(writes["ref"], kind="stable")]
     refs, at = np.unique(writes["ref"], return_index=True)
-    found = {}
+    found: dict[int, tuple[int, Ints]] = {}
+    if not len(writes):
+        return found
     for ref, own in zip(refs.tolist(), np.split(writes, at[1:]), strict=True):
         sizes = np.diff(np.concatenate(([0], own["n"].astype(np.int64))))  # tokens that left in each write
-        found[server.client_ids[ref]] = read_ns[ref], np.repeat(own["start_ns"], sizes).astype(np.int64)
+        found[ref] = read_ns[ref], np.repeat(own["start_ns"], sizes).astype(np.int64)
     return found
 
 

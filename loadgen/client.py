@@ -7,6 +7,7 @@ mean is found out after the run, from the recorded bytes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import ssl
 from array import array
@@ -189,6 +190,8 @@ class Connection(asyncio.Protocol):
 
 def reason(error: OSError) -> str:
     """The system's own words for a failure, whichever event loop reports it."""
+    if error.errno == errno.EMFILE:
+        return "this process may open no more files: raise its limit (ulimit -Hn), or use more generator processes"
     known = error.errno is not None and error.errno > 0
     return os.strerror(error.errno or 0) if known else error.strerror or str(error)
 

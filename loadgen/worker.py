@@ -11,7 +11,6 @@ import asyncio
 import gc
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -31,6 +30,7 @@ from loadgen.pulse import Pulse
 from loadgen.session import Session
 from loadgen.share import load_share
 from recording import RecordWriter
+from recording.files import allow_many_files, too_few_files
 from recording.slices import ask_for_short_slices
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
@@ -89,7 +89,8 @@ def main(arguments: list[str], work: Work | None = None, *, threads: bool = True
         return leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
-    _allow_many_files()
+    if few := too_few_files(plan.concurrency, allow_many_files()):
+        return leave(Exit.BAD_SPEC, few)
     try:
         about = {"role": "generator", "worker": plan.worker, "cores": spec.cores, "nice": _come_first()}
         writer = RecordWriter(spec.record, about)
@@ -224,12 +225,6 @@ def _come_first() -> int:
     """Ask to run before whoever strays onto our core, as soon as we wake; returns the niceness that we have."""
     ask_for_short_slices(_NICER)
     return os.getpriority(os.PRIO_PROCESS, 0)
-
-
-def _allow_many_files() -> None:
-    """One connection, one file: ask for as many as this process may have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def leave(code: Exit, why: str) -> int:

@@ -1,6 +1,6 @@
 """Sets up this checkout's virtual environments: .venv for gapmeter, .venv-vllm for vLLM. Standard library only.
 
-    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, vllm
+    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, vllm, one of PEERS
     python3 setup/environment.py run          the parts that SCENARIO, ENGINE, URL, GENERATOR, ARGS (environment) need
 
 What matches its stamp is left alone, in a few milliseconds. A set-up that fails or is interrupted removes what it had
@@ -36,7 +36,9 @@ from types import FrameType
 
 RECIPE = 1  # raise it when the way of installing changes
 ROOT = Path(__file__).resolve().parent.parent
+PEERS = ("guidellm", "aiperf", "genai-bench")  # other load testers, for make bench-peers: setup/peers/NAME.txt
 FOLDERS = {"core": ".venv", "dev": ".venv", "transformers": ".venv", "locust": ".venv", "vllm": ".venv-vllm"}
+FOLDERS |= {peer: f".venv-peers/{peer}" for peer in PEERS}
 ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "transformers", "vllm")}
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
@@ -139,6 +141,7 @@ def key(part: str) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     about = {name: value for name, value in project["project"].items() if name != "optional-dependencies"}
     constraints = "constraints-vllm.txt" if part == "vllm" else "constraints.txt"
+    constraints = f"peers/{part}.txt" if part in PEERS else constraints
     decides = [
         RECIPE,
         str(ROOT),
@@ -191,7 +194,7 @@ def _create(folder: Path) -> None:
         _say(f"{folder.name} was left unfinished by an earlier set-up; starting it anew")
         shutil.rmtree(folder)
     _say(f"making {folder.name} with Python {sys.version.split()[0]} (a few seconds)")
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / UNFINISHED).touch()
     base = getattr(sys, "_base_executable", sys.executable)  # this may run in the very environment that is made anew
     words = [base, "-m", "venv", folder]
@@ -208,6 +211,9 @@ def plan(parts: Sequence[str]) -> list[Step]:
     """The calls of pip that install ``parts``, which share one environment."""
     if "vllm" in parts:
         return _vllm_steps()
+    if parts[0] in PEERS:
+        wanted = ("-r", f"setup/peers/{parts[0]}.txt", *_torch_index())
+        return [Step(f"{parts[0]}, another load tester", "1 to 2 GB on disk, a minute or two", wanted)]
     extras = [part for part in parts if part != "core"]
     own = f"-e.[{','.join(extras)}]" if extras else "-e."
     steps = [Step("gapmeter and its libraries", "half a minute", (*_constraints(""), "-eservers/probe", own))]

@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 
 from recording import RecordWriter
+from recording.files import allow_many_files
 from servers.null.faults import FAULTS
 from servers.null.server import Schedule, Server
 
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     if options.with_parent:
         _end_with_parent()
+    allow_many_files()
     first = _bound(options.host, options.port)
     port = first.getsockname()[1]
     number = _spread(options.processes)

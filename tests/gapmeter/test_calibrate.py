@@ -72,12 +72,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_calibration_is_kept_for_this_machine_beside_those_of_others(cache: Path) -> None:
     assert calibration.load_calibration() is None
-    assert calibration.save_calibration({"quick": True}) == cache
+    assert calibration.save_calibration({"generators": {"asyncio": 1, "locust": 2}}) == cache
     kept = json.loads(cache.read_text())
-    kept["machines"]["another"] = {"quick": False}
+    kept["machines"]["another"] = {"generators": {}}
     cache.write_text(json.dumps(kept))
-    calibration.save_calibration({"quick": False})
-    assert calibration.load_calibration() == {"quick": False}
+    calibration.save_calibration({"generators": {"asyncio": 3}})
+    assert calibration.load_calibration() == {"generators": {"asyncio": 3, "locust": 2}}
     assert set(json.loads(cache.read_text())["machines"]) == {"another", calibration.fingerprint().key}
 
 
