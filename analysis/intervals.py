@@ -55,6 +55,7 @@ CLASSES: tuple[Class, ...] = (
     Class("egress", "egress"),
     Class("connect", "connect"),
     Class("generator_lag", "generator_lag"),
+    Class("retry", "retry"),
     Class("worker", "scheduling"),
     Class("executor", "scheduling", transit=True),
     Class("loop", "scheduling"),
@@ -96,13 +97,17 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client's stamps, one element a row of its table; ``MISSING`` where there is none."""
+    """The client's stamps, one element a row of its table; ``MISSING`` where there is none.
+
+    ``first_due``: when the first attempt was due, where earlier ones had failed; ``due`` is the attempt's own.
+    """
 
     due: Ints
     connect_start: Ints
     connect_end: Ints
     write: Ints
     sent: Ints
+    first_due: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +273,8 @@ class _Maker:
         connect_start = np.where(opened, c.connect_start[who], MISSING)
         connect_end = np.where(opened, c.connect_end[who], MISSING)
         self.add("connect", connect_start, connect_end)
+        if c.first_due is not None:
+            self.add("retry", c.first_due[who], due)
         self.add("generator_lag", due, np.where(opened, connect_start, sent))
         self.add("generator_lag", connect_end, np.where(opened, sent, MISSING))
 

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 
-_CLIENT_STAGES = frozenset({"generator_lag", "connect"})
+_CLIENT_STAGES = frozenset({"retry", "generator_lag", "connect"})
 _API_STAGES = frozenset(
     {"network_in", "accept_wait", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"}
 )
@@ -58,14 +58,15 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     ``requests`` is the client's table (see analysis.tables); ``trace`` None when no server process recorded.
     """
     client = _client(requests)
+    due = client.due if client.first_due is None else client.first_due
     good = np.flatnonzero((requests["outcome"] == "ok").to_numpy() & requests["first_token_ns"].notna().to_numpy())
     unmeasured = _unmeasured(trace)
     fit = fit_interference(trace) if trace is not None and trace.has_engine else None
     if fit is None:
         unmeasured |= {"interference"}
     ends = _token_ends(requests, good)
-    first = _events(good, client.due, requests, "first_token_ns", np.ones(len(good), np.int64))
-    last = _events(good, client.due, requests, "last_token_ns", requests["output_tokens"].iloc[good].to_numpy(np.int64))
+    first = _events(good, due, requests, "first_token_ns", np.ones(len(good), np.int64))
+    last = _events(good, due, requests, "last_token_ns", requests["output_tokens"].iloc[good].to_numpy(np.int64))
     gap_events, gap_index = _gap_events(requests, good, ends)
     tables, causes = [], []
     for events in (first, last, gap_events):
@@ -92,7 +93,14 @@ def _client(requests: pd.DataFrame) -> Client:
     def stamps(name: str) -> Ints:
         return np.asarray(requests[name].fillna(MISSING), dtype=np.int64)
 
-    return Client(*(stamps(f"{name}_ns") for name in ("due", "connect_start", "connect_end", "write", "sent")))
+    return Client(
+        due=stamps("attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"),
+        connect_start=stamps("connect_start_ns"),
+        connect_end=stamps("connect_end_ns"),
+        write=stamps("write_ns"),
+        sent=stamps("sent_ns"),
+        first_due=stamps("due_ns"),
+    )
 
 
 def _unmeasured(trace: Trace | None) -> set[str]:

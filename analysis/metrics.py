@@ -77,9 +77,10 @@ def request_values_ns(requests: pd.DataFrame, metric: str, origin: str = "due") 
 
 
 def generator_lag_ns(requests: pd.DataFrame) -> Floats:
-    """How late each request was handed to the socket, a new connection's time left out."""
+    """How late each attempt was handed to the socket, a new connection's time left out."""
     connecting = elapsed_ns(requests, "connect_start_ns", "connect_end_ns")
-    return elapsed_ns(requests, "due_ns", "sent_ns") - np.nan_to_num(connecting)
+    due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
+    return elapsed_ns(requests, due, "sent_ns") - np.nan_to_num(connecting)
 
 
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:

@@ -22,6 +22,7 @@ class Stage:
 
 
 _TABLE = """
+retry         | capacity    | queueing     | measured  | R | attempts that failed, and the pauses before the next
 generator_lag | load tester | load_tester  | measured  | l | due until the request's bytes were handed to the socket
 connect       | network     | network      | measured  | c | a new connection, where one was needed
 network_in    | network     | network      | transit   | n | until the server application saw the request

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.attempts import settle
 from analysis.trace import Trace
 from recording import Outcome, RecordFile, RunFolder, Span, read_records, wire
 from recording.reader import NotRecords
@@ -42,10 +43,11 @@ class GeneratorFile:
 
 
 def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame, list[GeneratorFile]]:
-    """One row a request that was issued, in the order of due times, and what each generator process said.
+    """One row an attempt of every request, in the order of due times, and what each generator process said.
 
     ``plan`` is the manifest's. A request is ``measured`` when it was due after the warm-up. One that was sent but whose
-    end was never recorded is ``lost``. ``censored_ns`` is how long a failed request was given: its latency is longer.
+    end was never recorded is ``lost``. Only the last of several attempts is measured (``superseded`` marks the others),
+    and its due time is the first one's. ``censored_ns`` is how long a failed request was given: its latency is longer.
     Raises recording.NotRecords when no generator process recorded anything.
     """
     files = [read_records(path) for path in folder.record_files(folder.requests)]
@@ -61,8 +63,10 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
     table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*_STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
+    table = settle(table, plan["timeout_ns"])
     since_start = table["due_ns"] - plan["t0_ns"]
     table["measured"] = (since_start >= plan["warmup_ns"]) & (table["index"] >= plan["warmup_requests"])
+    table["measured"] &= ~table["superseded"]
     return table, [_generator(file) for file in files]
 
 
@@ -70,7 +74,7 @@ def _row_names() -> tuple[str, ...]:
     return (
         "request_id", "index", "turn", "worker", "attempt", *_STAMPS, *_LATER, "prompt_tokens_asked",
         "output_tokens_asked",
-        *_COUNTS, "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
+        *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
         "censored_ns", "engine_metrics",
     )  # fmt: skip
 
@@ -87,6 +91,7 @@ def _row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
         "turn": record.turn,
         "worker": record.worker,
         "attempt": record.attempt,
+        "retry": record.retry,
         "first_token_ns": None if arrived is None else int(arrived[0]),
         "first_text_ns": answer.first_text_ns or None,
         "last_token_ns": None if arrived is None else int(arrived[-1]),

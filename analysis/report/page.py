@@ -15,6 +15,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from analysis.attempts import final
 from analysis.metrics import measured_requests, metric_sample
 from analysis.report import curves, failed, head, marks, reconcile, stacks, tables, timeline
 from analysis.report.numbers import duration
@@ -107,7 +108,7 @@ class TimelineView:
 
 def timeline_view(run: Run, limits: dict[str, tuple[float, str] | None], stamp: str | None) -> TimelineView:
     """TTFT and E2E by due time, requests in flight, and what the engine held, on one time axis."""
-    requests, origin = run.requests, run.origin_ns
+    requests, origin = final(run.requests), run.origin_ns
     span = timeline.extent(requests, origin, _warmup_s(run))
     panels = [
         Panel(title, timeline.latency_panel(requests, origin, span, METRICS[name], column, limits.get(name), stamp))
@@ -144,7 +145,7 @@ def _count_series(run: Run) -> list[tuple[str, str, timeline.Floats, timeline.Fl
 
 def _by_second(run: Run, length_s: float) -> tuple[list[str], list[list[str]]]:
     """The timeline in at most twenty rows of text."""
-    requests = run.requests
+    requests = final(run.requests)
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
     good = (requests["outcome"] == "ok").to_numpy()
     edges = np.linspace(0, length_s, 21)

@@ -14,28 +14,33 @@ from servers.null.server import Connection, Schedule, Server
 
 
 class Faulty(Server):
-    """Request k (by the number that its id ends with) meets fault k, and so on round the list."""
+    """Request k (by the number that its id ends with) meets fault k, and so on round the list.
 
-    def __init__(self, faults: Sequence[str], models: Sequence[str], schedule: Schedule) -> None:
+    ``lasting``: how many of a request's attempts meet it; those after them are answered well.
+    """
+
+    def __init__(self, faults: Sequence[str], models: Sequence[str], schedule: Schedule, lasting: int = 100) -> None:
         super().__init__(schedule)
-        self._faults, self._models = faults, models
+        self._faults, self._models, self._lasting = faults, models, lasting
 
     def begin(self, connection: Connection, body: dict[str, Any], path: bytes, request_id: str, now: int) -> None:
         if path == b"/v1/models":
             connection.answer(b"200 OK", json.dumps({"data": [{"id": name} for name in self._models]}).encode())
             return
-        number = int(request_id.rpartition("-")[2])
-        super().begin(connection, body | {"fault": self._faults[number % len(self._faults)]}, path, request_id, now)
+        number, _, attempt = request_id.rpartition("-")[2].partition(".")
+        fault = self._faults[int(number) % len(self._faults)] if int(attempt or 0) < self._lasting else "none"
+        super().begin(connection, body | {"fault": fault}, path, request_id, now)
 
 
 @contextlib.contextmanager
 def faulty(
-    faults: Sequence[str] = ("none",), models: Sequence[str] = ("null",), schedule: Schedule | None = None
-) -> Iterator[str]:
+    faults: Sequence[str] = ("none",), models: Sequence[str] = ("null",), schedule: Schedule | None = None,
+    lasting: int = 100,
+) -> Iterator[str]:  # fmt: skip
     """Its address, for as long as the block lasts."""
     sock = socket.create_server(("127.0.0.1", 0))
     loop = asyncio.new_event_loop()
-    server = Faulty(faults, models, schedule or Schedule(first_ns=5_000_000, gap_ns=1_000_000))
+    server = Faulty(faults, models, schedule or Schedule(first_ns=5_000_000, gap_ns=1_000_000), lasting)
 
     def serve() -> None:
         loop.run_until_complete(server.listen(sock))

@@ -1,0 +1,116 @@
+"""Several attempts of one request: one row each, one request, latency from the first due time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.attempts import attempts_warning, count_attempts, final
+from analysis.ledger import make_ledger
+from analysis.metrics import generator_lag_ns, measured_requests, request_values_ns
+from analysis.summary import build_summary
+from analysis.tables import read_requests
+from analysis.validity import Evidence
+from recording import Outcome, RecordWriter, RunFolder
+from recording.wire import FINISHED, WireRecord, encode
+from tests.recording.test_stream import chat, sse
+
+MS = 1_000_000
+PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}
+
+
+def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, **more: Any) -> WireRecord:
+    """Sent 1 ms after it was due; a good one brings two tokens, 10 ms apart, the last at its end."""
+    name = f"r-{index}" + (f".{retry}" if retry else "")
+    record: dict[str, Any] = {
+        "index": index, "request_id": name, "worker": 0, "retry": retry, "due_ns": due_ms * MS,
+        "write_ns": due_ms * MS + 900_000, "sent_ns": (due_ms + 1) * MS, "end_ns": end_ms * MS, "outcome": outcome,
+        "status": 200 if outcome is Outcome.OK else 500, "error": "" if outcome is Outcome.OK else "boom",
+        "prompt_tokens": 1, "output_tokens": 2,
+    }  # fmt: skip
+    if outcome is Outcome.OK:
+        pieces = sse(chat("a", 1), chat("b", 2, finish_reason="length"))
+        record |= {
+            "body": b"".join(pieces), "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32),
+            "chunk_ns": np.array([(end_ms - 10) * MS, end_ms * MS], np.int64),
+        }  # fmt: skip
+    return WireRecord(**record | more)
+
+
+# Request 0: well at once. Request 1: well the third time. Request 2: failed for good. Request 3: refused once.
+RECORDS = [
+    attempt(0, 0, 100, Outcome.OK, 150),
+    attempt(1, 0, 200, Outcome.HTTP_5XX, 210),
+    attempt(1, 1, 260, Outcome.TIMEOUT, 300),
+    attempt(1, 2, 400, Outcome.OK, 450),
+    attempt(2, 0, 300, Outcome.HTTP_5XX, 310),
+    attempt(2, 1, 1360, Outcome.HTTP_5XX, 1400),
+    attempt(3, 0, 350, Outcome.REFUSED, 351),
+    attempt(3, 1, 380, Outcome.OK, 420),
+]
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> pd.DataFrame:
+    folder = RunFolder(tmp_path)
+    folder.requests.mkdir()
+    writer = RecordWriter(folder.requests / "worker-0.gap", {"role": "generator", "worker": 0})
+    for record in RECORDS:
+        writer.blob(FINISHED, encode(record))
+    writer.close()
+    return read_requests(folder, PLAN)[0]
+
+
+def test_every_attempt_is_a_row_and_the_last_one_is_the_request(requests: pd.DataFrame) -> None:
+    assert len(requests) == 8
+    assert final(requests)["request_id"].tolist() == ["r-0", "r-1.2", "r-2.1", "r-3.1"]
+    assert measured_requests(requests)["outcome"].tolist() == ["ok", "ok", "http_5xx", "ok"]
+    assert requests["measured"].sum() == 4
+
+
+def test_latency_counts_from_when_the_first_attempt_was_due(requests: pd.DataFrame) -> None:
+    measured = measured_requests(requests)
+    assert (measured["due_ns"] // MS).tolist() == [100, 200, 300, 350]
+    good = measured[measured["outcome"] == "ok"]
+    assert (request_values_ns(good, "e2e") / MS).tolist() == [50, 250, 70]
+    assert (request_values_ns(good, "ttft") / MS).tolist() == [40, 240, 60]
+
+
+def test_waiting_to_be_asked_again_is_no_lateness_of_the_load_tester(requests: pd.DataFrame) -> None:
+    assert (generator_lag_ns(requests) / MS).tolist() == [1] * 8
+
+
+def test_a_request_that_failed_for_good_took_at_least_until_its_last_attempt_had_ended(requests: pd.DataFrame) -> None:
+    (failed,) = (row for _, row in measured_requests(requests).iterrows() if row["outcome"] != "ok")
+    assert failed["censored_ns"] == 1100 * MS  # from 300 to 1,400 ms, which is more than the time-out
+
+
+def test_the_time_of_earlier_attempts_is_a_stage_of_its_own(requests: pd.DataFrame) -> None:
+    rows = make_ledger(requests, None).rows
+    ends = rows[rows["event"] == "last_token"].set_index("request_id")
+    assert (ends["retry_ns"] / MS).to_dict() == {"r-0": 0, "r-1.2": 200, "r-3.1": 30}
+    assert (ends["generator_lag_ns"] / MS).tolist() == [1] * 3
+    assert (ends["total_ns"] / MS).to_dict() == {"r-0": 50, "r-1.2": 250, "r-3.1": 70}
+
+
+def test_attempts_are_counted_beside_requests_and_a_warning_says_so(requests: pd.DataFrame) -> None:
+    told = build_summary(requests, None, None, [], Evidence("open", "poisson", planned=4))
+    counts = told["counts"]
+    assert (counts["issued"], counts["measured"], counts["succeeded"], counts["failed"]) == (4, 4, 3, {"http_5xx": 1})
+    assert counts["attempts"] == {
+        "total": 8, "asked_again": 3, "then_succeeded": 2, "failed": {"http_5xx": 2, "timeout": 1, "refused": 1},
+    }  # fmt: skip
+    (warning,) = (warning for warning in told["warnings"] if warning["code"] == "retries")
+    assert warning["text"].startswith("8 attempts for 4 requests: 3 were asked again after a failure (2 http_5xx, ")
+    assert "2 then succeeded" in warning["text"]
+
+
+def test_a_run_without_retries_has_one_attempt_a_request_and_no_warning(tmp_path: Path) -> None:
+    measured = pd.DataFrame({"outcome": ["ok", "cut"], "index": [0, 1]})
+    counted = count_attempts(measured, measured)
+    assert counted == {"total": 2, "asked_again": 0, "then_succeeded": 0, "failed": {}}
+    assert attempts_warning(counted, 2) == []
