@@ -84,7 +84,7 @@ def _evidence(
     cpu = [share for g in generators if (share := g.cpu_share()) is not None]
     placement = manifest.get("placement", {})
     knots = [(at + plan["t0_ns"], rate) for at, rate in plan.get("rate_knots", ())]
-    window = _window(plan, requests)
+    window = _window(plan, requests, complete=manifest["status"] == "complete")
     return Evidence(
         loop=plan["loop"],
         arrivals=load["arrivals"],
@@ -113,14 +113,19 @@ def _evidence(
     )
 
 
-def _window(plan: dict[str, Any], requests: pd.DataFrame) -> tuple[int, int]:
-    """From when to when requests were measured: what a slow start took away is left out; CLOCK_MONOTONIC ns."""
+def _window(plan: dict[str, Any], requests: pd.DataFrame, *, complete: bool) -> tuple[int, int]:
+    """From when to when requests were measured: what a slow start took away is left out; CLOCK_MONOTONIC ns.
+
+    A run that was cut off, or that ended with its last request, reaches to the last due time.
+    """
     start = int(plan["t0_ns"] + plan["warmup_ns"])
     left_out = requests[~requests["measured"] & (requests["due_ns"] >= start).fillna(False)]
     first = requests.loc[requests["measured"], "due_ns"]
     if len(left_out) and len(first):
         start = int(first.min())
-    return start, int(plan["t0_ns"] + plan["end_ns"]) if plan["end_ns"] else int(requests["due_ns"].max()) + 1
+    if plan["end_ns"] and complete:
+        return start, int(plan["t0_ns"] + plan["end_ns"])
+    return start, int(requests["due_ns"].max()) + 1 if len(requests) else start
 
 
 def _requested_rate(load: dict[str, Any], knots: Knots, window: tuple[int, int]) -> float | None:
