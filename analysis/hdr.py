@@ -16,16 +16,10 @@ from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogWriter
 from numpy.typing import ArrayLike, NDArray
 
-LOWEST_NS = 1
-HIGHEST_NS = 3_600_000_000_000
-SIGNIFICANT_FIGURES = 3
+from recording.histograms import new_histogram
+
 _SUB_BUCKET_BITS = 11  # 2,048 counters a bucket: the least power of two that resolves 3 significant figures
 PERCENTILES: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
-
-
-def new_histogram() -> HdrHistogram:
-    """An empty histogram of nanoseconds."""
-    return HdrHistogram(LOWEST_NS, HIGHEST_NS, SIGNIFICANT_FIGURES)
 
 
 def record(histogram: HdrHistogram, values_ns: ArrayLike) -> int:

@@ -54,9 +54,11 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
     if not files:
         raise NotRecords(f"{folder.path}: no request was recorded")
     records: dict[str, wire.WireRecord] = {}
+    offsets = plan.get("clock_offsets_ns", {})  # of workers on other machines
     for file in files:
         for code, payload in file.blobs:
             record = wire.decode(payload)
+            record = wire.on_clock(record, offsets.get(str(record.worker), 0))
             if code == wire.FINISHED or record.request_id not in records:
                 records[record.request_id] = record
     rows = [_row(record, plan["timeout_ns"]) for record in records.values()]

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
     _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
+    _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
     scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
     scenarios.set_defaults(call=_scenarios)
     doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
@@ -81,8 +82,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
     _add_overrides(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes (default: runs)")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="load from N gapmeter workers instead")
+    parser.add_argument("--listen", default="", metavar="HOST[:PORT]", help="with --workers (default: 127.0.0.1:5557)")
     _add_outputs(parser)
     parser.set_defaults(call=_run)
+
+
+def _add_worker(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
+    parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
+    parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
+    parser.set_defaults(call=_worker)
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -124,15 +134,23 @@ def _run(arguments: argparse.Namespace) -> int:
     overrides = _overrides(arguments)
     resolve(arguments.scenario, overrides)  # a mistake in it is told before a second goes into imports
     from gapmeter.run import Options, run_repeats
+    from gapmeter.worker import workers
 
     options = Options(
         runs=arguments.runs,
+        workers=workers(arguments.workers, arguments.listen),
         probe_dir=arguments.probe_dir,
         api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
         quiet=arguments.quiet,
         command=shlex.join(["gapmeter", *_without_key(arguments.words)]),
     )
     return _publish(arguments, lambda: run_repeats(arguments.scenario, overrides, options))
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    from gapmeter.worker import serve
+
+    return serve(arguments.master, arguments.cores, arguments.api_key or os.environ.get("GAPMETER_API_KEY"))
 
 
 def _without_key(words: Sequence[str]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gapmeter.placement import Placement, place
 from gapmeter.resolve import names_model, resolve
 from gapmeter.serve import Target, prepare, running
 from gapmeter.watch import Watch
+from loadgen.cluster import Workers, make_cluster, report_path
 from loadgen.errors import PlanError
 from loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
 from loadgen.plan import Plan, make_plan
@@ -43,6 +45,7 @@ class Options:
     api_key: str | None = None
     quiet: bool = False
     command: str = ""
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ def _settled(options: Options, name: str, overrides: Sequence[str]) -> Options:
     if options.command:
         return options
     words = ["gapmeter", "run", name, *(word for override in overrides for word in ("--set", override))]
-    return Options(options.runs, options.probe_dir, options.api_key, options.quiet, shlex.join(words))
+    return replace(options, command=shlex.join(words))
 
 
 def _folder(runs: Path, scenario: Scenario) -> RunFolder:
@@ -209,15 +212,13 @@ def _load(
     folder: RunFolder, manifest: dict[str, Any], options: Options,
 ) -> None:  # fmt: skip
     """Issue the plan and wait for the answers; the manifest says how that ended."""
-    load, cores = scenario.load, placement.generator
     try:
-        with make_fleet(
-            plan, target.url, options.api_key, folder.requests, cores, load.processes, generator=load.generator
-        ) as fleet:
+        with _generators(scenario, plan, target, placement, folder, options) as fleet:
             manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
             manifest["started_s"] = time.time()
             folder.write_json(folder.manifest, manifest)
-            progress = None if options.quiet else Watch(fleet.record_paths, scenario, plan, t0_ns)
+            here = not options.quiet and options.workers is None
+            progress = Watch(fleet.record_paths, scenario, plan, t0_ns) if here else None
             _watch(fleet, process, progress, manifest)
     except Unreachable as error:
         died = process.failure() if process else None
@@ -225,7 +226,30 @@ def _load(
         raise UserError(said, errors.UNREACHABLE) from error
     except NotStarted as error:
         raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
+    finally:
+        _note_workers(folder, manifest)
     manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
+
+
+def _generators(
+    scenario: Scenario, plan: Plan, target: Target, placement: Placement, folder: RunFolder, options: Options
+) -> contextlib.AbstractContextManager[Fleet]:
+    """What issues the plan: processes here, or workers elsewhere."""
+    load, requests = scenario.load, folder.requests
+    if options.workers is None:
+        cores = placement.generator
+        return make_fleet(plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator)
+    say = _silent if options.quiet else _tell
+    return make_cluster(plan, target.url, requests, options.workers, generator=load.generator, say=say)
+
+
+def _note_workers(folder: RunFolder, manifest: dict[str, Any]) -> None:
+    """What the master knows of each worker, if there was one; what they stamped is on their own clocks."""
+    path = report_path(folder.requests)
+    if path.exists():
+        manifest["workers"] = told = json.loads(path.read_text())
+        offsets = {str(worker["worker"]): worker["clock_offset_ns"] for worker in told["workers"]}
+        manifest["plan"]["clock_offsets_ns"] = offsets
 
 
 def _watch(fleet: Fleet, process: ServerProcess | None, progress: Watch | None, manifest: dict[str, Any]) -> None:

@@ -39,10 +39,11 @@ class Fleet:
     processes: tuple[subprocess.Popen[bytes], ...]
     record_paths: tuple[Path, ...]
     log_paths: tuple[Path, ...]
+    ahead_ns: int = _START_AHEAD_NS
 
-    def start(self) -> int:
-        """Give all the same start, a little ahead; returns it (CLOCK_MONOTONIC ns)."""
-        t0_ns = time.monotonic_ns() + _START_AHEAD_NS
+    def start(self, t0_ns: int | None = None) -> int:
+        """Give all the same start, without one a little ahead; returns it (CLOCK_MONOTONIC ns)."""
+        t0_ns = time.monotonic_ns() + self.ahead_ns if t0_ns is None else t0_ns
         for process in self.processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has died since: its exit code will say so
@@ -109,7 +110,7 @@ def make_fleet(
             _await_ready(process, log)
         yield Fleet(tuple(started), tuple(records), tuple(logs))
     finally:
-        _end(started)
+        end_processes(started)
         for log in logs:
             if log.exists() and not log.stat().st_size:
                 log.unlink()
@@ -142,7 +143,7 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path) -> None:
     if process.stdout.readline() == b"ready\n":
         return
     code = process.wait()
-    said = _last_line(log)
+    said = last_line(log)
     if code == Exit.UNREACHABLE:
         raise Unreachable(said)
     raise NotStarted(said or f"a generator process ended with exit code {code}")
@@ -151,15 +152,16 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path) -> None:
 def _why(code: int, log: Path) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"failed: {_last_line(log) or f'exit code {code}'}"
+    return f"failed: {last_line(log) or f'exit code {code}'}"
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """The last that a process said, "" for nothing."""
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     return next((line for line in reversed(lines) if line.strip()), "")
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_processes(processes: list[subprocess.Popen[bytes]]) -> None:
     """End them all: first they are asked, then made to."""
     for process in processes:
         if process.poll() is None:

@@ -7,7 +7,7 @@ the first and without the second was in flight when its process died: its outcom
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 
 import numpy as np
@@ -67,6 +67,23 @@ class WireRecord:
     chunk_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     chunk_bytes: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     body: bytes = b""
+
+
+def on_clock(record: WireRecord, offset_ns: int) -> WireRecord:
+    """The record as our clock would have stamped it; ``offset_ns`` is its worker's clock minus ours."""
+    if not offset_ns:
+        return record
+    due, opened, connected, write, sent, first, end = (
+        at - offset_ns if at else 0
+        for at in (
+            record.due_ns, record.connect_start_ns, record.connect_end_ns, record.write_ns, record.sent_ns,
+            record.first_byte_ns, record.end_ns,
+        )
+    )  # fmt: skip
+    return replace(
+        record, due_ns=due, connect_start_ns=opened, connect_end_ns=connected, write_ns=write, sent_ns=sent,
+        first_byte_ns=first, end_ns=end, chunk_ns=record.chunk_ns - offset_ns,
+    )  # fmt: skip
 
 
 def encode(record: WireRecord) -> list[bytes]:

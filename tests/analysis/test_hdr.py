@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import hdr
+from recording.histograms import HIGHEST_NS
 
 LAST_COUNTED = hdr.new_histogram().get_highest_equivalent_value(
     hdr.new_histogram().get_value_from_index(hdr.new_histogram().counts_len - 1)
 )
 edges = st.sampled_from(
-    [0, 1, 2047, 2048, 2049, 4095, 4096, (1 << 31) - 1, 1 << 31, hdr.HIGHEST_NS, LAST_COUNTED, LAST_COUNTED + 1]
+    [0, 1, 2047, 2048, 2049, 4095, 4096, (1 << 31) - 1, 1 << 31, HIGHEST_NS, LAST_COUNTED, LAST_COUNTED + 1]
     + [(1 << k) + d for k in range(10, 50) for d in (-1, 0, 1)]
 )
 nanoseconds = st.one_of(edges, st.integers(-5, 1 << 44), st.integers(0, (1 << 62)))
@@ -69,7 +70,7 @@ def test_recording_twice_adds_up_to_recording_once() -> None:
     assert twice.encode() == hdr.histogram_of(values)[0].encode()
 
 
-@given(st.lists(st.integers(0, hdr.HIGHEST_NS), min_size=1, max_size=80), st.floats(0.1, 100))
+@given(st.lists(st.integers(0, HIGHEST_NS), min_size=1, max_size=80), st.floats(0.1, 100))
 @settings(deadline=None, max_examples=50)
 def test_a_percentile_read_in_bulk_is_the_one_that_the_package_reads(values: list[int], percentile: float) -> None:
     histogram, _ = hdr.histogram_of(values)

@@ -1,0 +1,73 @@
+"""One plan issued by workers on several machines: the master as a child process, seen as a fleet of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loadgen.fleet import Fleet, NotStarted, end_processes, last_line
+from loadgen.plan import Plan
+from loadgen.share import save_share
+
+# Every worker must have heard of the start before it comes.
+_AHEAD_NS = 3_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many workers a run waits for, and where: HOST:PORT, port 0 for any. Unheard for so long, one is given up."""
+
+    count: int
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 5557
+    patience_s: float = 30.0
+
+
+@contextlib.contextmanager
+def make_cluster(
+    plan: Plan, url: str, folder: Path, workers: Workers, *, generator: str, say: Callable[[str], None]
+) -> Iterator[Fleet]:  # fmt: skip
+    """A master with all its workers connected to the target and waiting; it is not left when the block ends.
+
+    Their record files come into ``folder`` at the end, ``report_path(folder)`` from then on as the run goes. ``say`` is
+    told who is still missing. Raises NotStarted with the reason when a worker cannot begin or the port is taken,
+    OSError when files cannot be written.
+    """
+    spec, log = folder / "master.json", folder / "master.log"
+    save_share(plan, folder / "master.plan.npz")
+    about = asdict(workers) | {"url": url, "generator": generator, "folder": str(folder), "workers": workers.count}
+    about |= {"plan": str(folder / "master.plan.npz"), "report": str(report_path(folder))}
+    del about["count"]
+    spec.write_text(json.dumps(about))
+    with log.open("wb") as errors:
+        master = subprocess.Popen(
+            [sys.executable, "-m", "loadgen.swarm.master", str(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors, process_group=0,
+        )  # fmt: skip
+    try:
+        _await_ready(master, log, say)
+        records = tuple(folder / f"worker-{k}.gap" for k in range(workers.count))
+        yield Fleet((master,), records, (log,), _AHEAD_NS)
+    finally:
+        end_processes([master])
+        (folder / "master.plan.npz").unlink(missing_ok=True)
+
+
+def report_path(folder: Path) -> Path:
+    """What the master says of its workers: states, counts, clock offsets, merged histograms. JSON."""
+    return folder / "workers.json"
+
+
+def _await_ready(master: subprocess.Popen[bytes], log: Path, say: Callable[[str], None]) -> None:
+    assert master.stdout is not None
+    for line in master.stdout:
+        if line == b"ready\n":
+            return
+        say(line.decode(errors="replace").strip())
+    code = master.wait()
+    raise NotStarted(last_line(log) or f"the master of the workers ended with exit code {code}")
