@@ -21,6 +21,7 @@ export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE
 export SCENARIO ENGINE URL GENERATOR ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 
 SOAK ?= 60m
+FUZZ ?= 60
 RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
 
 own := .venv/bin/python
@@ -29,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: bench-peers streams soak help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -93,6 +94,11 @@ soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift
 	$(setup) core
 	@$(own) -m bench soak --soak $(SOAK) $(ARGS)
 
+fuzz:  ## atheris against the HTTP and SSE path, from the seeds in tests/fuzz/corpus [FUZZ=60 seconds]
+	$(setup) fuzz
+	@mkdir -p .cache/fuzz
+	@.venv-fuzz/bin/python -m tests.fuzz -max_total_time=$(FUZZ) -artifact_prefix=.cache/fuzz/ .cache/fuzz $(ARGS)
+
 setup:  ## only set up .venv: gapmeter, Transformers, Locust, the tools for development
 	$(setup) core dev transformers locust
 
@@ -104,4 +110,4 @@ clean:  ## remove caches and build products; runs and environments stay
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 clean-all: clean  ## remove the environments too; runs stay
-	rm -rf .venv .venv-vllm .venv-peers
+	rm -rf .venv .venv-vllm .venv-peers .venv-fuzz

@@ -1,6 +1,6 @@
 """Sets up this checkout's virtual environments: .venv for gapmeter, .venv-vllm for vLLM. Standard library only.
 
-    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, vllm, one of PEERS
+    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, vllm, fuzz, one of PEERS
     python3 setup/environment.py run          the parts that SCENARIO, ENGINE, URL, GENERATOR, ARGS (environment) need
 
 What matches its stamp is left alone, in a few milliseconds. A set-up that fails or is interrupted removes what it had
@@ -38,7 +38,7 @@ RECIPE = 1  # raise it when the way of installing changes
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ("guidellm", "aiperf", "genai-bench")  # other load testers, for make bench-peers: setup/peers/NAME.txt
 FOLDERS = {"core": ".venv", "dev": ".venv", "transformers": ".venv", "locust": ".venv", "vllm": ".venv-vllm"}
-FOLDERS |= {peer: f".venv-peers/{peer}" for peer in PEERS}
+FOLDERS |= {peer: f".venv-peers/{peer}" for peer in PEERS} | {"fuzz": ".venv-fuzz"}
 ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "transformers", "vllm")}
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
@@ -141,7 +141,7 @@ def key(part: str) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     about = {name: value for name, value in project["project"].items() if name != "optional-dependencies"}
     constraints = "constraints-vllm.txt" if part == "vllm" else "constraints.txt"
-    constraints = f"peers/{part}.txt" if part in PEERS else constraints
+    constraints = f"peers/{part}.txt" if part in PEERS else "fuzz.txt" if part == "fuzz" else constraints
     decides = [
         RECIPE,
         str(ROOT),
@@ -214,6 +214,9 @@ def plan(parts: Sequence[str]) -> list[Step]:
     if parts[0] in PEERS:
         wanted = ("-r", f"setup/peers/{parts[0]}.txt", *_torch_index())
         return [Step(f"{parts[0]}, another load tester", "1 to 2 GB on disk, a minute or two", wanted)]
+    if "fuzz" in parts:
+        wanted = ("-r", "setup/fuzz.txt", *_constraints(""), "-eservers/probe", "-e.")
+        return [Step("atheris, a fuzzer, beside gapmeter", "half a minute", wanted)]
     extras = [part for part in parts if part != "core"]
     own = f"-e.[{','.join(extras)}]" if extras else "-e."
     steps = [Step("gapmeter and its libraries", "half a minute", (*_constraints(""), "-eservers/probe", own))]

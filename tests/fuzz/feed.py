@@ -1,0 +1,58 @@
+"""One request on one connection, answered with given bytes: the client's own code, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from loadgen.address import Address
+from loadgen.client import Connection, Pool
+from loadgen.exchange import Exchange
+from recording import Outcome
+from recording.wire import NO_FLAG, WireRecord, decode, encode
+
+ENDED = frozenset({Outcome.OK, Outcome.CUT, Outcome.HTTP_4XX, Outcome.HTTP_5XX, Outcome.MALFORMED, Outcome.TIMEOUT})
+
+
+class Wire(asyncio.Transport):
+    """A transport that nothing leaves: it remembers whether it was ended."""
+
+    ended = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+class Silent(Pool):
+    """A pool that opens nothing: what it is told to send again waits for ever."""
+
+    def _send_on_new(self, exchange: Exchange) -> None:
+        pass
+
+
+def feed(pieces: list[bytes], *, ends: bool = True) -> WireRecord:
+    """One request on one connection, answered with these pieces; then the peer closes, or time is up."""
+    done: list[Exchange] = []
+    pool = Silent(Address.of("http://h"), done.append)
+    connection = Connection(pool, 1)
+    connection.connection_made(Wire())
+    pool._idle.append(connection)
+    exchange = Exchange(0, "r-0", b"POST")
+    pool.issue(exchange)
+    exchange.flags = NO_FLAG  # as on a connection of its own: silence is a failure, not a stale connection
+    for piece in pieces:
+        connection.data_received(piece)
+        if connection.closed:
+            break
+    if ends and not connection.closed:
+        connection.connection_lost(None)
+    elif not done:
+        pool.give_up(exchange, Outcome.TIMEOUT, "time is up")
+    (finished,) = done
+    return decode(b"".join(encode(finished.record(0))))
