@@ -44,7 +44,7 @@ def read_trace(path: str, format: str, speed: float) -> Trace:
             first = file.read(1)
             file.seek(0)
             found = format if format != "auto" else "mooncake" if first == "{" else "azure"
-            rows = list(_READERS[found](path, file))
+            rows = list(_READERS[found](path, file)) if first else []
     except (OSError, UnicodeDecodeError) as error:
         raise BadValue(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
