@@ -10,6 +10,7 @@ from analysis.hdr import PERCENTILES
 from analysis.junit import slo_interval, slo_value
 from analysis.report.numbers import count, duration, rate
 from analysis.tail import owner_of
+from analysis.turns import turns_sentence
 
 _SMALL = 0.01  # stages below this share of both bands are summed into one line
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
@@ -36,7 +37,8 @@ def _load(summary: Mapping[str, Any]) -> str:
     failed, trust = sum(counts["failed"].values()), summary["trust"]["sentence"]
     size = f"{load['window_s']:.0f} s, n = {count(counts['measured'])}, {count(failed)} failed"
     known = summary.get("closed_loop")
-    caveat = f" {_plain(known['sentence'])}." if known else ""
+    told = known["sentence"] if known else turns_sentence(summary.get("turns", []))
+    caveat = f" {_plain(told)}." if told else ""
     return f"{how}, {size}. Trust: {_plain(trust)}.{caveat}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import failures, omission, quantiles, tail, upgrade, validity, verdict
+from analysis import failures, omission, quantiles, tail, turns, upgrade, validity, verdict
 from analysis import figures as fig
 from analysis.attempts import attempts_warning, count_attempts, final
 from analysis.floor import floor_part
@@ -95,6 +95,7 @@ def build_summary(
         "metrics": metrics,
         "metrics_from_sent": metrics | from_sent,
         "metrics_censored": _censored(measured, metrics),
+        "turns": turns.describe_turns(measured),
         "closed_loop": omission.describe_closed_loop(measured, evidence),
         "failures": failures.describe_failures(measured),
         "goodput": _goodput(measured, limits_of(slos)),

@@ -12,6 +12,7 @@ from rich.text import Text
 from analysis.report import failed, head, reconcile
 from analysis.report.marks import words
 from analysis.report.numbers import duration
+from analysis.turns import turns_sentence
 from gapmeter import bars, errors
 
 WIDTH = 80
@@ -163,6 +164,8 @@ def _definitions(summary: Mapping[str, Any], width: int) -> Text:
 def _facts(summary: Mapping[str, Any], width: int) -> Text:
     trust = "valid" if summary["trust"]["valid"] else "NOT valid"
     text = Text(f"\n{_wrap(f'{trust}: {head.trust_figures(summary)}', width, ' trust   ', '         ')}")
+    if by_turn := turns_sentence(summary.get("turns", [])):
+        text.append(f"\n{_wrap(by_turn, width, ' turns   ', '         ')}")
     if caveat := head.caveat(summary):
         text.append(f"\n{_wrap(caveat, width, ' loop    ', '         ')}")
     for warning in head.warnings(summary):

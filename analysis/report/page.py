@@ -24,6 +24,7 @@ from analysis.report.slowest import slowest
 from analysis.report.svg import Fragment
 from analysis.report.tables import METRICS
 from analysis.stages import UNEXPLAINED
+from analysis.turns import turns_sentence
 from recording import RunFolder
 
 # metric: the ledger's event, the part of the summary with its stages, what is compared
@@ -224,7 +225,7 @@ def _head(run: Run) -> dict[str, Any]:
         "scenario": summary["name"] or run.folder.path.name,
         "target": head.target(run.manifest),
         "load": head.load(summary),
-        "caveat": head.caveat(summary),
+        "caveat": head.caveat(summary) or turns_sentence(summary.get("turns", [])),
         "sentence": head.sentence(summary),
         "reasons": head.reasons(summary),
         "owner": head.owner_sentence(summary),

@@ -1,0 +1,52 @@
+"""Conversations are told turn by turn, where there are any and where the sample supports it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.turns import describe_turns, turns_sentence
+
+MS = 1_000_000
+
+
+def run(turns: list[int]) -> pd.DataFrame:
+    due = 10**12 + np.arange(len(turns), dtype=np.int64) * 10 * MS
+    place = np.array(turns)
+    return pd.DataFrame(
+        {
+            "due_ns": due, "sent_ns": due, "first_token_ns": due + place * 7 * MS, "last_token_ns": due + 90 * MS,
+            "turn": place, "prompt_tokens": place * 100, "prompt_tokens_asked": place * 100,
+            "cached_tokens": (place - 1) * 100, "outcome": "ok",
+        }
+    )  # fmt: skip
+
+
+def test_each_turn_has_its_own_figures() -> None:
+    found = describe_turns(run([1, 2, 3] * 40))
+    assert [(each["turn"], each["requests"], each["prompt_tokens"]) for each in found] == [
+        (1, 40, 100), (2, 40, 200), (3, 40, 300),
+    ]  # fmt: skip
+    assert [each["cached_share"] for each in found] == pytest.approx([0, 1 / 2, 2 / 3])
+    assert [each["ttft"]["p50_ms"] for each in found] == pytest.approx([7, 14, 21], rel=0.002)
+    assert [each["ttft"]["p99_ms"] for each in found] == [None] * 3
+    assert turns_sentence(found) == (
+        "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens), turn 2 14.0 ms (200 prompt tokens), "
+        "turn 3 21.0 ms (300 prompt tokens)"
+    )
+
+
+def test_a_turn_of_which_nothing_is_known_is_left_out_of_the_line() -> None:
+    requests = run([1] * 40 + [2] * 3 + [3] * 40)
+    requests.loc[requests["turn"] == 3, "outcome"] = "http_5xx"
+    found = describe_turns(requests)
+    assert found[1]["ttft"]["p50_ms"] is None
+    assert found[2]["ttft"] is None
+    assert turns_sentence(found) == "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens)"
+
+
+def test_without_conversations_there_is_nothing_to_say() -> None:
+    assert describe_turns(run([0] * 40)) == []
+    assert describe_turns(run([]).drop(columns="turn")) == []
+    assert turns_sentence([]) == ""
