@@ -60,6 +60,12 @@ def _many(fields: str, count: int) -> struct.Struct:
     return struct.Struct("<" + fields * count)
 
 
+@functools.lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    """Once a process: each one is a cycle of references, which a process without a collector would keep for good."""
+    return ctypes.CDLL(None)
+
+
 class RecordWriter:
     """One process's record file. Safe to call from any thread; never raises after construction.
 
@@ -205,7 +211,7 @@ class RecordWriter:
             self._ready = end
             address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         # Should the map move meanwhile, the call fails or readies something else: it changes no byte anywhere.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(end - start), _POPULATE_WRITE)
+        _libc().madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(end - start), _POPULATE_WRITE)
 
     def close(self) -> None:
         """Mark the file complete and cut it to its length. A second call does nothing."""
