@@ -1,0 +1,202 @@
+"""One plan on several machines: a master and three workers, processes of their own; killed, late, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hdrh.histogram import HdrHistogram
+
+from loadgen.cluster import Workers, make_cluster, report_path
+from loadgen.fleet import Fleet, NotStarted
+from loadgen.plan import Plan
+from loadgen.swarm.shard import Shard
+from loadgen.worker import Exit
+from recording import Outcome, read_records
+from recording.stream import parse_answer
+from recording.wire import FINISHED, ISSUED, WireRecord, decode
+from tests.loadgen.null import plan
+
+MS = 1_000_000
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def null() -> Iterator[str]:
+    """A null server: 20 ms to the first token, 2 ms between tokens. Yields its address."""
+    command = [sys.executable, "-m", "servers.null", "--with-parent", "--first-ms", "20", "--gap-ms", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+class Crew:
+    """Worker processes, which start once the master says where it listens."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self.address = count, ""
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def say(self, text: str) -> None:
+        found = re.search(r"(\S+:\d+) listens", text)
+        if found and not self.address:
+            self.address = found.group(1)
+            self.processes = [self.join() for _ in range(self._count)]
+
+    def join(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gapmeter", "worker", "--master", self.address]
+        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+    def ends(self) -> list[int]:
+        return [process.wait(30) for process in self.processes]
+
+
+@contextlib.contextmanager
+def cluster(what: Plan, url: str, folder: Path, *, patience_s: float = 30) -> Iterator[tuple[Fleet, Crew]]:
+    """Three workers, armed and waiting for the start; none is left when the block ends."""
+    crew = Crew(3)
+    try:
+        with make_cluster(
+            what, url, folder, Workers(3, listen_port=0, patience_s=patience_s), generator="locust", say=crew.say
+        ) as fleet:
+            yield fleet, crew
+    finally:
+        for process in crew.processes:
+            process.kill()
+            process.communicate()
+
+
+def records(folder: Path, code: int = FINISHED) -> list[WireRecord]:
+    files = [read_records(path) for path in sorted(folder.glob("*.gap"))]
+    found = [decode(payload) for file in files for kind, payload in file.blobs if kind == code]
+    return sorted(found, key=lambda record: record.index)
+
+
+def told(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(report_path(folder).read_text())
+    return value
+
+
+def test_three_workers_issue_one_plan_between_them_and_their_histograms_add_up(tmp_path: Path, null: str) -> None:
+    what = plan([index * 10 * MS for index in range(150)])
+    with cluster(what, null, tmp_path) as (fleet, crew):
+        t0 = fleet.start()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+        assert crew.ends() == [0, 0, 0]
+    found = records(tmp_path)
+    assert [record.request_id for record in found] == what.request_ids
+    assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
+    assert {record.outcome for record in found} == {Outcome.OK}
+    report = told(tmp_path)
+    assert [(worker["state"], worker["planned"], worker["issued"]) for worker in report["workers"]] == [
+        ("handed in", 50, 50)
+    ] * 3
+    assert report["plan"] == what.digest()
+    expected = sorted(int(parse_answer(record).token_ns[0]) - record.due_ns for record in found)
+    merged = HdrHistogram.decode(report["histograms"]["ttft"])
+    assert merged.get_total_count() == 150
+    assert merged.values_are_equivalent(merged.get_max_value(), expected[-1])
+    assert HdrHistogram.decode(report["histograms"]["itl"]).get_total_count() == 150 * 3
+
+
+def test_a_clock_is_estimated_within_its_half_width(tmp_path: Path, null: str) -> None:
+    with cluster(plan([0, MS, 2 * MS]), null, tmp_path) as (fleet, _):
+        fleet.start()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+    for worker in told(tmp_path)["workers"]:  # on one machine the truth is known: it is one clock
+        assert worker["same_clock"]
+        assert abs(worker["estimated_offset_ns"]) <= worker["estimated_half_width_ns"] < 100 * MS
+        assert worker["clock_offset_ns"] == 0
+        assert worker["round_trips"] >= 10
+
+
+def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_share_again(tmp_path: Path, null: str) -> None:
+    what = plan([index * 20 * MS for index in range(450)])
+    with cluster(what, null, tmp_path, patience_s=6) as (fleet, crew):
+        t0 = fleet.start()
+        time.sleep((t0 - time.monotonic_ns()) / 1e9 + 4)
+        crew.processes[1].kill()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.BAD_SPEC]
+        (trouble,) = fleet.troubles()
+        crew.ends()
+    report = told(tmp_path)
+    (dead,) = [worker for worker in report["workers"] if worker["state"] != "handed in"]
+    assert dead["pid"] == crew.processes[1].pid
+    assert dead["state"] == "lost"
+    assert 0 < dead["issued"] < dead["planned"] == 150
+    assert f"worker {dead['worker']} (" in trouble
+    assert f"was not heard for 6 s; it had issued {dead['issued']} of 150 requests" in trouble
+    found = records(tmp_path)
+    others = [index for index in range(450) if index % 3 != dead["worker"]]
+    assert [record.index for record in found] == others
+    assert [record.index for record in records(tmp_path, ISSUED)] == others
+    # What the dead worker had told of its answers by then is in the merged histograms.
+    assert HdrHistogram.decode(report["histograms"]["ttft"]).get_total_count() == 300 + dead["finished"]
+
+
+def test_a_generator_that_is_killed_under_its_worker_is_told_and_its_records_are_handed_in(
+    tmp_path: Path, null: str
+) -> None:
+    what = plan([*[index * MS for index in range(30)], *[8_000 * MS + index for index in range(30)]])
+    with cluster(what, null, tmp_path) as (fleet, crew):
+        t0 = fleet.start()
+        time.sleep((t0 - time.monotonic_ns()) / 1e9 + 2)
+        children = subprocess.run(
+            ["pgrep", "-P", str(crew.processes[0].pid)], capture_output=True, text=True, check=True
+        )
+        subprocess.run(["kill", "-9", *children.stdout.split()], check=True)
+        assert fleet.wait(lambda: None, 0.05) == [Exit.BAD_SPEC]
+        (trouble,) = fleet.troubles()
+    assert "was killed by SIGKILL; it had issued 10 of 20 requests" in trouble
+    assert len(records(tmp_path)) == 50
+
+
+def test_who_comes_late_is_refused_and_changes_nothing(tmp_path: Path, null: str) -> None:
+    what = plan([index * 10 * MS for index in range(300)])
+    with cluster(what, null, tmp_path) as (fleet, crew):
+        fleet.start()
+        late = crew.join()
+        _, said = late.communicate(timeout=30)
+        assert late.returncode == 98
+        assert "this run has all its workers already" in said
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+    assert [record.index for record in records(tmp_path, ISSUED)] == list(range(300))
+
+
+def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_path: Path, null: str) -> None:
+    what = plan([*range(0, 30 * MS, MS), 3_600_000 * MS, 3_600_001 * MS, 3_600_002 * MS])
+    with cluster(what, null, tmp_path) as (fleet, _):
+        t0 = fleet.start()
+        time.sleep((t0 - time.monotonic_ns()) / 1e9 + 1)
+        fleet.processes[0].send_signal(signal.SIGINT)
+        assert fleet.wait(lambda: None, 0.05) == [Exit.STOPPED]
+    assert len(records(tmp_path)) == 30
+
+
+def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_path: Path) -> None:
+    with (
+        pytest.raises(NotStarted, match=r"worker \d .*could not begin: Connection refused"),
+        cluster(plan([0, 1, 2]), "http://127.0.0.1:9", tmp_path),
+    ):
+        pass
+
+
+def test_a_share_begins_only_once_however_often_locust_starts_the_test(tmp_path: Path, null: str) -> None:
+    shard = Shard(plan([index * MS for index in range(20)]), null, None, tmp_path, (), "locust")
+    assert shard.ready.wait(20)
+    t0 = time.monotonic_ns() + 200 * MS
+    assert [shard.begin(t0), shard.begin(t0), shard.begin(t0 + MS)] == [True, False, False]
+    assert shard.over.wait(20)
+    assert [record.index for record in records(tmp_path, ISSUED)] == list(range(20))
