@@ -74,6 +74,7 @@ class Trace:
     output_tokens: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
     block_tokens: int
+    format: str = "auto"
 
     @property
     def span_ns(self) -> int:
@@ -97,4 +98,4 @@ def spelled(shape: Shape) -> dict[str, object]:
         case Diurnal(day_ns, hours):
             return {"day": seconds(day_ns), "hours": list(hours)}
         case Trace(path, speed):
-            return {"file": path, "speed": speed}
+            return {"file": path, "format": shape.format, "speed": speed}

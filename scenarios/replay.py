@@ -59,6 +59,7 @@ def read_trace(path: str, format: str, speed: float) -> Trace:
         output_tokens=tuple(row.output_tokens for row in rows),
         blocks=tuple(row.blocks for row in rows) if any(row.blocks for row in rows) else (),
         block_tokens=BLOCK_TOKENS,
+        format=found,
     )
 
 

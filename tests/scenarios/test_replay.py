@@ -93,6 +93,17 @@ def test_a_trace_lasts_to_its_end_and_a_part_of_it_can_be_set_by_a_flag(tmp_path
     assert replay(tmp_path, lines, warmup="10s").load.duration_ns == 34 * S + 1
 
 
+def test_a_resolved_trace_written_out_reads_back_to_itself(tmp_path: Path) -> None:
+    first = replay(
+        tmp_path, HEAD + "0.25,5,6\n1.5,7,8\n", "load.trace.speed=3", "load.trace.format=azure", name="t.csv"
+    )
+    (tmp_path / "again.yaml").write_text(json.dumps(first.to_dict()))
+    again = load_scenario(tmp_path / "again.yaml", (), {})
+    assert (again.load.trace, again.digest()) == (first.load.trace, first.digest())
+    with pytest.raises(ScenarioError, match=r"t.csv:1: not JSON"):
+        load_scenario(tmp_path / "s.yaml", ["load.trace.format=mooncake"], {})
+
+
 def test_what_a_trace_holds_is_part_of_the_digest(tmp_path: Path) -> None:
     first = replay(tmp_path, GOOD_JSON).digest()
     assert replay(tmp_path, GOOD_JSON.replace("5,", "6,")).digest() != first
