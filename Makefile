@@ -30,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -80,6 +80,10 @@ format:  ## put the code into the house's format
 bench:  ## the figures in docs/results.md, measured on this machine
 	$(setup) core dev transformers locust vllm
 	@$(own) -m bench $(ARGS)
+
+calibrate:  ## measure the load tester itself on this machine: its error, its cost, its limits (four minutes)
+	$(setup) core locust
+	@$(own) -m gapmeter calibrate $(ARGS)
 
 bench-peers:  ## gapmeter beside guidellm, aiperf, vllm bench serve and genai-bench, against the null server's log
 	$(setup) core transformers locust vllm

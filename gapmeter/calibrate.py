@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import statistics
@@ -30,7 +31,7 @@ from gapmeter.instrument import (
     poisson,
 )
 from gapmeter.placement import place
-from loadgen.fleet import GENERATORS
+from loadgen.fleet import GENERATORS, NotStarted
 
 MOST_ERROR_MS = 1.0
 STREAMS = 64
@@ -91,8 +92,8 @@ def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) ->
     if unknown:
         raise UserError(f"no generator {unknown[0]!r}; there are {', '.join(GENERATORS)}", USAGE)
     try:
-        found = calibrate(generators or tuple(GENERATORS), quick=quick, say=_tell)
-    except NotMeasured as error:
+        found = calibrate(generators or _installed(), quick=quick, say=_tell)
+    except (NotMeasured, NotStarted) as error:
         raise UserError(f"not calibrated: {error}", NOT_VALID) from error
     try:
         path = save_calibration(found)
@@ -154,6 +155,10 @@ def highest(
         else:
             good = max(good, min(rate, trial.delivered))
     return Limit(good, "client")
+
+
+def _installed() -> list[str]:
+    return [name for name in GENERATORS if name != "locust" or importlib.util.find_spec("locust")]
 
 
 def _tell(text: str) -> None:
