@@ -158,7 +158,7 @@ class EngineProcess:
     def _stats(self) -> tuple[int | None, ...]:
         processor = self._manager.batch_processor
         scheduler, cache = processor.scheduler, processor.cache
-        free = round(cache.compute_free_capacity() * cache.num_blocks)
+        free = self._probe.free_blocks = round(cache.compute_free_capacity() * cache.num_blocks)
         return (
             len(scheduler.active_requests), len(scheduler.waiting_requests), cache.num_blocks, free,
             self._manager.current_batch, self._probe.preemptions,

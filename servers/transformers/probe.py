@@ -7,7 +7,6 @@ before it is still to be updated, so updates take the oldest number that is open
 from __future__ import annotations
 
 import resource
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ from gapmeter_probe.records import CoreThread, EntryFlag, Outcome, Span, StepFla
 from gapmeter_probe.vllm.device import DeviceClock, open_device
 from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.vitals import watch_collections
+from gapmeter_probe.writer import span
 
 _CB = "transformers.generation.continuous_batching."
 _API = f"{_CB}continuous_api:ContinuousBatchProcessor."
@@ -27,7 +27,14 @@ _SAMPLING = (f"{_CB}cb_logits_processors:ContinuousBatchingLogitsProcessorList._
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
-_INPUT = int(CoreThread.INPUT)
+_INPUT, _GRAPH = int(CoreThread.INPUT), int(StepFlag.GRAPH)
+_LOOP, _SCHEDULE, _INPUT_PREP, _FORWARD, _HOST_LAUNCH, _SAMPLED, _UPDATE, _OUTPUT_PUT = (
+    int(code)
+    for code in (
+        Span.LOOP, Span.SCHEDULE, Span.INPUT_PREP, Span.FORWARD, Span.HOST_LAUNCH, Span.SAMPLING, Span.UPDATE,
+        Span.OUTPUT_PUT,
+    )
+)  # fmt: skip
 _OUTCOMES = {"length": Outcome.OK, "stop": Outcome.OK, "error": Outcome.CUT}
 
 
@@ -47,14 +54,19 @@ class _Known:
 class _Step:
     """A step from its scheduling to its update."""
 
-    __slots__ = ("entries", "flags", "prep_ns", "running", "schedule_end_ns", "schedule_ns", "seq", "waiting")
+    __slots__ = (
+        "emitted", "entries", "flags", "padded", "put_ns", "running", "schedule_end_ns", "schedule_ns", "seq", "spans",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, seq: int, schedule_ns: int) -> None:
         self.seq = seq
         self.schedule_ns = schedule_ns
         self.schedule_end_ns = 0
         self.entries: list[tuple[int, int, int, int, int]] = []
-        self.flags = self.running = self.waiting = 0
+        self.emitted: list[tuple[int, int]] = []
+        self.spans: list[int] = []
+        self.flags = self.running = self.waiting = self.padded = self.put_ns = 0
 
 
 class EngineProbe(Probe):
@@ -68,7 +80,6 @@ class EngineProbe(Probe):
         self._stream: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._capturing: Callable[[], bool] = bool
         self._on_device = False
-        self._free_blocks: Callable[[], int] = int
         self._requests: dict[str, _Known] = {}
         self._evictions: list[int] = []
         self._open: deque[_Step] = deque()  # scheduled, not yet updated
@@ -77,6 +88,7 @@ class EngineProbe(Probe):
         self._loop_ns = self._woken_ns = self._looked_ns = self._schedule_ns = 0
         self._waits = CoreWaits(None)
         self.steps = 0
+        self.free_blocks = 0  # of the KV cache, as of the last time the engine told the API server
         self.preemptions: int | None = None  # unknown while nobody asked for records
 
     def hooks(self) -> list[Hook]:
@@ -107,8 +119,6 @@ class EngineProbe(Probe):
         self.writer.json({"type": "settings", **settings})
         self._waits = CoreWaits(self.writer)
         watch_collections(self.writer)
-        cache = processor.cache
-        self._free_blocks = lambda: round(cache.compute_free_capacity() * cache.num_blocks)
         self._device = open_device(self.writer, str(device))
         if self._device:
             import torch
@@ -251,23 +261,18 @@ class EngineProbe(Probe):
         if self._device and not on_device:  # a replayed graph, which holds the sampling, too
             with self._stream():
                 on_device = self._device.forward_end()
-        self._write_step(step, args[0])
-        writer.span(Span.SCHEDULE, step.seq, step.schedule_ns, step.schedule_end_ns)
-        writer.span(Span.INPUT_PREP, step.seq, step.schedule_end_ns, forward)
-        writer.span(Span.HOST_LAUNCH if on_device else Span.FORWARD, step.seq, forward, sampling)
+        seq, scheduled = step.seq, step.schedule_end_ns
+        step.spans = [
+            *span(_SCHEDULE, seq, step.schedule_ns, scheduled),
+            *span(_INPUT_PREP, seq, scheduled, forward),
+            *span(_HOST_LAUNCH if on_device else _FORWARD, seq, forward, sampling),
+        ]
         if sampling < end:
-            writer.span(Span.SAMPLING, step.seq, sampling, end)
-
-    def _write_step(self, step: _Step, runner: Any) -> None:
-        assert self.writer is not None
-        inputs = runner.inputs_and_outputs
-        graphed = runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen
-        self.writer.step(
-            step.flags | (int(StepFlag.GRAPH) if graphed else 0), step.seq, step.entries,
-            running=step.running, waiting=step.waiting, free_blocks=self._free_blocks(), schedule_ns=step.schedule_ns,
-            padded=inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0,
-            cpu_ns=time.thread_time_ns(), switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
-        )  # fmt: skip
+            step.spans += span(_SAMPLED, seq, sampling, end)
+        runner, inputs = args[0], args[0].inputs_and_outputs
+        if runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen:
+            step.flags |= _GRAPH
+        step.padded = inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0
 
     # -- the way out
 
@@ -279,10 +284,9 @@ class EngineProbe(Probe):
         """The step's outputs are about to be sent."""
         if self.writer is None or not self._open:
             return
-        step = self._open[0]
-        self._put_ns = start_ns
-        refs = [(self._requests[name].ref, count) for name, count in emitted if count and name in self._requests]
-        self.writer.emit(step.seq, start_ns, refs)
+        self._put_ns = self._open[0].put_ns = start_ns
+        requests = self._requests
+        self._open[0].emitted = [(requests[name].ref, count) for name, count in emitted if count and name in requests]
 
     def emitted(self, start_ns: int, over: Sequence[tuple[str, str, int]]) -> None:
         """They are sent. ``over``: the requests that ended with them, why, and with how many tokens."""
@@ -291,7 +295,7 @@ class EngineProbe(Probe):
         if writer is None:
             return
         if self._open:
-            writer.span(Span.OUTPUT_PUT, self._open[0].seq, start_ns, end)
+            self._open[0].spans += span(_OUTPUT_PUT, self._open[0].seq, start_ns, end)
         for name, reason, tokens in over:
             known = self._requests.pop(name, None)
             if known:
@@ -302,12 +306,27 @@ class EngineProbe(Probe):
         if self.writer is None or not self._open:
             return
         step = self._open.popleft()
-        self.writer.span(Span.UPDATE, step.seq, self._update_ns, self._put_ns or end)
+        step.spans += span(_UPDATE, step.seq, self._update_ns, self._put_ns or end)
         over = now()
         for seq in {step.seq, *(other.seq for other in self._open)}:
-            self.writer.span(Span.LOOP, seq, self._loop_ns, over)
+            step.spans += span(_LOOP, seq, self._loop_ns, over)
+        self._write(step)
         self._loop_ns = over
         self._woken_ns = 0
+
+    def _write(self, step: _Step) -> None:
+        """All that is known of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
+        writer = self.writer
+        assert writer is not None
+        used = resource.getrusage(resource.RUSAGE_THREAD)
+        writer.step(
+            step.flags, step.seq, step.entries, running=step.running, waiting=step.waiting,
+            free_blocks=self.free_blocks, schedule_ns=step.schedule_ns, padded=step.padded,
+            cpu_ns=round((used.ru_utime + used.ru_stime) * 1e9), switches=used.ru_nivcsw,
+        )  # fmt: skip
+        if step.put_ns:
+            writer.emit(step.seq, step.put_ns, step.emitted)
+        writer.spans(step.spans)
 
 
 def _every(hook: Hook) -> Hook:

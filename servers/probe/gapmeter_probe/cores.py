@@ -1,16 +1,15 @@
 """How long the threads of this process wait for a core: what the kernel counts, read where such a wait has just ended.
 
-Linux adds up for each thread the time in which it could run but had no core (the second number in
+Linux adds up for each thread the time in which it could run but had no core, and that in which it ran (in
 /proc/PID/task/TID/schedstat). Read where a thread's own work ends and again where it has been woken, the difference is
-the wait between the two. Where the thread lost its core in the middle of real work meanwhile (an involuntary switch,
-and more than a moment of running), the wait lies somewhere in a call, and is left there. A process without these
-numbers (on other systems, or kernels built without them) records nothing.
+the wait between the two. Where the thread has run for more than a moment meanwhile, it may have lost its core in the
+middle of that work: such a wait lies somewhere in a call, and is left there. A process without these numbers (on other
+systems, or kernels built without them) records nothing.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Iterable, Sequence
 from time import monotonic_ns
@@ -26,14 +25,14 @@ SHORTEST_NS = 10_000  # shorter waits are not worth a record
 
 
 class _Thread(threading.local):
-    """What a thread knew when it last looked: its waits, how long it ran, involuntary switches, and when that was.
+    """What a thread knew when it last looked: its waits, how long it had run, and when that was.
 
     ``at_ns`` 0: it has not looked yet. ``before`` are the files of threads that hand it messages and ``after`` of
     those that take what it sends, with their sums of waits.
     """
 
     fd = -1
-    waited_ns = ran_ns = at_ns = woken_ns = lost = 0
+    waited_ns = ran_ns = at_ns = woken_ns = 0
     before: Sequence[int] = ()
     after: Sequence[int] = ()
     before_ns = after_ns = 0
@@ -100,10 +99,8 @@ class CoreWaits:
         if thread.fd < 0:
             thread.fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         ran, waited, _ = map(int, os.pread(thread.fd, 64, 0).split())
-        lost = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-        woken = lost == thread.lost or ran - thread.ran_ns < SOON_NS
-        wait = waited - thread.waited_ns if woken else 0
-        thread.ran_ns, thread.waited_ns, thread.lost, thread.at_ns = ran, waited, lost, at_ns
+        wait = waited - thread.waited_ns if ran - thread.ran_ns < SOON_NS else 0
+        thread.ran_ns, thread.waited_ns, thread.at_ns = ran, waited, at_ns
         return wait
 
     def _carried_off(self, thread: _Thread, who: int) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe, settings
 from gapmeter_probe.vllm.vitals import watch_collections
+from gapmeter_probe.writer import span
 
 SEQ = "gapmeter_seq"  # the attribute that carries a step's number
 _CORE = "vllm.v1.engine.core:"
@@ -62,6 +62,7 @@ class CoreProbe(Probe):
         self._ready: dict[int, int] = {}  # step -> when its outputs were ready to be sent
         self._seq = self._updated = self._executed = 0
         self._loop_steps: set[int] = set()
+        self._spans: list[int] = []  # of this iteration, written at its end
         self._loop_start = self._looped_ns = self._woken = self._stepped = 0
 
     def hooks(self) -> list[Hook]:
@@ -167,17 +168,17 @@ class CoreProbe(Probe):
         flags = 0 if result.total_num_scheduled_tokens else _EMPTY
         if seq - 1 > self._updated:
             flags |= _AHEAD
-        scheduler = self._scheduler
+        scheduler, used = self._scheduler, resource.getrusage(resource.RUSAGE_THREAD)
         writer.step(
             flags, seq, self._entries(result),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(getattr(scheduler, "skipped_waiting", ())),
             free_blocks=self._free_blocks(),
             schedule_ns=start,
-            cpu_ns=time.thread_time_ns(),
-            switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
+            cpu_ns=round((used.ru_utime + used.ru_stime) * 1e9),
+            switches=used.ru_nivcsw,
         )  # fmt: skip
-        writer.span(codes.SCHEDULE, seq, start, end)
+        self._spans += span(codes.SCHEDULE, seq, start, end)
 
     def _entries(self, output: Any) -> list[tuple[int, int, int, int, int]]:
         tokens, requests, evicted = output.num_scheduled_tokens, self._requests, self._evicted
@@ -258,7 +259,7 @@ class CoreProbe(Probe):
                     emitted.append((self._ref(output.request_id), len(output.new_token_ids)))
         self._departed.clear()
         writer.emit(seq, end, emitted)
-        writer.span(codes.UPDATE, seq, start, end)
+        self._spans += span(codes.UPDATE, seq, start, end)
 
     def _ref(self, engine_id: str) -> int:
         known = self._requests.get(engine_id)
@@ -273,7 +274,7 @@ class CoreProbe(Probe):
 
     def _put(self, *_: Any) -> None:
         if self.writer and self._stepped and self._updated:
-            self.writer.span(codes.OUTPUT_PUT, self._updated, self._stepped, now())
+            self._spans += span(codes.OUTPUT_PUT, self._updated, self._stepped, now())
 
     def _encoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._local.movers:
@@ -304,7 +305,9 @@ class CoreProbe(Probe):
     def _looped(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer:
             for seq in self._loop_steps:
-                self.writer.span(codes.LOOP, seq, self._loop_start or start, end)
+                self._spans += span(codes.LOOP, seq, self._loop_start or start, end)
+            self.writer.spans(self._spans)
+        self._spans.clear()
         self._loop_steps.clear()
         self._looped_ns = end
 

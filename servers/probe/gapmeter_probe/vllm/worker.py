@@ -16,6 +16,7 @@ from gapmeter_probe.vllm.core import SEQ
 from gapmeter_probe.vllm.device import DeviceClock, open_device
 from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe
+from gapmeter_probe.writer import span
 
 GRAPH = 1 << 31  # the bit of INPUT_PREP's n that says "ran as a captured graph"; the rest is the padded batch size
 _V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
@@ -43,6 +44,7 @@ class WorkerProbe(Probe):
         self._prep = self._forward = 0
         self._padded = 0
         self._device: DeviceClock | None = None
+        self._spans: list[int] = []  # of a remote call, written at its end by the thread that ran it
 
     def hooks(self) -> list[Hook]:
         return [
@@ -112,6 +114,11 @@ class WorkerProbe(Probe):
             self._device.resolve()
         super().close()
 
+    def _flush(self) -> None:
+        assert self.writer is not None
+        self.writer.spans(self._spans)
+        self._spans.clear()
+
     # -- remote calls
 
     def _got(self, *_: Any) -> None:
@@ -130,7 +137,8 @@ class WorkerProbe(Probe):
         if not self._separate and self._call and self.writer:
             start, seq, number = self._call
             self._call = None
-            self.writer.span(codes.WORKER, seq, start, now(), number)
+            self._spans += span(codes.WORKER, seq, start, now(), number)
+            self._flush()
 
     def _execute(self, worker: Any, scheduled: Any, *_: Any) -> Callable[[], None] | None:
         seq = getattr(scheduled, SEQ, 0)
@@ -143,6 +151,8 @@ class WorkerProbe(Probe):
         return self._begin(self._last_seq, 1) if self.writer and self._last_seq else None
 
     def _handing(self, *_: Any) -> None:
+        if self.writer:
+            self._flush()
         self._unanswered.append(self._call)
         self._call = None
 
@@ -173,15 +183,13 @@ class WorkerProbe(Probe):
         if not forward or not writer:
             return
         end = now()
-        writer.span(codes.INPUT_PREP, seq, self._prep, forward, self._padded)
-        if self._device and self._device.forward_end():
-            writer.span(codes.HOST_LAUNCH, seq, forward, end)
-        else:
-            writer.span(codes.FORWARD, seq, forward, end, 0)
+        self._spans += span(codes.INPUT_PREP, seq, self._prep, forward, self._padded)
+        on_device = self._device and self._device.forward_end()
+        self._spans += span(codes.HOST_LAUNCH if on_device else codes.FORWARD, seq, forward, end)
 
     def _sampled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq and self.writer:
-            self.writer.span(codes.SAMPLING, self._seq, start, end)
+            self._spans += span(codes.SAMPLING, self._seq, start, end)
             if self._device:
                 self._device.resolve()
 
