@@ -7,6 +7,7 @@ before it is still to be updated, so updates take the oldest number that is open
 from __future__ import annotations
 
 import resource
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -318,11 +319,10 @@ class EngineProbe(Probe):
         """All that is known of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
         writer = self.writer
         assert writer is not None
-        used = resource.getrusage(resource.RUSAGE_THREAD)
         writer.step(
             step.flags, step.seq, step.entries, running=step.running, waiting=step.waiting,
             free_blocks=self.free_blocks, schedule_ns=step.schedule_ns, padded=step.padded,
-            cpu_ns=round((used.ru_utime + used.ru_stime) * 1e9), switches=used.ru_nivcsw,
+            cpu_ns=time.thread_time_ns(), switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
         )  # fmt: skip
         if step.put_ns:
             writer.emit(step.seq, step.put_ns, step.emitted)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -168,15 +169,15 @@ class CoreProbe(Probe):
         flags = 0 if result.total_num_scheduled_tokens else _EMPTY
         if seq - 1 > self._updated:
             flags |= _AHEAD
-        scheduler, used = self._scheduler, resource.getrusage(resource.RUSAGE_THREAD)
+        scheduler = self._scheduler
         writer.step(
             flags, seq, self._entries(result),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(getattr(scheduler, "skipped_waiting", ())),
             free_blocks=self._free_blocks(),
             schedule_ns=start,
-            cpu_ns=round((used.ru_utime + used.ru_stime) * 1e9),
-            switches=used.ru_nivcsw,
+            cpu_ns=time.thread_time_ns(),
+            switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
         )  # fmt: skip
         self._spans += span(codes.SCHEDULE, seq, start, end)
 
