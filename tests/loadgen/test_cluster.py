@@ -26,6 +26,8 @@ from recording.stream import parse_answer
 from recording.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
+pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
+
 MS = 1_000_000
 ROOT = Path(__file__).parents[2]
 
