@@ -37,7 +37,7 @@ TOKENS = 32
 REQUESTS_PER_USER = 3
 _WARM_BURSTS = 3
 # Looks at a thread's waits for a core that go with a span, files of libzmq's threads included.
-_LOOKS = {Span.EGRESS: 1, Span.HANDOFF: 2, Span.CORE_RECEIVE: 3, Span.OUTPUT_SEND: 3, Span.TEMPLATE: 2}
+_LOOKS = {Span.CORE_RECEIVE: 2, Span.OUTPUT_SEND: 2, Span.TEMPLATE: 2}
 # CPU time of a recorded call over that of a bare one, in the interpreter that runs the engine: median of nine.
 _COST = """
 import json, os, sys, tempfile, time
@@ -198,7 +198,7 @@ def _looks(file: RecordFile) -> int:
     """How often the process looked at its threads' waits, from the spans beside which it does."""
     spans = file.spans
     received = spans["queued_ns"][spans["code"] == Span.OUTPUT_RECEIVE]
-    return len(np.unique(received)) * 2 + sum(int((spans["code"] == code).sum()) * n for code, n in _LOOKS.items())
+    return len(np.unique(received)) + sum(int((spans["code"] == code).sum()) * n for code, n in _LOOKS.items())
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -39,7 +39,7 @@ class RequestStamps:
         if self._writer:
             self._writer.span(Span.INGRESS, self._ref, self._begun_ns, start_ns)
             self._writer.span(Span.HANDOFF, self._ref, start_ns, end_ns)
-            self._waits.mark()
+            self._waits.done(end_ns)
 
     def detokenized(self, new: int, received_ns: int, batch_ns: int, start_ns: int, end_ns: int, cached: int) -> None:
         """``new`` tokens of one engine message were turned into text."""
@@ -55,7 +55,7 @@ class RequestStamps:
         if self._writer:
             end = now()
             self._writer.span(Span.EGRESS, self._ref, start_ns, end, tokens, format_ns)
-            self._waits.mark(end)
+            self._waits.done(end)
 
     def finished(self, outcome: Outcome) -> None:
         """The answer is over, or was refused before it began."""

@@ -95,6 +95,7 @@ def test_without_a_writer_nothing_is_read() -> None:
     waits = CoreWaits(None)
     waits.helped(before=[0])
     waits.mark()
+    waits.done(time.monotonic_ns())
     waits.woken(CoreThread.LOOP, time.monotonic_ns())
 
 

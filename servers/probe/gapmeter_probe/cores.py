@@ -20,7 +20,7 @@ from gapmeter_probe.writer import RecordWriter
 _OWN = "/proc/thread-self/schedstat"
 _TASKS = "/proc/self/task"
 ZMQ_THREADS = "ZMQbg/IO"  # libzmq's own threads, which move messages between its sockets and the kernel's
-SOON_NS = 250_000  # a moment: work so short is not told apart from the waking before it or after it
+MOMENT_NS = 1_000_000  # work so short is not told apart from the waking before it or after it
 SHORTEST_NS = 10_000  # shorter waits are not worth a record
 
 
@@ -41,7 +41,8 @@ class _Thread(threading.local):
 class CoreWaits:
     """One process's waits for a core. ``writer`` None: every method returns at once.
 
-    A look costs about a microsecond for each thread concerned: a read of a file that stays open.
+    A look costs a microsecond or two for each thread concerned (a read of a file that stays open), and ten or twenty
+    behind a forward that has used the processor's caches.
     """
 
     def __init__(self, writer: RecordWriter | None) -> None:
@@ -57,18 +58,14 @@ class CoreWaits:
             thread.before, thread.after = [_open(tid) for tid in before], [_open(tid) for tid in after]
             thread.before_ns, thread.after_ns = _sum(thread.before), _sum(thread.after)
 
-    def mark(self, at_ns: int = 0) -> None:
-        """This thread's work is done for now: what it waits from here on belongs to what wakes it.
-
-        With ``at_ns``, the present, it does not look again so soon after the last time.
-        """
+    def mark(self) -> None:
+        """This thread's work is done for now: what it waits from here on belongs to what wakes it."""
         if self._writer is not None:
-            thread = self._thread
-            if at_ns and at_ns - thread.at_ns < SOON_NS:
-                return
-            self._look(thread, at_ns or monotonic_ns())
-            if thread.before:
-                thread.before_ns = _sum(thread.before)
+            self._look(self._thread, monotonic_ns())
+
+    def done(self, at_ns: int) -> None:
+        """The same at next to no cost, for a thread that does not work for long: it was last at work at ``at_ns``."""
+        self._thread.at_ns = at_ns if self._thread.fd >= 0 else 0
 
     def woken(self, who: int, at_ns: int) -> None:
         """This thread was woken at ``at_ns``: record what it has waited since it last looked. ``who`` is a CoreThread.
@@ -99,7 +96,7 @@ class CoreWaits:
         if thread.fd < 0:
             thread.fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         ran, waited, _ = map(int, os.pread(thread.fd, 64, 0).split())
-        wait = waited - thread.waited_ns if ran - thread.ran_ns < SOON_NS else 0
+        wait = waited - thread.waited_ns if ran - thread.ran_ns < MOMENT_NS else 0
         thread.ran_ns, thread.waited_ns, thread.at_ns = ran, waited, at_ns
         return wait
 

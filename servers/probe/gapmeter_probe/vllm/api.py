@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gapmeter_probe.cores import ZMQ_THREADS, CoreWaits, threads_named
+from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.records import Outcome
 from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.calls import Call, Generation, current
@@ -38,7 +38,6 @@ class ApiProbe(Probe):
         self._states: dict[str, Any] = {}  # engine id -> the output processor's state, until handed over
         self._watching = False
         self._waits = CoreWaits(None)
-        self._heard = False
 
     def hooks(self) -> list[Hook]:
         ingress, egress = ("network_in", "ingress"), ("egress", "network_out")
@@ -174,7 +173,7 @@ class ApiProbe(Probe):
                     return func(*given, **named)
                 finally:
                     stamps[2] = now()
-                    self._waits.mark()
+                    self._waits.done(stamps[2])
 
             submit = original(in_thread, *args, **kwargs)
 
@@ -226,8 +225,9 @@ class ApiProbe(Probe):
             self._write_stages(call, ref)
 
         def sent() -> None:
-            writer.span(codes.HANDOFF, ref, start, now())
-            self._waits.mark()
+            end = now()
+            writer.span(codes.HANDOFF, ref, start, end)
+            self._waits.done(end)
 
         return sent
 
@@ -246,7 +246,7 @@ class ApiProbe(Probe):
                     outputs = getattr(result, "outputs", None)
                     if outputs and self.writer is not None:
                         self._arrived[id(outputs[0])] = start
-                        self._received(start)
+                        self._waits.woken(codes.LOOP_THREAD, start)
                 except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
                     fail(error)
                 return result
@@ -254,12 +254,6 @@ class ApiProbe(Probe):
             return decode
 
         return Hook((target,), ("output",), wrap)
-
-    def _received(self, at_ns: int) -> None:
-        if not self._heard:
-            self._heard = True
-            self._waits.helped(before=threads_named(ZMQ_THREADS))
-        self._waits.woken(codes.LOOP_THREAD, at_ns)
 
     def _processor(self) -> Hook:
         target, stages = f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output")
@@ -354,7 +348,7 @@ class ApiProbe(Probe):
             else:
                 formatted = getattr(generation.collector, "gapmeter_ns", start)
                 writer.span(codes.EGRESS, generation.ref, start, end, count, formatted)
-            self._waits.mark(end)
+            self._waits.done(end)
 
         return send
 

@@ -131,7 +131,7 @@ class CoreProbe(Probe):
         if writer:
             ref = self._named(result[0])[0]
             writer.span(codes.CORE_RECEIVE, ref, self._local.received_ns or start, end)
-            self._waits.mark()
+            self._waits.done(end)
 
     def _added(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self.writer:
@@ -289,7 +289,7 @@ class CoreProbe(Probe):
         seq, begun, ready = self._local.sending
         if self.writer and seq:
             self.writer.span(codes.OUTPUT_SEND, seq, begun, end, 0, ready)
-        self._waits.mark()
+        self._waits.done(end)
 
     def _looking(self, engine: Any, *_: Any) -> None:
         self._woken = 0
