@@ -72,8 +72,8 @@ class Found:
     added_ns: float
 
 
-def _once(point: str, stage: str, event: str = "first_token") -> list[Case]:
-    return [Case(point, how, (stage,), event, True, _DELAY_NS) for how in ("sleep", "busy")]
+def _once(point: str, *stages: str, event: str = "first_token") -> list[Case]:
+    return [Case(point, how, stages, event, True, _DELAY_NS) for how in ("sleep", "busy")]
 
 
 def _each_step(point: str, *stages: str) -> list[Case]:
@@ -82,9 +82,10 @@ def _each_step(point: str, *stages: str) -> list[Case]:
 
 # On the way to the first token once a request; in the engine in every step up to the last token. What comes after the
 # engine would be hidden behind its next step, so there the first token tells; the generator knows only the last one.
+# A loop that is held between two stamps may lose its core to the engine meanwhile: that part of the delay is core_wait.
 ALONE: tuple[Case, ...] = (
     *_once("loop held when a request is due", "generator_lag"),
-    *_once("loop held when a request comes", "network_in"),
+    *_once("loop held when a request comes", "network_in", "core_wait"),
     *_once("parse", "ingress"),
     *_once("template", "template"),
     *_once("tokenize", "tokenize"),
@@ -93,7 +94,7 @@ ALONE: tuple[Case, ...] = (
     *_each_step("prepare inputs", "input_prep"),
     *_each_step("forward", "prefill", "decode", "interference"),
     *_each_step("sample", "sampling"),
-    *_once("loop held when outputs come", "output"),
+    *_once("loop held when outputs come", "output", "core_wait"),
     *_once("detokenize", "detokenize"),
     *_once("format", "egress"),
     *_once("loop held when an answer comes", "network_out", event="last_token"),
