@@ -40,6 +40,9 @@ help:  ## targets and scenarios, a line each
 	  printf '  %-12s %s\n' "$$(basename "$$f" .yaml)" "$$(sed -n 's/^summary: *//p' "$$f" | head -n 1)"; done
 	@echo; echo 'variables: PYTHON, TORCH_INDEX (where pip also looks for torch), TORCH_BUILD (cpu or cuda), VLLM_VERSION'
 
+# What repeats a run, as it was typed; with ARGS, which may hold anything, the command itself says it.
+loadtest: export GAPMETER_AGAIN = $(if $(ARGS),,make loadtest SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
+  $(URL), URL=$(URL))$(if $(GENERATOR), GENERATOR=$(GENERATOR)))
 loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust ARGS='...']
 	@test -n "$$SCENARIO" || { echo 'which scenario? make loadtest SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }

@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
         probe_dir=arguments.probe_dir,
         api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
         quiet=arguments.quiet,
-        command=shlex.join(["gapmeter", *_without_key(arguments.words)]),
+        command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *_without_key(arguments.words)]),
     )
     return _publish(arguments, lambda: run_repeats(arguments.scenario, overrides, options))
 
