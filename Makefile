@@ -60,15 +60,15 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 	@$(own) -m gapmeter doctor $(ARGS)
 
 test:  ## everything that proves it, both engines included (about 15 minutes on two cores)
-	$(setup) core dev transformers locust vllm
+	$(setup) core dev transformers locust otel vllm
 	@$(own) -m pytest $(ARGS)
 
 test-fast:  ## the tests that need no engine and no whole run (about a minute)
-	$(setup) core dev transformers locust
+	$(setup) core dev transformers locust otel
 	@$(own) -m pytest -n auto --maxprocesses=4 --dist loadfile -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
 
 lint:  ## ruff and mypy --strict
-	$(setup) core dev transformers locust
+	$(setup) core dev transformers locust otel
 	@$(own) -m ruff check .
 	@$(own) -m ruff format --check .
 	@$(own) -m mypy
@@ -81,7 +81,7 @@ format:  ## put the code into the house's format
 	@$(own) -m ruff format .
 
 bench:  ## the figures in docs/results.md, measured on this machine
-	$(setup) core dev transformers locust vllm
+	$(setup) core dev transformers locust otel vllm
 	@$(own) -m bench $(ARGS)
 
 calibrate:  ## measure the load tester itself on this machine: its error, its cost, its limits (four minutes)
@@ -107,7 +107,7 @@ fuzz:  ## atheris against the HTTP and SSE path, from the seeds in tests/fuzz/co
 	@.venv-fuzz/bin/python -m tests.fuzz -max_total_time=$(FUZZ) -artifact_prefix=.cache/fuzz/ .cache/fuzz $(ARGS)
 
 setup:  ## only set up .venv: gapmeter, Transformers, Locust, the tools for development
-	$(setup) core dev transformers locust
+	$(setup) core dev transformers locust otel
 
 vllm:  ## only set up .venv-vllm: vLLM for this machine's hardware, with the probe
 	$(setup) vllm

@@ -1,6 +1,6 @@
 """Sets up this checkout's virtual environments: .venv for gapmeter, .venv-vllm for vLLM. Standard library only.
 
-    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, vllm, fuzz, one of PEERS
+    python3 setup/environment.py PART...      PART: core, dev, transformers, locust, otel, vllm, fuzz, one of PEERS
     python3 setup/environment.py run          the parts that SCENARIO, ENGINE, URL, GENERATOR, ARGS (environment) need
 
 What matches its stamp is left alone, in a few milliseconds. A set-up that fails or is interrupted removes what it had
@@ -37,7 +37,7 @@ from types import FrameType
 RECIPE = 1  # raise it when the way of installing changes
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ("guidellm", "aiperf", "genai-bench")  # other load testers, for make bench-peers: setup/peers/NAME.txt
-FOLDERS = {"core": ".venv", "dev": ".venv", "transformers": ".venv", "locust": ".venv", "vllm": ".venv-vllm"}
+FOLDERS = {part: ".venv" for part in ("core", "dev", "transformers", "locust", "otel")} | {"vllm": ".venv-vllm"}
 FOLDERS |= {peer: f".venv-peers/{peer}" for peer in PEERS} | {"fuzz": ".venv-fuzz"}
 ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "transformers", "vllm")}
 VLLM_VERSION = "0.32.0"
