@@ -37,7 +37,7 @@ from types import FrameType
 RECIPE = 1  # raise it when the way of installing changes
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ("guidellm", "aiperf", "genai-bench")  # other load testers, for make bench-peers: setup/peers/NAME.txt
-FOLDERS = {part: ".venv" for part in ("core", "dev", "transformers", "locust", "otel")} | {"vllm": ".venv-vllm"}
+FOLDERS = dict.fromkeys(("core", "dev", "transformers", "locust", "otel"), ".venv") | {"vllm": ".venv-vllm"}
 FOLDERS |= {peer: f".venv-peers/{peer}" for peer in PEERS} | {"fuzz": ".venv-fuzz"}
 ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "transformers", "vllm")}
 VLLM_VERSION = "0.32.0"

@@ -152,7 +152,7 @@ def test_an_addition_that_cannot_be_found_leaves_a_working_environment_as_it_was
 
 
 def test_a_set_up_that_has_nothing_to_do_says_and_does_nothing(checkout: Path) -> None:
-    whole_environment(checkout, ("core", "dev", "transformers", "locust"))
+    whole_environment(checkout, ("core", "dev", "transformers", "locust", "otel"))
     done = make(checkout, "setup", **NO_INDEX)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -206,7 +206,7 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
         ("pyproject.toml", "line-length = 120", "line-length = 119", set()),
         ("pyproject.toml", '"pyyaml>=6.0.1,<7"', '"pyyaml>=6.0.2,<7"', {"core"}),
         ("pyproject.toml", '"types-pyyaml",', '"types-pyyaml>=6",', {"dev"}),
-        ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust"}),
+        ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust", "otel"}),
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
     ],
 )
