@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.chosen import chosen
 from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
 from analysis.interference import Interference
-from analysis.ledger import Ledger, make_ledger
+from analysis.ledger import Ledger, make_ledger, timelines
 from analysis.metrics import measured_requests, succeeded, window_s
 from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
@@ -63,6 +64,8 @@ def _write(
     tables = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
     if trace is not None and trace.has_engine:
         tables["steps"] = steps_table(trace)
+    if not ledger.refused:
+        tables["timeline"] = timelines(requests, trace, chosen(requests))
     write_tables(folder.path, tables)
     measured = measured_requests(requests)
     if succeeded(measured).any():

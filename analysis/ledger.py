@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from analysis.interference import Interference, decode_excess, fit_interference
 from analysis.intervals import CLASS, CLASSES, FORWARD_CLASSES, HOST_CLASSES, MISSING, Causes, Client, Events, build
-from analysis.stages import STAGES, column
-from analysis.sweep import sweep
+from analysis.stages import STAGES, UNEXPLAINED, column
+from analysis.sweep import pieces, sweep, with_holes
 from analysis.trace import Trace
 
 Ints = NDArray[np.int64]
@@ -156,8 +156,7 @@ def _gap_events(requests: pd.DataFrame, good: Ints, ends: list[tuple[Ints, Ints]
 def _table(
     trace: Trace | None, client: Client, events: Events, unmeasured: set[str], fit: Interference | None
 ) -> tuple[pd.DataFrame, Causes]:
-    spoilt = frozenset(name for stage in unmeasured for name in _SPOILS.get(stage, ()))
-    dropped = spoilt | {c.name for c in CLASSES if c.stage in unmeasured}
+    spoilt, dropped = _dropped(unmeasured)
     causes = build(trace, client, events, dropped)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
     total = events.end - events.start
@@ -186,6 +185,39 @@ def _table(
     return table, causes
 
 
+def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Classes that an unmeasured stage spoils, and all that may own no time."""
+    spoilt = frozenset(name for stage in unmeasured for name in _SPOILS.get(stage, ()))
+    return spoilt, spoilt | {c.name for c in CLASSES if c.stage in unmeasured}
+
+
+def timelines(requests: pd.DataFrame, trace: Trace | None, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+    """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
+
+    ``chosen``: bool, a row of ``requests`` each; those without an answer are passed over. Columns ``request_id``,
+    ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``, ``end_ns``, in order, without overlap or hole
+    from due to the last token. Summed by stage they are the ledger's row, but for ``interference``: how much of a
+    decode step it took is estimated, not when, so it is in ``decode`` here.
+    """
+    due = requests["due_ns"].to_numpy(np.int64)
+    answered = (requests["outcome"] == "ok").to_numpy() & requests["first_token_ns"].notna().to_numpy()
+    rows = np.flatnonzero(chosen & answered)
+    events = _events(rows, due, requests, "last_token_ns", requests["output_tokens"].iloc[rows].to_numpy(np.int64))
+    causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
+    owned = with_holes(pieces(causes.intervals, len(events), len(CLASSES)), events.start, events.end)
+    stages = np.array([*(c.stage for c in CLASSES), UNEXPLAINED])
+    kinds = np.array([*("transit" if c.transit else "measured" for c in CLASSES), UNEXPLAINED])
+    return pd.DataFrame(
+        {
+            "request_id": requests["request_id"].to_numpy()[rows][owned.event],
+            "stage": stages[owned.cls],
+            "kind": kinds[owned.cls],
+            "start_ns": owned.start,
+            "end_ns": owned.end,
+        }
+    )
+
+
 def _checks(trace: Trace | None, causes: list[Causes]) -> tuple[tuple[str, ...], dict[str, int]]:
     """Why the tables must be refused, and how many stamps were out of order by less than the clocks' error."""
     if trace is None:
@@ -205,4 +237,4 @@ def _checks(trace: Trace | None, causes: list[Causes]) -> tuple[tuple[str, ...],
     return tuple(dict.fromkeys(refused)), clipped
 
 
-__all__ = ["CLASS", "CLOCK_ERROR_NS", "Ledger", "make_ledger"]
+__all__ = ["CLASS", "CLOCK_ERROR_NS", "Ledger", "make_ledger", "timelines"]

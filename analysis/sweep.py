@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,21 +74,70 @@ def sweep(
     """
     owned = np.zeros(events * classes, dtype=np.int64)
     hidden = np.zeros(events, dtype=np.int64)
+    for rows in _chunks(intervals, events):
+        event, _, length, running = _moments(intervals, rows, classes)
+        top = np.argmax(running, axis=1)
+        kept = running.any(axis=1) & (length > 0)
+        np.add.at(owned, event[kept] * classes + top[kept], length[kept])
+        if over is not None and under is not None:
+            covers = kept & np.isin(top, over) & running[:, under].any(axis=1)
+            np.add.at(hidden, event[covers], length[covers])
+    return owned.reshape(events, classes), hidden
+
+
+def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
+    """Who owns which stretch, in order of event and time: rows that never overlap, neighbors of one class joined.
+
+    Their lengths by event and class are what ``sweep`` returns.
+    """
+    parts = [Intervals.join([])]
+    for rows in _chunks(intervals, events):
+        event, time, length, running = _moments(intervals, rows, classes)
+        kept = running.any(axis=1) & (length > 0)
+        event, start, length, top = event[kept], time[kept], length[kept], np.argmax(running, axis=1)[kept]
+        end = start + length
+        new = (np.diff(event, prepend=-1) != 0) | (np.diff(top, prepend=-1) != 0)
+        new[1:] |= start[1:] > end[:-1]
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(event)) - 1
+        parts.append(Intervals(event[first], start[first], end[last], top[first]))
+    return Intervals.join(parts)
+
+
+def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
+    """``pieces`` and, as rows of class -1, what they leave open of each event's window, ``low`` to ``high``."""
+    everyone = np.arange(len(low))
+    event = np.concatenate([owned.event, everyone, everyone])
+    begins = np.concatenate([owned.start, low, high])
+    ends = np.concatenate([owned.end, low, high])
+    order = np.lexsort((ends, begins, event))
+    event, begins, ends = event[order], begins[order], ends[order]
+    open_after = np.flatnonzero((event[1:] == event[:-1]) & (begins[1:] > ends[:-1]))
+    holes = Intervals(
+        event[open_after], ends[open_after], begins[open_after + 1], np.full(len(open_after), -1, np.int64)
+    )
+    whole = Intervals.join([owned, holes])
+    order = np.lexsort((whole.start, whole.event))
+    return Intervals(whole.event[order], whole.start[order], whole.end[order], whole.cls[order])
+
+
+def _chunks(intervals: Intervals, events: int) -> Iterator[Ints]:
+    """Rows of whole events, so many at a time that the work on them fits into memory."""
     order = np.argsort(intervals.event, kind="stable")
     bounds = np.searchsorted(intervals.event[order], np.arange(events + 1))
     first = 0
     while first < events:
         last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _CHUNK, side="right")) - 1)
-        rows = order[bounds[first] : bounds[last]]
-        if len(rows):
-            _sweep_chunk(intervals, rows, classes, owned, hidden, over, under)
+        if bounds[first] < bounds[last]:
+            yield order[bounds[first] : bounds[last]]
         first = last
-    return owned.reshape(events, classes), hidden
 
 
-def _sweep_chunk(
-    intervals: Intervals, rows: Ints, classes: int, owned: Ints, hidden: Ints, over: Ints | None, under: Ints | None
-) -> None:
+def _moments(intervals: Intervals, rows: Ints, classes: int) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
+    """Every moment at which something begins or ends: its event, its time, how long until the event's next one.
+
+    Also, shape (moments, classes): which classes are active from then on.
+    """
     event = np.concatenate([intervals.event[rows]] * 2)
     time = np.concatenate([intervals.start[rows], intervals.end[rows]])
     cls = np.concatenate([intervals.cls[rows]] * 2)
@@ -98,10 +148,4 @@ def _sweep_chunk(
     np.cumsum(active, axis=0, out=active)
     length = np.diff(time, append=time[-1])
     length[:-1][np.diff(event) != 0] = 0
-    running = active > 0
-    top = np.argmax(running, axis=1)
-    kept = running.any(axis=1) & (length > 0)
-    np.add.at(owned, event[kept] * classes + top[kept], length[kept])
-    if over is not None and under is not None:
-        covers = kept & np.isin(top, over) & running[:, under].any(axis=1)
-        np.add.at(hidden, event[covers], length[covers])
+    return event, time, length, active > 0

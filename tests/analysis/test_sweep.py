@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.sweep import Intervals, sweep, union
+from analysis.sweep import Intervals, pieces, sweep, union, with_holes
 
 CLASSES = 5
 
@@ -84,3 +84,28 @@ def test_the_parts_within_stretches_cover_just_the_ticks_of_both(
     inside = {tick for a, b in kept for tick in range(a, b)}
     assert got == sorted((e, t) for e, a, b, _ in rows for t in range(a, b) if t in inside)
     assert (found.cls == 2).all()
+
+
+@given(_rows)
+def test_pieces_are_what_the_sweep_sums_in_order_and_without_overlap(rows: list[tuple[int, int, int, int]]) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
+    owned, _ = sweep(_intervals(rows), 4, CLASSES)
+    found = pieces(_intervals(rows), 4, CLASSES)
+    summed = np.zeros((4, CLASSES), int)
+    np.add.at(summed, (found.event, found.cls), found.end - found.start)
+    assert (summed == owned).all()
+    same = found.event[1:] == found.event[:-1]
+    assert (found.start[1:] >= found.end[:-1])[same].all()
+    touching = same & (found.start[1:] == found.end[:-1])
+    assert (found.cls[1:] != found.cls[:-1])[touching].all()
+
+
+@given(_rows)
+def test_with_its_holes_a_window_is_covered_exactly_once(rows: list[tuple[int, int, int, int]]) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
+    low, high = np.zeros(4, int), np.full(4, 30)
+    whole = with_holes(pieces(_intervals(rows), 4, CLASSES), low, high)
+    for event in range(4):
+        mine = whole.event == event
+        assert whole.start[mine][0] == 0 and whole.end[mine][-1] == 30
+        assert (whole.start[mine][1:] == whole.end[mine][:-1]).all()

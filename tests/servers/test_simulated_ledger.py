@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.ledger import Ledger, make_ledger
+from analysis.ledger import Ledger, make_ledger, timelines
 from analysis.trace import read_trace
 from recording import EntryFlag
 from tests.servers.simulated_run import Asked, Server, ask, session, simulated
@@ -35,6 +35,7 @@ class Case:
 
     ledger: Ledger
     rows: pd.DataFrame
+    timelines: pd.DataFrame
     truth: pd.DataFrame
     evicting: bool
 
@@ -45,9 +46,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with simulated(folder, token_budget=64, jitter="uniform", **MODES[request.param]) as server:
         asked = asyncio.run(_load(server))
     trace = read_trace(sorted((folder / "probe").glob("*.gap")), [one.request_id for one in asked])
-    ledger = make_ledger(_client_table(asked), trace)
+    table = _client_table(asked)
+    ledger = make_ledger(table, trace)
     rows = ledger.rows[ledger.rows["event"] == "last_token"].set_index("request_id")
-    return Case(ledger, rows, _true_stages(server.truth(), asked), request.param == "evicting")
+    stretches = timelines(table, trace, np.ones(len(table), dtype=np.bool_))
+    return Case(ledger, rows, stretches, _true_stages(server.truth(), asked), request.param == "evicting")
 
 
 async def _load(server: Server) -> list[Asked]:
@@ -160,6 +163,17 @@ def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Cas
 
 ONCE = ("template", "tokenize", "engine_wait", "queue", "preempted", "egress")
 EACH_STEP = ("prefill", "decode", "input_prep", "sampling", "host")
+
+
+def test_a_timeline_covers_the_wait_once_and_sums_to_the_ledgers_row(case: Case) -> None:
+    table = case.timelines.assign(ns=case.timelines["end_ns"] - case.timelines["start_ns"])
+    for name, mine in table.groupby("request_id"):
+        assert (mine["start_ns"].to_numpy()[1:] == mine["end_ns"].to_numpy()[:-1]).all()
+        summed, row = mine.groupby("stage")["ns"].sum(), case.rows.loc[name]
+        for stage, ns in summed.items():
+            excess = row["interference_ns"] if stage == "decode" and pd.notna(row["interference_ns"]) else 0
+            assert ns == row[f"{stage}_ns"] + excess
+        assert summed.sum() == row["total_ns"]
 
 
 def found(case: Case, stage: str) -> pd.Series[float]:
