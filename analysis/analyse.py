@@ -19,7 +19,7 @@ from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
 from analysis.steady import detect_warmup
 from analysis.summary import build_summary, write_summary
-from analysis.tables import GeneratorFile, read_requests, steps_table, write_tables
+from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from analysis.trace import Trace, read_trace
 from analysis.validity import Evidence, RunWarning
 from recording import RunFolder
@@ -51,6 +51,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
         warnings=_warnings(trace, ledger, manifest, requests),
     )  # fmt: skip
     summary["ledger"] = describe_ledger(ledger, trace)
+    if (cut_ns := cut_short_ns(requests, plan)) is not None:
+        summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
     if definitions:
         summary["definitions"] = describe_definitions(folder, requests)
     _write(folder, manifest, requests, trace, ledger, summary)
@@ -95,7 +97,7 @@ def _evidence(
         burstiness=load.get("burstiness"),
         concurrency=load.get("concurrency"),
         processes=load.get("processes", 1),
-        planned=plan["planned"],
+        planned=None if "shortened" in plan else plan["planned"],
         incomplete=_incomplete(manifest, generators),
         client_cpu_share=max(cpu) if cpu else None,
         client_loop_lag_ns=lags.astype(np.float64) if len(lags) else None,
@@ -126,6 +128,8 @@ def _window(plan: dict[str, Any], requests: pd.DataFrame, *, complete: bool) -> 
     first = requests.loc[requests["measured"], "due_ns"]
     if len(left_out) and len(first):
         start = int(first.min())
+    if (cut_ns := cut_short_ns(requests, plan)) is not None:
+        return start, cut_ns
     if plan["end_ns"] and complete:
         return start, int(plan["t0_ns"] + plan["end_ns"])
     return start, int(requests["due_ns"].max()) + 1 if len(requests) else start

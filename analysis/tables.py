@@ -69,7 +69,22 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
     since_start = table["due_ns"] - plan["t0_ns"]
     table["measured"] = (since_start >= plan["warmup_ns"]) & (table["index"] >= plan["warmup_requests"])
     table["measured"] &= ~table["superseded"]
+    if (end_ns := cut_short_ns(table, plan)) is not None:
+        table["measured"] &= table["due_ns"] < end_ns
     return table, [_generator(file) for file in files]
+
+
+def cut_short_ns(requests: pd.DataFrame, plan: dict[str, Any]) -> int | None:
+    """Until when requests were due that count, in a run that was ended early because enough was known; else None.
+
+    Where what was in flight was given up, the oldest of that is the end: leaving out only what was given up would leave
+    out the slow ones.
+    """
+    shortened = plan.get("shortened")
+    if shortened is None:
+        return None
+    given_up = requests.loc[requests["outcome"] == "aborted", "due_ns"] if shortened["in_flight"] == "aborted" else []
+    return min([int(shortened["at_ns"]), *(int(due) for due in given_up)])
 
 
 def _row_names() -> tuple[str, ...]:

@@ -5,27 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 import psutil
 
 from gapmeter import errors
 from gapmeter.errors import UserError
 from loadgen.address import Address, authorization
-from recording import RunFolder, read_records
-from recording.reader import NotRecords
 from scenarios import Scenario
 
 PROBE_DIR = "GAPMETER_PROBE_DIR"
 _ANSWER_S = 10.0
-_SETTLE_S = 0.3  # the server's last stamps of a request come after the client has its last byte
 
 
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
@@ -119,31 +112,3 @@ def _listener_probe_folder(url: str) -> Path | None:
     except psutil.Error:
         return None
     return None
-
-
-def take_probe_files(source: Path, folder: RunFolder, since_ns: int) -> int:
-    """Copy what the server's processes recorded, leaving out files that end before ``since_ns``; how many it took.
-
-    Raises OSError.
-    """
-    time.sleep(_SETTLE_S)
-    taken = 0
-    for file in sorted(source.glob("*.gap")):
-        copy = folder.probe / file.name
-        shutil.copyfile(file, copy)
-        if _last_ns(copy) < since_ns:
-            copy.unlink()  # of a server that ran earlier
-        else:
-            taken += 1
-    return taken
-
-
-def _last_ns(path: Path) -> int:
-    """The latest stamp of a record file; 0 when it is none."""
-    try:
-        records = read_records(path)
-    except NotRecords:
-        return 0
-    columns: list[Any] = [records.spans["end_ns"], records.steps["schedule_ns"], records.counts["at_ns"]]
-    stamps = [int(np.max(column)) for column in columns if len(column)]
-    return max([*stamps, *(note["at_ns"] for note in records.notes)], default=0)

@@ -117,6 +117,7 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
     broken = _watch_for_bugs(loop, session)
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, session.stop, "the run was stopped")
+    loop.add_signal_handler(signal.SIGUSR1, session.finish_early)
     try:
         await session.client.warm(spec.warm)
     except OSError as error:

@@ -30,11 +30,19 @@ class RunFolder:
                 path.mkdir(parents=True)
             except FileExistsError:
                 continue
-            folder = cls(path)
-            for part in (folder.requests, folder.probe, folder.telemetry, folder.hdr, folder.logs):
-                part.mkdir()
-            return folder
+            return cls(path)._furnished()
         raise FileExistsError(f"{runs / stem}: a thousand runs of this name exist")
+
+    @classmethod
+    def at(cls, path: Path) -> RunFolder:
+        """Make this very folder. Raises OSError when it cannot be made, or is there."""
+        path.mkdir(parents=True)
+        return cls(path)._furnished()
+
+    def _furnished(self) -> RunFolder:
+        for part in (self.requests, self.probe, self.telemetry, self.hdr, self.logs):
+            part.mkdir()
+        return self
 
     @property
     def manifest(self) -> Path:

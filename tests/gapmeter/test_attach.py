@@ -5,7 +5,6 @@ import json
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gapmeter.attach import take_probe_files
+from gapmeter.probes import ProbeFolder
 from recording import RecordWriter, RunFolder, Span
 from servers.launch import free_port, launch
 from servers.models import resolve_model
@@ -178,10 +177,11 @@ def test_records_of_a_server_that_ran_earlier_are_left_where_they_are(tmp_path: 
     (probe / "torn.gap").write_bytes(b"no records")
     old = RecordWriter(probe / "old.gap", {"role": "engine"})
     old.close()
-    since_ns = time.monotonic_ns()
+    source = ProbeFolder(probe)
+    source.begin()
     new = RecordWriter(probe / "new.gap", {"role": "engine"})  # of a server that runs on: its file has no end yet
-    new.span(Span.INGRESS, new.request("r"), since_ns, since_ns + 1)
-    assert take_probe_files(probe, folder, since_ns) == 1
+    new.span(Span.INGRESS, new.request("r"), 5, 6)
+    assert source.take(folder, complete=True, all_files=False) == 1
     assert [file.name for file in folder.probe.iterdir()] == ["new.gap"]
     new.close()
 
