@@ -15,6 +15,7 @@ from analysis.floor import read_floor
 from analysis.interference import Interference
 from analysis.ledger import Ledger, make_ledger, timelines
 from analysis.metrics import measured_requests, succeeded, window_s
+from analysis.provenance import provenance_of
 from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
 from analysis.steady import detect_warmup
@@ -53,6 +54,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     summary["ledger"] = describe_ledger(ledger, trace)
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
+    summary["provenance"] = provenance_of(manifest, summary).facts()
     if definitions:
         summary["definitions"] = describe_definitions(folder, requests)
     _write(folder, manifest, requests, trace, ledger, summary)

@@ -12,6 +12,7 @@ from typing import Any
 from analysis.junit import slo_interval, slo_value
 from analysis.report import marks
 from analysis.report.numbers import count, duration, rate
+from analysis.turns import turns_sentence
 
 WORDS = {"PASS": "met", "FAIL": "missed", "INCONCLUSIVE": "undecided", "INVALID": "not measured"}
 SIGNS = {"PASS": "v", "FAIL": "x", "INCONCLUSIVE": "?", "INVALID": "-"}
@@ -78,14 +79,18 @@ def trust_figures(summary: Mapping[str, Any]) -> str:
 def target(manifest: Mapping[str, Any]) -> str:
     """What was loaded: engine and its version, model, precision, batch cap; of a foreign server, where it is."""
     server, reached = manifest["scenario"]["server"], manifest.get("target", {})
-    engine = str(server["engine"])
-    if engine == "attach":
+    if server["engine"] == "attach":
         return " · ".join(str(part) for part in (reached.get("url", server.get("url")), reached.get("model")) if part)
-    versions = {**manifest.get("versions", {}), **reached.get("versions", {})}
-    version = versions.get(engine) or versions.get(f"{engine}-cpu") or ""
-    parts = [f"{engine} {version}".strip(), server.get("model"), server.get("precision")]
+    parts = [engine_words(manifest), server.get("model"), server.get("precision")]
     parts.append(f"max batch {server['max_batch']}" if server.get("max_batch") else None)
     return " · ".join(str(part) for part in parts if part)
+
+
+def engine_words(manifest: Mapping[str, Any]) -> str:
+    """The engine and its version, where it is known."""
+    engine, reached = str(manifest["scenario"]["server"]["engine"]), manifest.get("target", {})
+    versions = {**manifest.get("versions", {}), **reached.get("versions", {})}
+    return f"{engine} {versions.get(engine) or versions.get(f'{engine}-cpu') or ''}".strip()
 
 
 def load(summary: Mapping[str, Any]) -> str:
@@ -116,6 +121,11 @@ def caveat(summary: Mapping[str, Any]) -> str:
     """What a closed loop's figures are not; "" for an open loop."""
     known = summary.get("closed_loop")
     return f"{known['sentence'][:1].upper()}{known['sentence'][1:]}." if known else ""
+
+
+def turns_of(summary: Mapping[str, Any]) -> str:
+    """How a conversation's first turn differs from the later ones; "" where there are no conversations."""
+    return turns_sentence(summary.get("turns", []))
 
 
 def slo_lines(summary: Mapping[str, Any]) -> list[SloLine]:

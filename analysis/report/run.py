@@ -9,13 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.provenance import Provenance, provenance_of
 from analysis.stages import STAGES, UNEXPLAINED, column
 from recording import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. Frames have the columns that docs/measuring.md lists; ``steps`` is empty without a server's probe."""
+    """One run. Frames have the columns that docs/how-it-measures.md lists; without a probe some are empty."""
 
     folder: RunFolder
     summary: dict[str, Any]
@@ -23,6 +24,17 @@ class Run:
     requests: pd.DataFrame
     ledger: pd.DataFrame
     steps: pd.DataFrame
+    timeline: pd.DataFrame
+
+    @property
+    def provenance(self) -> Provenance:
+        """What every picture and table of this run says of itself."""
+        return provenance_of(self.manifest, self.summary)
+
+    @property
+    def stamp(self) -> str | None:
+        """What is written across every picture: INVALID, or nothing."""
+        return self.provenance.stamp
 
     @property
     def origin_ns(self) -> int:
@@ -47,6 +59,7 @@ def read_run(folder: RunFolder) -> Run:
         requests=requests,
         ledger=_frame(folder.path / "ledger.parquet"),
         steps=_frame(folder.path / "steps.parquet"),
+        timeline=_frame(folder.path / "timeline.parquet"),
     )
 
 

@@ -14,7 +14,7 @@ Fragment = Markup
 NOTHING = Markup("")
 
 
-def el(name: str, *children: object, **attributes: object) -> Fragment:
+def el(name: str, /, *children: object, **attributes: object) -> Fragment:
     """One element. ``_`` in an attribute's name stands for ``-``, a trailing one for nothing; None leaves it out.
 
     Text children and attribute values are escaped; fragments are taken as they are.
