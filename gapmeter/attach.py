@@ -93,18 +93,8 @@ def find_probe_folder(url: str, named: Path | None) -> Path | None:
 
 def _listener_probe_folder(url: str) -> Path | None:
     """From the environment of the process that listens there, where it is a local one that we may look at."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}
-    if parts.hostname not in local | {"localhost"}:
-        return None
     try:
-        pids = {
-            connection.pid
-            for connection in psutil.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid
-        }
-        for pid in pids:
+        for pid in listeners(url):
             process = psutil.Process(pid)
             folder = process.environ().get(PROBE_DIR)
             if folder:
@@ -112,3 +102,18 @@ def _listener_probe_folder(url: str) -> Path | None:
     except psutil.Error:
         return None
     return None
+
+
+def listeners(url: str) -> tuple[int, ...]:
+    """The local processes that listen at ``url``; none where it is elsewhere, or not ours to look at."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}
+    if parts.hostname not in local | {"localhost"}:
+        return ()
+    try:
+        found = psutil.net_connections("tcp")
+    except psutil.Error:
+        return ()
+    listening = [c for c in found if c.status == psutil.CONN_LISTEN and c.laddr[1:2] == (port,)]
+    return tuple(sorted({connection.pid for connection in listening if connection.pid}))

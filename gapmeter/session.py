@@ -25,6 +25,7 @@ from gapmeter.manifest import describe_hardware, describe_run
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.placement import Placement, place
 from gapmeter.probes import ProbeFolder
+from gapmeter.sampling import sampling
 from gapmeter.serve import Target, prepare, running
 from gapmeter.stopping import StopWhen
 from loadgen.errors import PlanError
@@ -127,7 +128,8 @@ class Session:
         placement = _placed(scenario)
         log = _LogPart(self.process, folder)
         try:
-            issue(scenario, plan, self.target, self.process, placement, folder, manifest, self.options, stop_when)
+            with sampling(folder, scenario.telemetry, self.process, self.target.url, placement.generator, self.options):
+                issue(scenario, plan, self.target, self.process, placement, folder, manifest, self.options, stop_when)
         finally:
             log.take()
             self._take_records(folder, manifest)

@@ -51,6 +51,7 @@ SECTIONS = {
     "server": "Who answers.",
     "workload": "What is asked.",
     "load": "How it is asked.",
+    "telemetry": "What is watched meanwhile.",
 }
 
 # Keys that the design names and that nothing reads yet.
@@ -254,6 +255,18 @@ FIELDS: tuple[Field, ...] = (
         "auto",
         "auto gives the generator cores of its own where the machine has enough; shared lets generator and server "
         "use all of them, which suits a server of several processes on a small machine.",
+    ),
+    Field(
+        "telemetry.hz",
+        share(most=100),
+        10,
+        "How often a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry off.",
+    ),
+    Field(
+        "telemetry.metrics_every",
+        duration(),
+        "1s",
+        "How often the engine's /metrics page is asked for, which costs its API server; 0 for never.",
     ),
     Field("slo", slos(), [], "Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."),
     Field("seed", whole("a seed", 0, 2**63 - 1, 1), 1, "Everything random in the plan follows from it."),

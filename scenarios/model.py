@@ -133,6 +133,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What is sampled beside a run: everything ``hz`` times a second (0: nothing); /metrics at its own pace."""
+
+    hz: float = 10.0
+    metrics_every_ns: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One question, completely: what serves, what is asked, how, and what must hold."""
 
@@ -144,6 +152,7 @@ class Scenario:
     slo: tuple[Slo, ...]
     seed: int
     repeat: int
+    telemetry: Telemetry = Telemetry()
     source: Path | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -153,8 +162,8 @@ class Scenario:
     def digest(self) -> str:
         """12 hex digits of the SHA-256 of what is measured; the same for the same values wherever they came from."""
         document = self.to_dict()
-        for words in ("name", "summary"):
-            document.pop(words)
+        for unmeasured in ("name", "summary", "telemetry"):
+            document.pop(unmeasured)
         lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
         if own := self.workload.file:
@@ -185,7 +194,7 @@ def plain(name: str, value: object) -> object:
             return [plain(name, item) for item in value]
         case Mapping():
             return dict(value)
-        case Server() | Workload() | Load():
+        case Server() | Workload() | Load() | Telemetry():
             return {f.name.removesuffix("_ns"): plain(f.name, getattr(value, f.name)) for f in fields(value)}
         case int() if name.endswith("_ns"):
             return seconds(value)

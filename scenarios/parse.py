@@ -12,7 +12,7 @@ from scenarios.checks import problems, whole_trace
 from scenarios.errors import BadValue, Place, ScenarioError
 from scenarios.fields import BY_KEY, FIELDS, REQUIRED
 from scenarios.find import find, search_path
-from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Load, Scenario, Server, Workload
+from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Load, Scenario, Server, Telemetry, Workload
 from scenarios.source import Given, Layer, read_environment, read_file, read_flag
 
 # Mappings to which a later layer may add parts that they did not have.
@@ -199,7 +199,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
     values = {field.key: _read(field.key, chosen, sections) for field in FIELDS}
 
     def section(name: str, make: Callable[..., Any]) -> Any:
-        ns = {"ready_timeout", "duration", "warmup", "timeout", "stall", "retry_pause"}
+        ns = {"ready_timeout", "duration", "warmup", "timeout", "stall", "retry_pause", "metrics_every"}
         mine = {f.leaf: values[f.key] for f in FIELDS if f.section == name}
         return make(**{f"{leaf}_ns" if leaf in ns else leaf: value for leaf, value in mine.items()})
 
@@ -212,6 +212,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
         slo=values["slo"],
         seed=values["seed"],
         repeat=values["repeat"],
+        telemetry=section("telemetry", Telemetry),
         source=path,
     )
     _check(scenario, chosen, sections, path)

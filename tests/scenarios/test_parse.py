@@ -83,7 +83,7 @@ FILE_MISTAKES = {
         "workload:",
         "worklaod:",
         ("mine.yaml:3:1 worklaod: no such key; did you mean workload? (the file has name, summary, slo, seed, repeat, "
-        "server, workload, load)"),
+        "server, workload, load, telemetry)"),
     ),
     "an unknown engine": (
         "engine: transformers",
@@ -352,7 +352,7 @@ FLAG_MISTAKES = {
     "parsing a flow mapping",
     "load=8": "--set load: this is a group of keys; write --set GROUP.KEY=VALUE",
     "rate=8": "--set rate: no such key; did you mean load.rate? (the file has name, summary, slo, seed, repeat, "
-    "server, workload, load)",
+    "server, workload, load, telemetry)",
     "load.warmup=soon": '--set load.warmup: "soon" is not a duration; write auto, 75s, 500ms or 2m',
     "workload.output_tokens.uniform.low=8": "--set workload.output_tokens.uniform: "
     '{"low": 8} is not a range; write [lowest, highest]',
@@ -382,8 +382,8 @@ def test_other_variables_of_ours_and_empty_ones_are_no_mistake(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "mine.yaml:1:1: the file is empty; it needs at least server, workload or load"),
-        ("# only words\n", "mine.yaml:1:1: the file is empty; it needs at least server, workload or load"),
+        ("", "mine.yaml:1:1: the file is empty; it needs at least server, workload, load or telemetry"),
+        ("# only words\n", "mine.yaml:1:1: the file is empty; it needs at least server, workload, load or telemetry"),
         ("just words\n", 'mine.yaml:1:1: a scenario is a mapping of keys, not "just words"'),
     ],
 )

@@ -1,0 +1,171 @@
+"""The sampler process: sources in lanes, each lane a thread on absolute deadlines of CLOCK_MONOTONIC.
+
+``python -m servers.telemetry SPEC`` (JSON) prints ``ready`` once it samples, and leaves when its standard input closes,
+that is also when its parent is killed. It never hurries to catch up: deadlines that have passed (it was stopped, or
+got no core) are written down as missed, and the next one is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from servers.telemetry.engine import EngineMetrics
+from servers.telemetry.gpu import open_gpus
+from servers.telemetry.journal import Journal
+from servers.telemetry.processes import open_processes
+from servers.telemetry.rapl import open_rapl
+from servers.telemetry.source import Absent, ReadFailed, Source
+
+NICE = 19
+API_KEY = "GAPMETER_API_KEY"
+_PCIE_EVERY_NS = 1_000_000_000
+_IDLE_S = 2.0  # of the server before its load, where an energy counter can tell what that costs
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a sampler is told. ``hz``: of everything but /metrics, which is asked every ``metrics_every_ns`` (0: never).
+
+    ``pids``: the roots of the server's process trees; ``cores``: where to run (empty: anywhere).
+    """
+
+    folder: str
+    hz: float
+    metrics_every_ns: int
+    url: str
+    pids: tuple[int, ...]
+    cores: tuple[int, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> Spec:
+        value: dict[str, Any] = json.loads(text)
+        return cls(**value | {"pids": tuple(value["pids"]), "cores": tuple(value["cores"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Sources that are read one after the other at each deadline."""
+
+    name: str
+    every_ns: int
+    sources: list[Source]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Sample until standard input closes."""
+    spec = Spec.of_json(arguments[0])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's; it ends us when its answers are in
+    step_back(spec.cores)
+    journal = Journal(Path(spec.folder))
+    lanes = open_lanes(spec, journal)
+    about = {"pid": os.getpid(), "hz": spec.hz, "metrics_every_ns": spec.metrics_every_ns, "nice": os.nice(0)}
+    sources = {source.name: {"every_ns": lane.every_ns, **source.about} for lane in lanes for source in lane.sources}
+    cores = sorted(os.sched_getaffinity(0))
+    journal.note("start", **about, cores=cores, cpu_ns=time.process_time_ns(), sources=sources)
+    over = threading.Event()
+    threads = [threading.Thread(target=sample, args=(lane, journal, over), daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    over.wait(_IDLE_S if {"rapl", "gpu"} & sources.keys() else 0)
+    with contextlib.suppress(BrokenPipeError):
+        print("ready", flush=True)
+    _await_end(journal)
+    over.set()
+    for thread in threads:
+        thread.join(1.0)
+    journal.note("end", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
+    return 0
+
+
+def step_back(cores: Sequence[int]) -> None:
+    """Run on these cores, after everybody else there. The session of our own has the lowest weight as a group, too."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    os.nice(NICE)
+    with contextlib.suppress(OSError):  # only where the kernel groups processes by session
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
+def open_lanes(spec: Spec, journal: Journal) -> list[Lane]:
+    """What can be sampled here; what can not is written down once, with its reason."""
+    fast, slow, engine = [Lane(*each, []) for each in _lanes(spec)]
+
+    def attempt(name: str, add: Callable[[], None]) -> None:
+        try:
+            add()
+        except Absent as absent:
+            journal.note("absent", source=name, why=str(absent))
+
+    def add_gpus() -> None:
+        gpus, pcie = open_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        fast.sources.append(gpus)
+        if pcie is not None:
+            slow.sources.append(pcie)
+
+    attempt("gpu", add_gpus)
+    attempt("rapl", lambda: fast.sources.append(open_rapl()))
+    attempt("processes", lambda: fast.sources.append(open_processes(spec.pids)))
+    if spec.metrics_every_ns:
+        engine.sources.append(EngineMetrics(spec.url, os.environ.get(API_KEY)))
+    else:
+        journal.note("absent", source="engine", why="telemetry.metrics_every is 0")
+    return [lane for lane in (fast, slow, engine) if lane.sources]
+
+
+def _lanes(spec: Spec) -> tuple[tuple[str, int], ...]:
+    every_ns = round(1e9 / spec.hz)
+    return ("fast", every_ns), ("pcie", max(_PCIE_EVERY_NS, every_ns)), ("engine", max(spec.metrics_every_ns, 1))
+
+
+def sample(lane: Lane, journal: Journal, over: threading.Event) -> None:
+    """Read the lane's sources at every deadline until ``over``; a source that turns out absent is left out."""
+    due_ns = time.monotonic_ns()
+    while lane.sources and not over.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9)):
+        due_ns = _note_missed(lane, journal, due_ns)
+        for source in tuple(lane.sources):
+            at_ns = time.monotonic_ns()
+            try:
+                journal.write(source.name, source.read(), at_ns)
+            except ReadFailed as failed:
+                journal.note("failed", source=source.name, why=str(failed))
+            except Absent as absent:
+                journal.note("absent", source=source.name, why=str(absent))
+                lane.sources.remove(source)
+        due_ns += lane.every_ns
+
+
+def _note_missed(lane: Lane, journal: Journal, due_ns: int) -> int:
+    """The deadline that this sample is for: ``due_ns``, or a later one when those between have passed unread."""
+    missed = (time.monotonic_ns() - due_ns) // lane.every_ns
+    if missed > 0:
+        until_ns = due_ns + missed * lane.every_ns
+        names = [source.name for source in lane.sources]
+        journal.note("missed", lane=lane.name, sources=names, count=missed, since_ns=due_ns, until_ns=until_ns)
+        return until_ns
+    return due_ns
+
+
+def _await_end(journal: Journal) -> None:
+    """Until standard input closes; meanwhile what sampling costs is written down once a second, for a killed run."""
+    ended = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.buffer.read()
+        ended.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    while not ended.wait(1.0):
+        journal.note("alive", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
