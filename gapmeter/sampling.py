@@ -39,7 +39,8 @@ def sampling(
     with _process(spec, options.api_key, folder) as sampler:
         if not _is_ready(sampler):
             Journal(folder.telemetry).note("absent", source="sampler", why="it did not start; see logs/sampler.log")
-            (silent if options.quiet else tell)(f"no telemetry: the sampler did not start (log: {folder.logs / 'sampler.log'})")
+            say = silent if options.quiet else tell
+            say(f"no telemetry: the sampler did not start (log: {folder.logs / 'sampler.log'})")
         yield
 
 
