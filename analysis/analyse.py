@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.chosen import chosen
 from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
+from analysis.export.perfetto import write_trace
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
 from analysis.interference import Interference
@@ -76,6 +77,7 @@ def _write(
         shown = None if ledger.refused else ledger.rows
         write_histograms(folder.hdr, measured, shown, manifest.get("started_s", 0.0), window_s(measured))
     write_summary(folder.path, summary)
+    write_trace(folder)
     write_report(folder)
 
 

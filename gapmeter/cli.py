@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
+    _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
     _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
     _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
     scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
@@ -120,6 +121,15 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     _add_outputs(parser)
     parser.set_defaults(call=_report)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every figure and table as CSV files")
+    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="the figures as a Prometheus text file")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="the requests and steps as a trace (.json.gz)")
+    parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")
+    parser.set_defaults(call=_export)
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -199,6 +209,13 @@ def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunRe
             print_document(done)
     code = max(result.exit_code for result in done)
     return _say_exit(code) if arguments.quiet or len(done) > 1 else code  # a single summary ends with it
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from gapmeter.export import export
+
+    a = arguments
+    return export(a.run, csv=a.csv, prometheus=a.prometheus, otlp=a.otlp, perfetto=a.perfetto)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from recording import tracing
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -34,8 +36,8 @@ class Address:
         tls = ssl.create_default_context() if secure else None
         return cls(parts.hostname, parts.port or (443 if secure else 80), tls, prefix, headers)
 
-    def request(self, path: str, body: bytes, request_id: str) -> bytes:
-        """A whole POST request, ready for one write."""
+    def request(self, path: str, body: bytes, request_id: str, *, traced: bool = False) -> bytes:
+        """A whole POST request, ready for one write; ``traced``: with a traceparent header that its id decides."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
             f"POST {self.prefix}{path} HTTP/1.1",
@@ -46,6 +48,7 @@ class Address:
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
             f"x-request-id: {request_id}",
+            *((f"traceparent: {tracing.traceparent(request_id)}",) if traced else ()),
             *(f"{name}: {value}" for name, value in self.headers),
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recording import Outcome
+from recording import Outcome, tracing
 from recording.wire import NO_FLAG, Flag, WireRecord
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ class Exchange:
         first = self.request_id.removesuffix(f".{self.retry}") if self.retry else self.request_id
         name = f"{first}.{self.retry + 1}"
         end = self.data.index(b"\r\n\r\n") + 2  # of the head's last line
-        old, new = (f"\r\nx-request-id: {word}\r\n".encode() for word in (self.request_id, name))
-        data = self.data[:end].replace(old, new) + self.data[end:]
+        head = self.data[:end]
+        for old, new in zip(_lines(self.request_id), _lines(name), strict=True):
+            head = head.replace(old, new)
+        data = head + self.data[end:]
         following = Exchange(self.index, name, data, self.prompt_tokens, self.output_tokens)
         following.retry, following.turn = self.retry + 1, self.turn
         return following
@@ -93,6 +95,13 @@ class Exchange:
             connection=self.connection, flags=self.flags, retry=self.retry, turn=self.turn, chunk_ns=chunk_ns,
             chunk_bytes=chunk_bytes, body=b"".join(self.parts),
         )  # fmt: skip
+
+
+def _lines(request_id: str) -> tuple[bytes, bytes]:
+    """The lines of a head that the id decides, with the ends of the lines around them."""
+    named = f"x-request-id: {request_id}", f"traceparent: {tracing.traceparent(request_id)}"
+    first, second = (f"\r\n{line}\r\n".encode() for line in named)
+    return first, second
 
 
 def _chunks(stamps: array[int], marks: list[int], parts: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:

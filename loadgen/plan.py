@@ -72,6 +72,7 @@ class Plan:
     stall_ns: int = 0
     retries: int = 0
     retry_pause_ns: int = 0
+    traceparent: bool = False
     rate_knots: tuple[tuple[int, float], ...] = ()
     count_dispersion: float = 1.0
     prefix_share: float | None = None
@@ -261,6 +262,7 @@ def make_plan(
         stall_ns=load.stall_ns or 0,
         retries=load.retries,
         retry_pause_ns=load.retry_pause_ns,
+        traceparent=load.traceparent,
         worker=0,
         workers=1,
         id_prefix=id_prefix,

@@ -123,7 +123,7 @@ class Session:
     def _make(self, index: int) -> Exchange:
         plan, at = self.plan, index % len(self.plan)
         name = plan.request_id(index)
-        data = self._address.request(plan.path, plan.body(index), name)
+        data = self._address.request(plan.path, plan.body(index), name, traced=plan.traceparent)
         tokens = int(plan.prompt_tokens[at]), int(plan.output_tokens[at])
         exchange = Exchange(plan.global_index(index), name, data, *tokens)
         exchange.turn = plan.turn(index) if len(plan.turns) else 0

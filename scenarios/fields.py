@@ -17,6 +17,7 @@ from scenarios.values import (
     arguments,
     choice,
     duration,
+    flag,
     lengths,
     positive,
     precision,
@@ -247,6 +248,13 @@ FIELDS: tuple[Field, ...] = (
         duration(),
         "500ms",
         "From a failed attempt's end until the next one is due; doubled each time, up to 8 s.",
+    ),
+    Field(
+        "load.traceparent",
+        flag(),
+        False,
+        "Whether requests carry a traceparent header (W3C Trace Context), so that the server's own OpenTelemetry spans "
+        "stand under ours.",
     ),
     Field("load.processes", whole("a number of processes", 1, 1024, 1), 1, "Generator processes that share the plan."),
     Field(

@@ -126,6 +126,7 @@ class Load:
     stall_ns: int | None = None
     retries: int = 0
     retry_pause_ns: int = 500_000_000
+    traceparent: bool = False
 
     @property
     def loop(self) -> str:

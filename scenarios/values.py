@@ -90,6 +90,17 @@ def share(most: int = 1) -> Type:
     return Type(read, {"type": "number", "minimum": 0, "maximum": most})
 
 
+def flag() -> Type:
+    """true or false."""
+
+    def read(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise BadValue(f"{quoted(value)} is neither true nor false")
+        return value
+
+    return Type(read, {"type": "boolean"})
+
+
 def duration(*, least_ns: int = 0, auto: bool = False) -> Type:
     """A time: a number of seconds, or a number with ms, s, m or h. With ``auto``, that word is read as None."""
     schema: Schema = {

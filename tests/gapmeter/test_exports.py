@@ -1,0 +1,233 @@
+"""A run for other tools: what each of them reads is what the run's own files say."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import math
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import gapmeter
+from gapmeter.errors import UserError
+from recording import tracing
+from tests.gapmeter.command import SIMULATED, Done
+from tests.gapmeter.command import gapmeter as command
+
+pytestmark = pytest.mark.whole_run
+
+FACTS = ("scenario", "model", "precision", "engine", "hardware", "load", "n", "validity", "date", "command")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    runs = tmp_path_factory.mktemp("runs")
+    return command(*SIMULATED, "--set", "load.traceparent=true", "--model", "builtin:tiny", runs=runs)
+
+
+@pytest.fixture(scope="module")
+def run(done: Done) -> gapmeter.opened.OpenedRun:
+    return gapmeter.open(done.folder.path)
+
+
+def test_an_opened_run_has_its_tables_figures_and_a_report_that_a_notebook_shows(done: Done) -> None:
+    run = gapmeter.open(done.folder.path)
+    assert run.verdict == run.summary["verdict"]
+    assert len(run.requests) == 30 and set(run.ledger["event"]) == {"first_token", "last_token"}
+    assert len(run.steps) and len(run.gaps) and len(run.timeline)
+    shown = run.report()._repr_html_()
+    assert "srcdoc=" in shown and "<script" not in shown  # the page is inside an attribute, escaped
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "summary.json"])
+def test_what_is_no_analysed_run_is_not_opened(done: Done, tmp_path: Path, missing: str) -> None:
+    for name in ("manifest.json", "summary.json"):
+        if name != missing:
+            (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=r"manifest\.json|gapmeter report"):
+        gapmeter.open(tmp_path)
+
+
+def events(run: Any) -> list[dict[str, Any]]:
+    document = json.loads(gzip.decompress((run.folder.path / "trace.json.gz").read_bytes()))
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    assert set(FACTS) <= set(document["otherData"])
+    return list(document["traceEvents"])
+
+
+NEEDED = {"X": {"name", "cat", "ts", "dur", "pid", "tid"}, "M": {"name", "pid", "args"}, "C": {"name", "ts", "args"}}
+NEEDED |= {phase: {"name", "cat", "id", "ts", "pid", "tid"} for phase in "sf"}
+
+
+def test_every_event_of_the_trace_has_what_its_phase_needs_and_they_are_in_order(run: Any) -> None:
+    found = events(run)
+    for event in found:
+        assert NEEDED[event["ph"]] <= set(event), event
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] != "C" or all(isinstance(value, int | float) for value in event["args"].values())
+    times = [event["ts"] for event in found if event["ph"] != "M"]
+    assert times == sorted(times)
+    named = {(event["pid"], event["tid"]) for event in found if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in found if event["ph"] in "Xsf"} <= named
+
+
+def test_slices_of_a_track_of_the_trace_nest_and_arrows_join_slices(run: Any) -> None:
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    found = events(run)
+    for event in found:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for slices in tracks.values():
+        open_ends: list[float] = []
+        for start, end in slices:
+            while open_ends and open_ends[-1] <= start + 0.0015:  # rounded to a nanosecond, twice
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1] + 0.0015
+            open_ends.append(end)
+    starts = {event["id"]: event for event in found if event["ph"] == "s"}
+    ends = {event["id"]: event for event in found if event["ph"] == "f"}
+    assert starts.keys() == ends.keys() and len(starts) == 2 * 30
+    for arrow in (*starts.values(), *ends.values()):
+        around = tracks[arrow["pid"], arrow["tid"]]
+        assert any(start <= arrow["ts"] <= end for start, end in around), arrow
+    assert all(starts[number]["ts"] <= ends[number]["ts"] for number in starts)
+
+
+def test_the_stages_on_a_requests_track_add_up_to_its_wait(run: Any) -> None:
+    requests = [e for e in events(run) if e["ph"] == "X" and e["pid"] == 1]
+    whole = {event["tid"]: event["dur"] for event in requests if event["name"] == "request"}
+    parts: dict[int, float] = defaultdict(float)
+    for event in requests:
+        if event["name"] != "request":
+            parts[event["tid"]] += event["dur"]
+    assert whole.keys() == parts.keys() and len(whole) == 30
+    assert all(math.isclose(parts[track], whole[track], abs_tol=0.5) for track in whole)
+
+
+LINE = re.compile(r'^(gapmeter_[a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (-?[0-9.e+-]+)$')
+
+
+def test_the_prometheus_file_is_well_formed_and_says_what_the_summary_says(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "run.prom"
+    assert command("export", str(run.folder.path), "--prometheus", str(file), runs=tmp_path).code == 0
+    text = file.read_text()
+    assert text.endswith("\n")
+    values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    declared: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            declared.add(line.split()[2])
+        elif not line.startswith("# HELP "):
+            match = LINE.match(line)
+            assert match, line
+            labels = frozenset(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
+            assert match[1] in declared and (match[1], labels) not in values
+            values[match[1], labels] = float(match[3])
+    wanted = {("metric", "ttft"), ("quantile", "0.5"), ("bound", "value"), ("counted_from", "due")}
+    (p50,) = (
+        value for (name, labels), value in values.items() if name.endswith("latency_seconds") and wanted <= labels
+    )
+    assert p50 == pytest.approx(run.summary["metrics"]["ttft"]["p50_ms"] / 1e3)
+    (info,) = (dict(labels) for (name, labels) in values if name == "gapmeter_run_info")
+    assert set(FACTS) <= set(info)
+
+
+def test_csv_files_carry_where_they_are_from_and_the_runs_figures(run: Any, tmp_path: Path) -> None:
+    done = command("export", str(run.folder.path), "--csv", str(tmp_path / "csv"), runs=tmp_path)
+    files = {Path(line).stem: Path(line) for line in done.out.splitlines()}
+    assert {"metrics", "stages", "groups", "slo", "requests", "ledger", "gaps", "timeline", "steps"} == set(files)
+    for file in files.values():
+        head = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
+        assert all(f"# {fact}: " in head for fact in FACTS)
+    metrics = pd.read_csv(files["metrics"], comment="#").set_index(["metric", "counted_from"])
+    assert metrics.loc[("e2e", "due"), "p50_ms"] == pytest.approx(run.summary["metrics"]["e2e"]["p50_ms"])
+    ledger = pd.read_csv(files["ledger"], comment="#")
+    assert ledger["total_ns"].tolist() == run.ledger["total_ns"].tolist()
+
+
+class Collector:
+    """An OTLP/HTTP receiver, which decodes what arrives with OpenTelemetry's own messages."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.resource: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/v1/traces", self._take)
+        runner = web.AppRunner(app)
+        self._loop.run_until_complete(runner.setup())
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        self._loop.run_until_complete(site.start())
+        self.port = runner.addresses[0][1]
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+
+    async def _take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        for part in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.resource = {pair.key: pair.value.string_value for pair in part.resource.attributes}
+            self.spans += [span for scope in part.scope_spans for span in scope.spans]
+        return web.Response(content_type="application/x-protobuf")
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.close()
+
+
+def test_a_collector_receives_a_span_a_request_under_its_traceparent_and_its_stages_beneath(
+    run: Any, tmp_path: Path, collector: Collector
+) -> None:
+    done = command("export", str(run.folder.path), "--otlp", f"http://127.0.0.1:{collector.port}", runs=tmp_path)
+    assert done.code == 0, done.err
+    by_id = {(span.trace_id, span.span_id): span for span in collector.spans}
+    assert len(by_id) == len(collector.spans)
+    assert all(f"gapmeter.{fact}" in collector.resource for fact in FACTS)
+    requests = run.requests.set_index("request_id")
+    for name, row in requests.iterrows():
+        trace, own = (n.to_bytes(size, "big") for n, size in zip(tracing.ids(str(name)), (16, 8), strict=True))
+        span = by_id[trace, own]
+        attributes = {pair.key: pair.value for pair in span.attributes}
+        assert attributes["gen_ai.usage.output_tokens"].int_value == row["output_tokens"]
+        assert attributes["gen_ai.request.model"].string_value == run.manifest["target"]["model"]
+        ttft = (row["first_token_ns"] - row["due_ns"]) / 1e9
+        assert attributes["gen_ai.server.time_to_first_token"].double_value == pytest.approx(ttft)
+        assert span.end_time_unix_nano - span.start_time_unix_nano == row["last_token_ns"] - row["due_ns"]
+        parts = [other for other in collector.spans if other.parent_span_id == own and other.trace_id == trace]
+        assert sum(p.end_time_unix_nano - p.start_time_unix_nano for p in parts) == row["last_token_ns"] - row["due_ns"]
+
+
+def test_a_collector_that_is_not_there_is_one_sentence(run: Any, tmp_path: Path) -> None:
+    done = command("export", str(run.folder.path), "--otlp", "http://127.0.0.1:9", runs=tmp_path)
+    assert done.code == 2 and "127.0.0.1:9 did not take spans" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_exporting_nothing_says_what_there_is(run: Any, tmp_path: Path) -> None:
+    done = command("export", str(run.folder.path), runs=tmp_path)
+    assert done.code == 2 and "--otlp" in done.err
