@@ -26,6 +26,7 @@ from tests.gapmeter.command import gapmeter as command
 
 pytestmark = pytest.mark.whole_run
 
+SOON = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
 FACTS = ("scenario", "model", "precision", "engine", "hardware", "load", "n", "validity", "date", "command")
 
 
@@ -223,7 +224,7 @@ def test_a_collector_receives_a_span_a_request_under_its_traceparent_and_its_sta
 
 
 def test_a_collector_that_is_not_there_is_one_sentence(run: Any, tmp_path: Path) -> None:
-    done = command("export", str(run.folder.path), "--otlp", "http://127.0.0.1:9", runs=tmp_path)
+    done = command("export", str(run.folder.path), "--otlp", "http://127.0.0.1:9", runs=tmp_path, env=SOON)
     assert done.code == 2 and "127.0.0.1:9 did not take spans" in done.err
     assert "Traceback" not in done.err
 
