@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.devices import UnknownDevice, find_device
 from gapmeter import errors
 from gapmeter.errors import UserError
-from scenarios import Scenario, ScenarioError, load_scenario, provenance
+from scenarios import Scenario, ScenarioError, load_scenario, place_of, provenance
 
 
 def resolve(name: str, overrides: Sequence[str]) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
     try:
-        return load_scenario(name, overrides)
+        scenario = load_scenario(name, overrides)
+        _check_device(scenario, name, overrides)
     except ScenarioError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
+    return scenario
+
+
+def _check_device(scenario: Scenario, name: str, overrides: Sequence[str]) -> None:
+    """The parser knows no catalogue of devices."""
+    if scenario.cost.gpu is None:
+        return
+    try:
+        find_device(scenario.cost.gpu)
+    except UnknownDevice as error:
+        raise ScenarioError(str(error), place=place_of(name, overrides, "cost.gpu"), key="cost.gpu") from error
 
 
 def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, object, str]]:

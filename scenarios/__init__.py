@@ -4,6 +4,7 @@ from scenarios.errors import Place, ScenarioError
 from scenarios.find import list_scenarios
 from scenarios.model import (
     Constant,
+    Cost,
     Lengths,
     Load,
     Lognormal,
@@ -14,10 +15,11 @@ from scenarios.model import (
     Uniform,
     Workload,
 )
-from scenarios.parse import Setting, load_scenario, provenance
+from scenarios.parse import Setting, load_scenario, place_of, provenance
 
 __all__ = [
     "Constant",
+    "Cost",
     "Lengths",
     "Load",
     "Lognormal",
@@ -32,5 +34,6 @@ __all__ = [
     "Workload",
     "list_scenarios",
     "load_scenario",
+    "place_of",
     "provenance",
 ]

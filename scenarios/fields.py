@@ -53,12 +53,12 @@ SECTIONS = {
     "workload": "What is asked.",
     "load": "How it is asked.",
     "telemetry": "What is watched meanwhile.",
+    "cost": "What serving costs.",
 }
 
 # Keys that the design names and that nothing reads yet.
 LATER = {
     "sweep": "run once for each value",
-    "cost": "leave it out",
 }
 
 _NAME = text("a name", "chat-p99", r"^[a-z0-9][a-z0-9._-]*$")
@@ -82,6 +82,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("server.model", _WORDS, "builtin:tiny", "builtin:NAME, a folder, or a hub id."),
     Field("server.precision", precision(), "float32", "float32, bfloat16, float16, or a word of the engine's own."),
+    Field(
+        "server.emulation",
+        choice(("refuse", "mark")),
+        "refuse",
+        "What happens when the device has no native arithmetic of that precision: refuse ends the run before it "
+        "begins, mark runs it and marks every result as emulated.",
+    ),
     Field(
         "server.max_batch",
         whole("a batch size", 1, 65536, 8),
@@ -275,6 +282,27 @@ FIELDS: tuple[Field, ...] = (
         duration(),
         "1s",
         "How often the engine's /metrics page is asked for, which costs its API server; 0 for never.",
+    ),
+    Field(
+        "cost.gpu",
+        text("a device's name", "H100-SXM"),
+        None,
+        "The device that is paid for, by a name of the catalogue; the machine's own when left out.",
+    ),
+    Field(
+        "cost.usd_per_hour",
+        positive("a price", "USD per hour", "2.49"),
+        None,
+        "Price of one GPU for an hour, or of the whole server where there is none; the catalogue's when left out.",
+    ),
+    Field(
+        "cost.gpus_per_replica", whole("a number of GPUs", 1, 4096, 1), 1, "GPUs that serve together as one replica."
+    ),
+    Field(
+        "cost.utilisation",
+        share(above_zero=True),
+        0.8,
+        "Share of the rate that holds the SLOs which the service is planned to carry.",
     ),
     Field("slo", slos(), [], "Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."),
     Field("seed", whole("a seed", 0, 2**63 - 1, 1), 1, "Everything random in the plan follows from it."),

@@ -78,6 +78,7 @@ class Server:
     tokenizer: str | None
     dialect: str
     ready_timeout_ns: int
+    emulation: str = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,20 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What serving costs. ``gpu`` None: the machine's own device. ``usd_per_hour`` None: the catalogue's price.
+
+    A price is that of one GPU, or of the whole server where there is none. ``utilisation``: the share of the rate that
+    holds the SLOs which the service is planned to carry.
+    """
+
+    gpu: str | None = None
+    usd_per_hour: float | None = None
+    gpus_per_replica: int = 1
+    utilisation: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One question, completely: what serves, what is asked, how, and what must hold."""
 
@@ -154,6 +169,7 @@ class Scenario:
     seed: int
     repeat: int
     telemetry: Telemetry = Telemetry()
+    cost: Cost = Cost()
     source: Path | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -163,7 +179,7 @@ class Scenario:
     def digest(self) -> str:
         """12 hex digits of the SHA-256 of what is measured; the same for the same values wherever they came from."""
         document = self.to_dict()
-        for unmeasured in ("name", "summary", "telemetry"):
+        for unmeasured in ("name", "summary", "telemetry", "cost"):  # a price changes nothing
             document.pop(unmeasured)
         lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
@@ -195,7 +211,7 @@ def plain(name: str, value: object) -> object:
             return [plain(name, item) for item in value]
         case Mapping():
             return dict(value)
-        case Server() | Workload() | Load() | Telemetry():
+        case Server() | Workload() | Load() | Telemetry() | Cost():
             return {f.name.removesuffix("_ns"): plain(f.name, getattr(value, f.name)) for f in fields(value)}
         case int() if name.endswith("_ns"):
             return seconds(value)

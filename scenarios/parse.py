@@ -12,7 +12,7 @@ from scenarios.checks import problems, whole_trace
 from scenarios.errors import BadValue, Place, ScenarioError
 from scenarios.fields import BY_KEY, FIELDS, REQUIRED
 from scenarios.find import find, search_path
-from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Load, Scenario, Server, Telemetry, Workload
+from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Cost, Load, Scenario, Server, Telemetry, Workload
 from scenarios.source import Given, Layer, read_environment, read_file, read_flag
 
 # Mappings to which a later layer may add parts that they did not have.
@@ -107,6 +107,15 @@ def provenance(
     path, chosen, sections = _resolve(path_or_name, overrides, environment, search)
     document = _build(path, chosen, sections).to_dict()
     return tuple(Setting(f.key, _at(document, f.key), _source(chosen.get(f.key))) for f in FIELDS)
+
+
+def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Place:
+    """Where a key of the resolved scenario was written: for those who know more of its value than the parser can.
+
+    The file's beginning for a key that nobody wrote. Raises ScenarioError as ``load_scenario`` does.
+    """
+    path, chosen, _ = _resolve(path_or_name, overrides, None, None)
+    return chosen[key].given.place if key in chosen else Place(str(path), 1, 1)
 
 
 def _at(document: Mapping[str, Any], key: str) -> object:
@@ -213,6 +222,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
         seed=values["seed"],
         repeat=values["repeat"],
         telemetry=section("telemetry", Telemetry),
+        cost=section("cost", Cost),
         source=path,
     )
     _check(scenario, chosen, sections, path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from scenarios.errors import Place, ScenarioError, either, nearest, quoted
+from scenarios.errors import Place, ScenarioError, nearest, quoted
 from scenarios.fields import BY_KEY, LATER, SECTIONS
 
 ENVIRONMENT_PREFIX = "GAPMETER_"
@@ -65,7 +65,7 @@ def read_file(path: Path) -> Layer:
         raise ScenarioError(f"not UTF-8 text: {error.reason}", place=Place(shown)) from error
     root = compose(text, shown)
     if root is None:
-        raise ScenarioError(f"the file is empty; it needs at least {either(SECTIONS)}", place=Place(shown, 1, 1))
+        raise ScenarioError("the file is empty; it needs at least server, workload or load", place=Place(shown, 1, 1))
     layer = Layer({}, {"": _place(shown, root)})
     _flatten(root, "", shown, layer)
     for given in list(layer.given.values()):

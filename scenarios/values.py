@@ -79,15 +79,16 @@ def positive(what: str, unit: str, example: str) -> Type:
     return Type(read, {"type": "number", "exclusiveMinimum": 0})
 
 
-def share(most: int = 1) -> Type:
-    """A number from 0 to ``most``."""
+def share(most: int = 1, *, above_zero: bool = False) -> Type:
+    """A number from 0 (itself left out with ``above_zero``) to ``most``."""
+    span = f"above 0 up to {most}" if above_zero else f"from 0 to {most}"
 
     def read(value: Any) -> float:
-        if not is_number(value) or not 0 <= value <= most:
-            raise BadValue(f"{quoted(value)} is out of range; write a number from 0 to {most}, for instance 0.5")
+        if not is_number(value) or not 0 <= value <= most or (above_zero and value == 0):
+            raise BadValue(f"{quoted(value)} is out of range; write a number {span}, for instance 0.5")
         return float(value)
 
-    return Type(read, {"type": "number", "minimum": 0, "maximum": most})
+    return Type(read, {"type": "number", "exclusiveMinimum" if above_zero else "minimum": 0, "maximum": most})
 
 
 def flag() -> Type:

@@ -83,7 +83,7 @@ FILE_MISTAKES = {
         "workload:",
         "worklaod:",
         ("mine.yaml:3:1 worklaod: no such key; did you mean workload? (the file has name, summary, slo, seed, repeat, "
-        "server, workload, load, telemetry)"),
+        "server, workload, load, telemetry, cost)"),
     ),
     "an unknown engine": (
         "engine: transformers",
@@ -165,6 +165,16 @@ FILE_MISTAKES = {
         "server:",
         "sweep: {server.max_batch: [1, 2]}\nserver:",
         "mine.yaml:1:1 sweep: not supported yet; run once for each value",
+    ),
+    "a negative price": (
+        "server:",
+        "cost: {usd_per_hour: -2.49}\nserver:",
+        "mine.yaml:1:22 cost.usd_per_hour: -2.49 is not a price; write 2.49 (USD per hour)",
+    ),
+    "a service that is planned to carry nothing": (
+        "server:",
+        "cost: {utilisation: 0}\nserver:",
+        "mine.yaml:1:21 cost.utilisation: 0 is out of range; write a number above 0 up to 1, for instance 0.5",
     ),
     "a duration that is a clock time": (
         "75s",
@@ -352,7 +362,7 @@ FLAG_MISTAKES = {
     "parsing a flow mapping",
     "load=8": "--set load: this is a group of keys; write --set GROUP.KEY=VALUE",
     "rate=8": "--set rate: no such key; did you mean load.rate? (the file has name, summary, slo, seed, repeat, "
-    "server, workload, load, telemetry)",
+    "server, workload, load, telemetry, cost)",
     "load.warmup=soon": '--set load.warmup: "soon" is not a duration; write auto, 75s, 500ms or 2m',
     "workload.output_tokens.uniform.low=8": "--set workload.output_tokens.uniform: "
     '{"low": 8} is not a range; write [lowest, highest]',
