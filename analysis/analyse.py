@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.chosen import chosen
 from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
+from analysis.economics import describe_economics, emulation_warning
 from analysis.export.perfetto import write_trace
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
@@ -20,7 +21,7 @@ from analysis.provenance import provenance_of
 from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
 from analysis.steady import detect_warmup
-from analysis.summary import build_summary, write_summary
+from analysis.summary import build_summary, json_safe, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from analysis.trace import Trace, read_trace
 from analysis.validity import Evidence, RunWarning
@@ -53,6 +54,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
         warnings=_warnings(trace, ledger, manifest, requests),
     )  # fmt: skip
     summary["ledger"] = describe_ledger(ledger, trace)
+    summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), None))
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
     summary["provenance"] = provenance_of(manifest, summary).facts()
@@ -181,7 +183,7 @@ def _warnings(
     trace: Trace | None, ledger: Ledger, manifest: dict[str, Any], requests: pd.DataFrame
 ) -> list[RunWarning]:
     told = [RunWarning("plan", note, "", "", ("prompt_tokens",)) for note in manifest["plan"]["notes"]]
-    told += _unasked(requests)
+    told += _unasked(requests) + emulation_warning(manifest)
     if trace is None:
         told.append(
             RunWarning(

@@ -22,9 +22,10 @@ import pandas as pd
 from scipy import stats
 
 from analysis import quantiles
+from analysis.devices import CPU
 from analysis.metrics import succeeded
 from analysis.price import NoPrice, Price, price_of
-from analysis.report.numbers import significant
+from analysis.report.numbers import share, significant
 
 MILLION = 1_000_000
 _CHANGING = ("ramp", "steps", "diurnal", "trace")
@@ -98,7 +99,10 @@ def describe_cost(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
         rate = rate_at_sla(summary)
     except (NoPrice, NoRate) as missing:
         return {"status": "none", "reason": str(missing), "per_request_usd": None, "sentence": f"no cost: {missing}"}
-    return as_part(cost_of(rate, price, tokens_of(summary)))
+    part = as_part(cost_of(rate, price, tokens_of(summary)))
+    if manifest["scenario"]["server"]["engine"] == "simulated":
+        part["sentence"] += ". The simulated engine stands for no real one"
+    return part
 
 
 def as_part(cost: Cost) -> dict[str, Any]:
@@ -176,7 +180,7 @@ def poisson_rate(count: int, seconds: float, dispersion: float = 1.0) -> tuple[f
 
 
 def describe_tokens(measured: pd.DataFrame) -> dict[str, Any]:
-    """``summary["tokens_per_request"]``: mean and interval of output, prompt and both, over successes; null: unknown."""
+    """``summary["tokens_per_request"]``: mean and interval of output, prompt and both over successes."""
     good = measured[succeeded(measured)]
     sides = {side: pd.to_numeric(good[f"{side}_tokens"]).astype("Float64") for side in ("output", "prompt")}
     columns = sides | {"total": sides["output"] + sides["prompt"]}
@@ -219,15 +223,16 @@ def usd(value: float | None) -> str:
 def _sentence(per_request: Interval, output: Interval | None, rate: Rate, price: Price) -> str:
     said = f"at most {usd(per_request.high)} a request"
     if output is not None:
-        said += f" and {usd(output.value)} per million output tokens"
-    held = f"the SLOs hold at {significant(rate.low)} req/s or more, {price.utilisation:.0%} of it used"
-    found = "" if rate.basis == "capacity" else f"; at least this cheap: {_SEARCH}"
-    other = f"; priced as {price.device} but measured on {price.measured_on}" if price.measured_on else ""
+        said += f", {usd(output.value)} per million output tokens"
+    held = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
+    found = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
+    other = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
     return f"{said} ({held}; {price_words(price)}){found}{other}"
 
 
 def price_words(price: Price) -> str:
-    """``1 x H100-SXM at $2.49 an hour, the scenario's price``."""
-    unit = " cores" if price.device == "CPU" and price.is_default else ""
-    each = " a core-hour" if unit else " an hour"
-    return f"{price.units} x {price.device}{unit} at {usd(price.usd_per_unit_hour)}{each}, {price.source} price"
+    """``1 x H100-SXM at $2.49 an hour, the scenario's price``; a default says so, with date and source."""
+    per_core = price.device == CPU and price.is_default
+    what = f"{price.units} core{'s' if price.units > 1 else ''}" if per_core else f"{price.units} x {price.device}"
+    each = " each" if price.units > 1 else ""
+    return f"{what} at {usd(price.usd_per_unit_hour)} an hour{each}, {price.source}"

@@ -58,7 +58,7 @@ def price_of(manifest: Mapping[str, Any]) -> Price:
         device=label,
         units=units,
         usd_per_unit_hour=float(own) if own is not None else device.price.usd if device else 0.0,
-        source="the scenario's" if own is not None else _source(device),
+        source="the scenario's price" if own is not None else _source(device),
         is_default=own is None,
         utilisation=float(asked.get("utilisation") or 1.0),
         measured_on=here.key if here is not None and other else "",
@@ -98,4 +98,4 @@ def _cores(manifest: Mapping[str, Any]) -> int:
 def _source(device: Device | None) -> str:
     if device is None:
         return ""
-    return f"the catalogue's default ({device.price.source}, {device.price.date})"
+    return f"a default price ({device.price.source}, {device.price.date})"

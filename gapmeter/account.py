@@ -63,7 +63,8 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
     from gapmeter.terminal import print_summary
 
     try:
-        folder.write_json(folder.manifest, manifest | {"files": folder.hashes()})
+        # A report made again must not vouch for what has happened to the records since.
+        folder.write_json(folder.manifest, {"files": folder.hashes(), **manifest})
         summary = analyse(folder, definitions=definitions)
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error

@@ -12,6 +12,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.attach import choose_model, served_models
 from gapmeter.errors import UserError
+from gapmeter.precision import check_precision
 from recording import RunFolder
 from scenarios import Scenario
 from servers import vllm
@@ -56,10 +57,11 @@ def prepare(
     """Everything that can be known, and refused, before anything is launched.
 
     ``cores`` are the server's; ``model_named``: the user asked for this model, beyond what the scenario says.
-    Raises UserError for a model, port, engine or address that cannot be had.
+    Raises UserError for a model, precision, port, engine or address that cannot be had.
     """
     if scenario.server.engine == "attach":
         return _attach(scenario, api_key, model_named, say)
+    precision = check_precision(scenario)
     say(f"model {scenario.server.model}")
     try:
         model = str(resolve_model(scenario.server.model))
@@ -67,7 +69,7 @@ def prepare(
         raise UserError(str(error), errors.BAD_SCENARIO) from error
     place = _Place(model, _port(scenario), cores)
     spec, facts = _SPECS[scenario.server.engine](scenario, place)
-    facts |= {"command": list(spec.command), "env": spec.env}
+    facts |= {"command": list(spec.command), "env": spec.env} | precision
     return Target(f"http://127.0.0.1:{place.port}", SERVED_NAME, model, "full", spec, facts)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.report import failed, head, reconcile
+from analysis.report.cost import economy_lines
 from analysis.report.marks import words
 from analysis.report.numbers import duration
 from analysis.turns import turns_sentence
@@ -54,6 +55,7 @@ def render_summary(
         _failed(summary, width),
         _where(summary, width),
         _definitions(summary, width),
+        _economy(summary, width),
         _facts(summary, width),
         _end(summary, report, again, exit_code),
     ]
@@ -159,6 +161,12 @@ def _definitions(summary: Mapping[str, Any], width: int) -> Text:
         lines.append(f" {label:<30}{row.p50:>9}{row.p99:>9}{row.mean:>9}{row.n:>9}")
         lines.append(_wrap(row.differs, width, " " * 8, " " * 8))
     return Text("\n".join(lines))
+
+
+def _economy(summary: Mapping[str, Any], width: int) -> Text:
+    """Cost, efficiency and value: three lines, never one."""
+    lines = [_wrap(said, width, f" {name:<8}", " " * 9) for name, said in economy_lines(summary)]
+    return Text("\n" + "\n".join(lines)) if lines else Text()
 
 
 def _facts(summary: Mapping[str, Any], width: int) -> Text:

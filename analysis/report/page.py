@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from analysis.report import how, objectives, overtime, percentiles, requests, where
+from analysis.report import cost, how, objectives, overtime, percentiles, requests, where
 from analysis.report.run import Run, read_run
 from analysis.report.shell import Section, page_shell
 from recording import RunFolder
@@ -15,6 +15,7 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     where.where_section,
     objectives.slo_section,
     objectives.failed_section,
+    cost.cost_section,
     objectives.warnings_section,
     percentiles.percentiles_section,
     percentiles.definitions_section,

@@ -1,0 +1,120 @@
+"""Cost, efficiency and value: three rows and a picture of the cost's interval. Page and terminal say the same words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.cost import usd
+from analysis.report.figure import Table, Value, figure, written
+from analysis.report.numbers import DASH, count, significant
+from analysis.report.run import Run
+from analysis.report.shell import Section
+from analysis.report.svg import Fragment, chart, el, group, percent
+
+_HEIGHT = 46
+_LINE = 16.0
+
+
+def economy_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Three (name, sentence) for people; none for a summary of an older version."""
+    parts = ("cost", "energy", "value")
+    if not all(part in summary for part in parts):
+        return []
+    names = ("cost", "energy", "value")
+    return [(name, _line(summary[part])) for name, part in zip(names, parts, strict=True)]
+
+
+def _line(part: Mapping[str, Any]) -> str:
+    if not part.get("reason"):
+        return str(part["sentence"])
+    reason = str(part["reason"])
+    return reason if reason.startswith("unmeasured") else f"{DASH}  {reason}"
+
+
+def cost_section(run: Run) -> Section | None:
+    """The three as a table, and the interval of a request's cost; None for a summary without these parts."""
+    if not economy_lines(run.summary):
+        return None
+    cost = run.summary["cost"]
+    headers, name = ["what", "figure", "95 % interval", "how, or why not"], "Cost, efficiency and value"
+    table = Table(name, headers, economy_rows(run.summary), csv=["what", "figure", "interval", "how"])
+    if cost["per_request_usd"] is None:
+        body = written(table, run.provenance)
+    else:
+        body = figure(cost_picture(cost), table, run.provenance, _caption(cost), key="cost-of-a-request")
+        body = group([written(table, run.provenance, own_line=False), body])
+    return Section("cost", name, body, short="cost")
+
+
+def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
+    """A row each for cost (with that of tokens beneath), efficiency and value."""
+    cost, energy, value = summary["cost"], summary["energy"], summary["value"]
+    per_watt, worth = energy["tokens_per_watt"], value["good_requests_per_usd"]
+    tokens = DASH if per_watt is None else significant(per_watt)
+    rows: list[list[Value | str]] = [["cost of a request", *_figures(cost, "per_request"), _line(cost)]]
+    if cost["per_request_usd"] is not None:
+        rows.append(["cost of a million output tokens", *_figures(cost, "per_million_output_tokens"), ""])
+        rows.append(["cost of a million tokens", *_figures(cost, "per_million_total_tokens"), ""])
+    rows.append(["efficiency: output tokens per joule", Value(tokens, per_watt), DASH, _line(energy)])
+    rows.append(["value: good requests for $1", Value(count(worth), worth), DASH, _line(value)])
+    return rows
+
+
+def _figures(cost: Mapping[str, Any], name: str) -> list[Value | str]:
+    amount = cost.get(f"{name}_usd")
+    return [Value(usd(amount), amount), _span(cost.get(f"{name}_usd_ci"))]
+
+
+def _span(bounds: tuple[float | None, float | None] | None) -> str:
+    """``$0.01 .. $0.02``; an end that nothing bounds is told in words."""
+    if not bounds:
+        return DASH
+    low, high = bounds
+    return f"up to {usd(high)}" if low is None else f"{usd(low)} .. {usd(high)}"
+
+
+def cost_picture(cost: Mapping[str, Any]) -> Fragment:
+    """The interval of a request's cost on a logarithmic axis; open where nobody looked for its lower end."""
+    low, high = cost["per_request_usd_ci"]
+    value = cost["per_request_usd"]
+    bottom, top = math.log10(low or value / 10) - 0.15, math.log10(high) + 0.15
+
+    def x(amount: float) -> float:
+        return min(1.0, max(0.0, (math.log10(amount) - bottom) / (top - bottom)))
+
+    from_x = x(low) if low else 0.0
+    parts = [_tick(10.0**power * digit, x) for power, digit in _ticks(bottom, top)]
+    parts.append(el("rect", x=percent(from_x), y=_LINE - 6, width=percent(x(high) - from_x), height=12, class_="band"))
+    if not low:
+        parts.append(el("text", "← not looked for", x=2, y=_LINE + 4, class_="note"))
+    dot = el("title", f"{usd(value)} a request")
+    parts.append(el("circle", dot, cx=percent(x(value)), cy=_LINE, r=4, class_="sample"))
+    return chart("cost", _HEIGHT, "Cost of a request at the SLA", f"{_span((low, high))} a request", group(parts))
+
+
+def _tick(amount: float, x: Any) -> Fragment:
+    at = percent(x(amount))
+    line = el("line", x1=at, x2=at, y1=0, y2=_LINE + 12, class_="grid")
+    return group(
+        [line, el("text", f"${amount:.12f}".rstrip("0").rstrip("."), x=at, y=_HEIGHT - 2, class_="tick middle")]
+    )
+
+
+def _ticks(bottom: float, top: float) -> list[tuple[int, int]]:
+    """(power of ten, 1, 2 or 5) within the axis, at most eight."""
+    every = [(p, d) for p in range(math.floor(bottom), math.ceil(top) + 1) for d in (1, 2, 5)]
+    inside = [(p, d) for p, d in every if bottom <= p + math.log10(d) <= top]
+    return inside if len(inside) <= 8 else [(p, d) for p, d in inside if d == 1]
+
+
+def _caption(cost: Mapping[str, Any]) -> str:
+    rate, price = cost["rate"], cost["price"]
+    upper = "" if rate["high"] is None else f", at most at {significant(rate['high'])}"
+    default = f" It is {price['source']}; say yours with cost.usd_per_hour." if price["is_default"] else ""
+    return (
+        f"USD a request, logarithmic: {price['units']} x {usd(price['usd_per_unit_hour'])} an hour / (3600 x "
+        f"{significant(rate['low'])} req/s x {price['utilisation']:g}). The SLOs hold at {significant(rate['low'])} req/s "
+        f"or more{upper}.{default}"
+    )
