@@ -113,8 +113,8 @@ def _caption(cost: Mapping[str, Any]) -> str:
     rate, price = cost["rate"], cost["price"]
     upper = "" if rate["high"] is None else f", at most at {significant(rate['high'])}"
     default = f" It is {price['source']}; say yours with cost.usd_per_hour." if price["is_default"] else ""
+    rate_words, hour = f"{significant(rate['low'])} req/s", f"{usd(price['usd_per_unit_hour'])} an hour"
     return (
-        f"USD a request, logarithmic: {price['units']} x {usd(price['usd_per_unit_hour'])} an hour / (3600 x "
-        f"{significant(rate['low'])} req/s x {price['utilisation']:g}). The SLOs hold at {significant(rate['low'])} req/s "
-        f"or more{upper}.{default}"
+        f"USD a request, logarithmic: {price['units']} x {hour} / (3600 x {rate_words} x {price['utilisation']:g}). "
+        f"The SLOs hold at {rate_words} or more{upper}.{default}"
     )

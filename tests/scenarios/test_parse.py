@@ -392,8 +392,8 @@ def test_other_variables_of_ours_and_empty_ones_are_no_mistake(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "mine.yaml:1:1: the file is empty; it needs at least server, workload, load or telemetry"),
-        ("# only words\n", "mine.yaml:1:1: the file is empty; it needs at least server, workload, load or telemetry"),
+        ("", "mine.yaml:1:1: the file is empty; it needs at least server, workload or load"),
+        ("# only words\n", "mine.yaml:1:1: the file is empty; it needs at least server, workload or load"),
         ("just words\n", 'mine.yaml:1:1: a scenario is a mapping of keys, not "just words"'),
     ],
 )
