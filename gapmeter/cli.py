@@ -85,6 +85,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes (default: runs)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="load from N gapmeter workers instead")
     parser.add_argument("--listen", default="", metavar="HOST[:PORT]", help="with --workers (default: 127.0.0.1:5557)")
+    parser.add_argument("--live", action="store_true", help="serve a page that shows the run as it goes")
+    parser.add_argument("--live-port", type=int, default=0, metavar="N", help="its port (default: any free one)")
+    parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: an object a second")
     _add_outputs(parser)
     parser.set_defaults(call=_run)
 
@@ -152,6 +155,8 @@ def _run(arguments: argparse.Namespace) -> int:
         probe_dir=arguments.probe_dir,
         api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
         quiet=arguments.quiet,
+        live_port=arguments.live_port if arguments.live else None,
+        progress=arguments.progress,
         command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *_without_key(arguments.words)]),
     )
     return _publish(arguments, lambda: run_repeats(arguments.scenario, overrides, options))

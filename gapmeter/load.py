@@ -40,7 +40,7 @@ def issue(
             manifest["started_s"] = time.time()
             folder.write_json(folder.manifest, manifest)
             here = not options.quiet and options.workers is None
-            progress = Watch(fleet.record_paths, scenario, plan, t0_ns) if here else None
+            progress = _progress(fleet, scenario, plan, t0_ns, options) if here else None
             stopping = Stopping(fleet.record_paths, stop_when) if stop_when is not None else None
             _watch(fleet, process, progress, stopping, manifest)
     except Unreachable as error:
@@ -52,6 +52,10 @@ def issue(
     finally:
         _note_workers(folder, manifest)
     manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
+
+
+def _progress(fleet: Fleet, scenario: Scenario, plan: Plan, t0_ns: int, options: Options) -> Watch:
+    return Watch(fleet.record_paths, scenario, plan, t0_ns, as_json=options.progress == "json")
 
 
 def _generators(

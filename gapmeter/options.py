@@ -12,7 +12,11 @@ from loadgen.cluster import Workers
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is told beside its scenario. ``command`` is what repeats it, for the manifest; "" to derive it."""
+    """What a run is told beside its scenario. ``command`` is what repeats it, for the manifest; "" to derive it.
+
+    ``live_port``: where a page shows the run as it goes, 0 for any free port, None for no page. ``progress``: auto, or
+    json for an object a second.
+    """
 
     runs: Path = Path("runs")
     probe_dir: Path | None = None
@@ -20,6 +24,8 @@ class Options:
     quiet: bool = False
     command: str = ""
     workers: Workers | None = None
+    live_port: int | None = None
+    progress: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ on a terminal.
 
 from __future__ import annotations
 
-import asyncio
+import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from analysis.report.numbers import duration, significant
@@ -120,12 +120,21 @@ class ProgressLine:
             self._drawn = False
 
 
-async def follow(take: Callable[[], Progress], stream: TextIO) -> None:
-    """Show progress until cancelled."""
-    shown = ProgressLine(stream)
-    try:
-        while True:
-            shown.offer(take)
-            await asyncio.sleep(shown.interval_s)
-    finally:
-        shown.close()
+class JsonLines:
+    """One JSON object a second, for a program that watches; its keys are the fields of ``Progress``."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock, self._next_s = stream, clock, clock()
+
+    def offer(self, take: Callable[[], Progress]) -> bool:
+        """Write a snapshot if one is due; ``take`` is called only then."""
+        now = self._clock()
+        if now < self._next_s:
+            return False
+        self._next_s = now + 1.0
+        self._stream.write(json.dumps({"type": "progress", **asdict(take())}) + "\n")
+        self._stream.flush()
+        return True
+
+    def close(self) -> None:
+        """Nothing is left to clear."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from gapmeter import errors
 from gapmeter.account import accounted_for, finish
 from gapmeter.errors import UserError
+from gapmeter.live import live_page
 from gapmeter.manifest import MANIFEST_VERSION
 from gapmeter.options import Options, RunResult, tell
 from gapmeter.resolve import names_model, resolve
@@ -76,9 +77,10 @@ def _run(scenario: Scenario, repeat: int, options: Options, model_named: bool) -
     manifest = session.describe(scenario, plan, repeat)
     with accounted_for(folder, manifest):
         folder.write_json(folder.manifest, manifest)
-        with session.serving(folder, several=False):
-            session.issue(scenario, plan, folder, manifest)
-        return finish(folder, manifest, quiet=options.quiet)
+        with live_page(folder, options.live_port, session.placement.generator):
+            with session.serving(folder, several=False):
+                session.issue(scenario, plan, folder, manifest)
+            return finish(folder, manifest, quiet=options.quiet)
 
 
 __all__ = ["Options", "RunResult", "report_again", "run_repeats", "run_scenario"]

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import io
+import json
 from dataclasses import replace
 
 import pytest
 
-from gapmeter.progress import Progress, ProgressLine, follow, line
+from gapmeter.progress import JsonLines, Progress, ProgressLine, line
 
 NOW = Progress(
     phase="load", elapsed_s=65.2, remaining_s=24.6, asked_per_s=8.0, sent_per_s=8.02, done_per_s=7.5, issued=534,
@@ -69,12 +69,11 @@ def test_a_file_gets_a_plain_line_every_ten_seconds() -> None:
     assert stream.getvalue() == f"{line(NOW, 200)}\n" * 3
 
 
-async def test_following_ends_with_a_clean_line_when_cancelled() -> None:
-    stream = Terminal()
-    task = asyncio.create_task(follow(lambda: NOW, stream))
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert stream.getvalue().startswith("\rload 1:05")
-    assert stream.getvalue().endswith("\r\x1b[K")
+def test_a_program_gets_a_json_object_a_second() -> None:
+    clock, stream = [0.0], io.StringIO()
+    shown = JsonLines(stream, lambda: clock[0])
+    for _ in range(25):
+        shown.offer(lambda: NOW)
+        clock[0] += 0.125
+    told = [json.loads(text) for text in stream.getvalue().splitlines()]
+    assert len(told) == 4 and all(one["type"] == "progress" and one["in_flight"] == NOW.in_flight for one in told)
