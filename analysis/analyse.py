@@ -20,9 +20,12 @@ from analysis.metrics import measured_requests, succeeded, window_s
 from analysis.provenance import provenance_of
 from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
+from analysis.roofline_summary import describe_roofline
 from analysis.steady import detect_warmup
 from analysis.summary import build_summary, json_safe, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
+from analysis.telemetry import read_telemetry
+from analysis.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
 from analysis.trace import Trace, read_trace
 from analysis.validity import Evidence, RunWarning
 from recording import RunFolder
@@ -48,11 +51,15 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
     ledger = make_ledger(requests, trace)
     evidence = _evidence(manifest, generators, ledger, requests)
+    window = measured_window(requests)
+    watched = describe_telemetry(read_telemetry(folder), trace, manifest, window)
     summary = build_summary(
         requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
         name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
-        warnings=_warnings(trace, ledger, manifest, requests),
+        warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(watched, manifest)],
     )  # fmt: skip
+    summary["telemetry"] = json_safe(watched)
+    summary["roofline"] = json_safe(describe_roofline(trace, manifest, window))
     summary["ledger"] = describe_ledger(ledger, trace)
     summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), None))
     if (cut_ns := cut_short_ns(requests, plan)) is not None:

@@ -12,14 +12,17 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.attach import choose_model, served_models
 from gapmeter.errors import UserError
+from gapmeter.manifest import describe_hardware
 from gapmeter.precision import check_precision
 from recording import RunFolder
 from scenarios import Scenario
 from servers import vllm
 from servers.launch import LaunchSpec, ServerFailed, ServerProcess, check_port, free_port, launch
 from servers.models import ModelError, resolve_model
+from servers.peaks import measure_peaks
 from servers.simulated import simulated_command
 from servers.transformers import transformers_command
+from servers.weights import describe_weights
 
 SERVED_NAME = "gapmeter"
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -69,7 +72,7 @@ def prepare(
         raise UserError(str(error), errors.BAD_SCENARIO) from error
     place = _Place(model, _port(scenario), cores)
     spec, facts = _SPECS[scenario.server.engine](scenario, place)
-    facts |= {"command": list(spec.command), "env": spec.env} | precision
+    facts |= {"command": list(spec.command), "env": spec.env, **precision, **_roofline_facts(scenario, place)}
     return Target(f"http://127.0.0.1:{place.port}", SERVED_NAME, model, "full", spec, facts)
 
 
@@ -101,6 +104,20 @@ def running(
         except KeyboardInterrupt:
             process.stop(grace_s=1.0)
             raise
+
+
+def _roofline_facts(scenario: Scenario, place: _Place) -> dict[str, Any]:
+    """What the model weighs, and what the cores of a CPU can do, measured now; nothing for the simulated engine."""
+    if scenario.server.engine == "simulated":
+        return {}
+    args = {key.replace("-", "_"): str(value) for key, value in scenario.server.args.items()}
+    weights = describe_weights(Path(place.model), scenario.server.precision, args.get("kv_cache_dtype"))
+    parallel = args.get("tensor_parallel_size", "1")
+    facts: dict[str, Any] = {"weights": weights.to_dict() if weights else None}
+    facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
+    if not describe_hardware()["gpus"]:
+        facts["peaks"] = measure_peaks(place.cores, weights.step_bytes if weights else None)
+    return facts
 
 
 def _port(scenario: Scenario) -> int:

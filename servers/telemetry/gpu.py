@@ -100,10 +100,10 @@ class Gpus:
         return {"gpu": gpu, **told, "unsupported": [name for name in readings if name not in self._readings[gpu]]}
 
 
-def open_gpus(visible: str | None) -> tuple[Gpus, Gpus | None]:
-    """The GPUs named by ``visible`` (as CUDA_VISIBLE_DEVICES; None: all), and their PCIe counters where there are any.
+def open_gpus(visible: str | None, name: str, readings: Mapping[str, Reading]) -> Gpus:
+    """The GPUs named by ``visible`` (as CUDA_VISIBLE_DEVICES; None: all), as a source called ``name``.
 
-    Raises Absent without NVIDIA's driver library, a GPU, or one that is visible.
+    Raises Absent without NVIDIA's driver library, a GPU, one that is visible, or any of the readings.
     """
     import pynvml
 
@@ -119,11 +119,7 @@ def open_gpus(visible: str | None) -> tuple[Gpus, Gpus | None]:
     if not shown:
         why = "NVML finds no GPU" if not handles else f"CUDA_VISIBLE_DEVICES={visible} hides every GPU"
         raise Absent(why)
-    gpus = Gpus(pynvml, shown, "gpu", READINGS)
-    try:
-        return gpus, Gpus(pynvml, shown, "pcie", PCIE_READINGS)
-    except Absent:
-        return gpus, None
+    return Gpus(pynvml, shown, name, readings)
 
 
 def visible_gpus(visible: str | None, uuids: Mapping[int, str]) -> list[int]:

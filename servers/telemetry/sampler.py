@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from servers.telemetry.engine import EngineMetrics
-from servers.telemetry.gpu import open_gpus
+from servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
 from servers.telemetry.journal import Journal
 from servers.telemetry.processes import open_processes
 from servers.telemetry.rapl import open_rapl
@@ -109,13 +109,16 @@ def open_lanes(spec: Spec, journal: Journal) -> list[Lane]:
         except Absent as absent:
             journal.note("absent", source=name, why=str(absent))
 
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+
     def add_gpus() -> None:
-        gpus, pcie = open_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        fast.sources.append(gpus)
-        if pcie is not None:
-            slow.sources.append(pcie)
+        fast.sources.append(open_gpus(visible, "gpu", READINGS))
+
+    def add_pcie() -> None:
+        slow.sources.append(open_gpus(visible, "pcie", PCIE_READINGS))
 
     attempt("gpu", add_gpus)
+    attempt("pcie", add_pcie)
     attempt("rapl", lambda: fast.sources.append(open_rapl()))
     attempt("processes", lambda: fast.sources.append(open_processes(spec.pids)))
     if spec.metrics_every_ns:
