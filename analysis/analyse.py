@@ -11,6 +11,7 @@ from analysis.chosen import chosen
 from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
 from analysis.economics import describe_economics, emulation_warning
+from analysis.energy import Energy
 from analysis.export.perfetto import write_trace
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
@@ -24,8 +25,8 @@ from analysis.roofline_summary import describe_roofline
 from analysis.steady import detect_warmup
 from analysis.summary import build_summary, json_safe, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
-from analysis.telemetry import read_telemetry
-from analysis.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
+from analysis.telemetry import EnergyEstimate, read_telemetry
+from analysis.telemetry_summary import describe_telemetry, measured_energy, measured_window, telemetry_warnings
 from analysis.trace import Trace, read_trace
 from analysis.validity import Evidence, RunWarning
 from recording import RunFolder
@@ -52,16 +53,18 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     ledger = make_ledger(requests, trace)
     evidence = _evidence(manifest, generators, ledger, requests)
     window = measured_window(requests)
-    watched = describe_telemetry(read_telemetry(folder), trace, manifest, window)
+    telemetry = read_telemetry(folder)
+    watched = describe_telemetry(telemetry, trace, manifest, window)
     summary = build_summary(
         requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
         name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
         warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(watched, manifest)],
     )  # fmt: skip
+    used = measured_energy(telemetry, manifest, window)
     summary["telemetry"] = json_safe(watched)
     summary["roofline"] = json_safe(describe_roofline(trace, manifest, window))
     summary["ledger"] = describe_ledger(ledger, trace)
-    summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), None))
+    summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), _energy(used)))
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
     summary["provenance"] = provenance_of(manifest, summary).facts()
@@ -88,6 +91,12 @@ def _write(
     write_summary(folder.path, summary)
     write_trace(folder)
     write_report(folder)
+
+
+def _energy(used: EnergyEstimate | None) -> Energy | None:
+    return (
+        None if used is None else Energy(used.joules, used.low_j, used.high_j, used.seconds, used.idle_j, used.source)
+    )
 
 
 def _slos(manifest: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.numbers import duration, share
-from analysis.telemetry import SOURCES, Ints, Telemetry, energy_of, servers_gpus
+from analysis.telemetry import SOURCES, EnergyEstimate, Ints, Telemetry, energy_of, servers_gpus
 from analysis.trace import Trace
 from analysis.utilisation import ForwardShares, forward_shares
 from analysis.validity import RunWarning
@@ -52,7 +52,7 @@ def describe_telemetry(
     shares = forward_shares(trace, since, until)
     gpus, processes = _gpus(telemetry, since, until), _processes(telemetry, trace, since, until)
     cores = len(manifest.get("placement", {}).get("server") or ()) or None
-    energy = energy_of(telemetry, since, until, int(manifest["plan"]["t0_ns"]))
+    energy = measured_energy(telemetry, manifest, window)
     told = {
         "window_s": (until - since) / 1e9,
         "sources": {source: _source(telemetry, source, since, until) for source in SOURCES},
@@ -71,6 +71,15 @@ def describe_telemetry(
         "utilisation": _utilisation(gpus, processes, shares, cores),
     }
     return told | {"sentence": _sentence(told)}
+
+
+def measured_energy(
+    telemetry: Telemetry | None, manifest: Mapping[str, Any], window: tuple[int, int] | None
+) -> EnergyEstimate | None:
+    """Energy of the measured window; None where nothing counted it."""
+    if telemetry is None or window is None:
+        return None
+    return energy_of(telemetry, *window, int(manifest["plan"]["t0_ns"]))
 
 
 def _source(telemetry: Telemetry, source: str, since: int, until: int) -> dict[str, Any]:
@@ -208,7 +217,7 @@ def _grown(rows: pd.DataFrame, name: str) -> float | None:
     return float(known.iloc[-1] - known.iloc[0]) if len(known) > 1 else None
 
 
-def _energy(energy: Any) -> dict[str, Any]:
+def _energy(energy: EnergyEstimate) -> dict[str, Any]:
     return dataclasses.asdict(energy) | {"idle_j": energy.idle_j, "idle_share": energy.idle_share}
 
 

@@ -67,7 +67,7 @@ class Tab:
     async def shoot(self, file: Path) -> None:
         """A picture of what the window shows."""
         taken = await self.call("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(taken["data"]))
+        file.write_bytes(base64.b64decode(taken["data"]))  # noqa: ASYNC240 - nothing else runs meanwhile
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
