@@ -1,0 +1,79 @@
+"""The page of a run that goes on: only its owner sees it, it tells what happens, and it ends as the report."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from tests.browser import Tab, browser_tab
+from tests.gapmeter.command import Command
+
+pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
+
+LIVE = (
+    "run", "smoke", "--engine", "simulated", "--live", "--progress", "json", "--set", "load.arrivals=poisson",
+    "--set", "load.rate=20", "--set", "load.requests=null", "--set", "load.duration=12s", "--set", "load.warmup=1s",
+    "--set", 'slo=["ttft p90 <= 900 ms", "errors <= 5 %"]',
+)  # fmt: skip
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Command, str]]:
+    started = Command(LIVE, tmp_path / "runs")
+    assert started.process.stderr is not None
+    address, until = "", time.monotonic() + 60
+    while not address and time.monotonic() < until:
+        found = re.search(r"live: (\S+)", started.process.stderr.readline())
+        address = found[1] if found else ""
+    yield started, address
+    started.process.kill()
+
+
+@pytest.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+    async with browser_tab(tmp_path / "profile") as made:
+        yield made
+
+
+async def test_a_run_is_seen_while_it_goes_on_and_turns_into_its_report(live: tuple[Command, str], tab: Tab) -> None:
+    command, address = live
+    await tab.open(address)
+    assert "token" not in await tab.evaluate("location.href")
+    await tab.until("document.getElementById('phase').textContent === 'load'")
+    await tab.until("document.querySelectorAll('#dots circle').length > 20")
+    assert await tab.evaluate("document.getElementById('metrics').rows.length") == 3
+    limits = await tab.evaluate("[...document.getElementById('slos').rows].map((row) => row.cells[2].textContent)")
+    assert limits == ["900 ms", "5 %"]
+    await tab.until("location.pathname === '/report' && document.readyState === 'complete'")
+    assert await tab.evaluate("document.querySelector('.verdict') !== null")
+    done = command.done()
+    assert done.code in (0, 98), done.err  # beside a browser on few cores the load may come too late to be valid
+    assert done.left == []
+    assert tab.complaints == []
+    own = urlsplit(address).netloc
+    assert {urlsplit(url).netloc for url in tab.requests if url.startswith("http")} == {own}
+    told = [line for line in done.err.splitlines() if line.startswith("{")]
+    assert len(told) > 3
+
+
+async def test_nobody_without_the_token_sees_the_page(live: tuple[Command, str]) -> None:
+    command, address = live
+    base = address.split("?")[0]
+    async with aiohttp.ClientSession() as session:
+        for url, headers, status in (
+            (base, {}, 403),
+            (f"{base}?token=guess", {}, 403),
+            (f"{base}events", {}, 403),
+            (address, {"Host": "evil.example"}, 421),
+            (address, {}, 200),
+        ):
+            async with session.get(url, headers=headers) as answer:
+                assert answer.status == status, (url, headers)
+    command.process.send_signal(2)
+    assert command.done().code == 105
