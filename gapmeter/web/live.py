@@ -114,7 +114,7 @@ def page(folder: RunFolder) -> str:
     name = str(manifest["scenario"]["name"])
     body = Markup((files("gapmeter.web") / "assets" / "live.html").read_text(encoding="utf-8"))
     script = (files("gapmeter.web") / "assets" / "live.js").read_text(encoding="utf-8")
-    sections = [Section("live", "", body)]
+    sections = [Section("live", f"{name}, as it runs", body)]
     return page_shell(f"{name}: live", sections, _provenance(manifest), scripts=[script], policy="connect-src 'self'")
 
 
