@@ -15,7 +15,7 @@ from scenarios.model import (
     Uniform,
     Workload,
 )
-from scenarios.parse import Setting, load_scenario, place_of, provenance
+from scenarios.parse import Point, Setting, load_points, load_scenario, place_of, provenance
 
 __all__ = [
     "Constant",
@@ -24,6 +24,7 @@ __all__ = [
     "Load",
     "Lognormal",
     "Place",
+    "Point",
     "Sampled",
     "Scenario",
     "ScenarioError",
@@ -33,6 +34,7 @@ __all__ = [
     "Uniform",
     "Workload",
     "list_scenarios",
+    "load_points",
     "load_scenario",
     "place_of",
     "provenance",

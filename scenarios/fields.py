@@ -11,6 +11,7 @@ from typing import Any, Final
 from scenarios.prompt_files import prompts
 from scenarios.shapes import diurnal, onoff, ramp, steps, trace
 from scenarios.slo import slos
+from scenarios.sweeping import SAME_FOR_ALL, sweep
 from scenarios.thinking import pause
 from scenarios.values import (
     Type,
@@ -56,16 +57,11 @@ SECTIONS = {
     "cost": "What serving costs.",
 }
 
-# Keys that the design names and that nothing reads yet.
-LATER = {
-    "sweep": "run once for each value",
-}
-
 _NAME = text("a name", "chat-p99", r"^[a-z0-9][a-z0-9._-]*$")
 _WORDS = text("text", "a line of text")
 _COUNT = 2_000_000
 
-FIELDS: tuple[Field, ...] = (
+_ALONE: tuple[Field, ...] = (
     Field("name", _NAME, None, "Names the scenario in its run's folder; the file's own name when left out."),
     Field(
         "summary",
@@ -311,6 +307,17 @@ FIELDS: tuple[Field, ...] = (
         whole("a number of repeats", 1, 1000, 3),
         1,
         "How often the same trace is run, each time with fresh text.",
+    ),
+)
+
+FIELDS: tuple[Field, ...] = (
+    *_ALONE,
+    Field(
+        "sweep",
+        sweep({field.key: field.type for field in _ALONE if field.key not in SAME_FOR_ALL}),
+        [],
+        "Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of mappings. The "
+        "server is started anew only where one of its keys changes; repeat runs every point so often.",
     ),
 )
 

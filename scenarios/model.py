@@ -171,6 +171,7 @@ class Scenario:
     telemetry: Telemetry = Telemetry()
     cost: Cost = Cost()
     source: Path | None = None
+    sweep: tuple[Mapping[str, object], ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """The resolved scenario as it could stand in a file: JSON-able, and it parses back to the same values."""
@@ -181,6 +182,8 @@ class Scenario:
         document = self.to_dict()
         for unmeasured in ("name", "summary", "telemetry", "cost"):  # a price changes nothing
             document.pop(unmeasured)
+        if not self.sweep:  # so that what is no sweep keeps the digest that it had before there were any
+            document.pop("sweep")
         lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
         if own := self.workload.file:

@@ -13,10 +13,12 @@ from scenarios.errors import BadValue, Place, ScenarioError
 from scenarios.fields import BY_KEY, FIELDS, REQUIRED
 from scenarios.find import find, search_path
 from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Cost, Load, Scenario, Server, Telemetry, Workload
-from scenarios.source import Given, Layer, read_environment, read_file, read_flag
+from scenarios.source import Given, Layer, one_key, read_environment, read_file, read_flag
+from scenarios.sweeping import Written, spelled_points
 
 # Mappings to which a later layer may add parts that they did not have.
 _GROWING = ("server.args", "load.trace", "load.onoff", "load.ramp")
+_POINT = 4  # the layer of a sweep's point
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The winning value of a key, and how late its layer is (0 default, 1 file, 2 environment, 3 flags)."""
+    """The winning value of a key, and its layer: 0 default, 1 file, 2 environment, 3 flags, 4 a sweep's point."""
 
     given: Given
     layer: int
@@ -97,6 +99,35 @@ def load_scenario(
     return _build(path, chosen, sections)
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a sweep: the values that it sets, as they were written, and the whole scenario there."""
+
+    values: Mapping[str, object]
+    scenario: Scenario
+
+
+def load_points(
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    search: Sequence[Path] | None = None,
+) -> tuple[Point, ...]:
+    """The points of a scenario's ``sweep`` in the order written, each resolved by itself; none for no sweep.
+
+    Raises ScenarioError as ``load_scenario``, also for values that do not go together at one of the points.
+    """
+    path, layers, sections = _layers(path_or_name, overrides, environment, search)
+    points = []
+    for point in _spelled(layers):
+        chosen = _at_point(layers, point)
+        del chosen["sweep"]
+        chosen["repeat"] = _Chosen(Given("repeat", 1, Place("sweep")), _POINT)
+        values = {key: written.value for key, written in point.items()}
+        points.append(Point(values, _build(path, _settled(chosen), sections)))
+    return tuple(points)
+
+
 def provenance(
     path_or_name: str | Path,
     overrides: Sequence[str] = (),
@@ -138,6 +169,18 @@ def _resolve(
     environment: Mapping[str, str] | None,
     search: Sequence[Path] | None,
 ) -> tuple[Path, dict[str, _Chosen], dict[str, Place]]:
+    path, chosen, sections = _layers(path_or_name, overrides, environment, search)
+    points = _spelled(chosen)
+    return path, _settled(_at_point(chosen, points[0]) if points else chosen), sections
+
+
+def _layers(
+    path_or_name: str | Path,
+    overrides: Sequence[str],
+    environment: Mapping[str, str] | None,
+    search: Sequence[Path] | None,
+) -> tuple[Path, dict[str, _Chosen], dict[str, Place]]:
+    """The winning value of every key, before what they mean to each other."""
     path = find(str(path_or_name), search_path() if search is None else search)
     file = read_file(path)
     variables = read_environment(os.environ if environment is None else environment)
@@ -146,11 +189,39 @@ def _resolve(
     _overlay(chosen, variables, 2)
     for flag in overrides:
         _overlay(chosen, read_flag(flag), 3)
+    return path, chosen, file.sections
+
+
+def _settled(chosen: dict[str, _Chosen]) -> dict[str, _Chosen]:
+    """Without what a later layer has made meaningless."""
     _attach_by_url(chosen)
     _alternatives(chosen, "load.duration", "load.requests")
     for rule in _RULES:
         _apply(rule, chosen)
-    return path, chosen, file.sections
+    return chosen
+
+
+def _spelled(chosen: Mapping[str, _Chosen]) -> list[dict[str, Written]]:
+    """The points of the sweep, if there is one. A key that is swept over and set by a later layer is a mistake."""
+    if "sweep" not in chosen:
+        return []
+    _read("sweep", chosen, {"": Place("")})
+    sweep = chosen["sweep"]
+    points = list(spelled_points(sweep.given.value))
+    for key in {key: None for point in points for key in point}:
+        if key in chosen and chosen[key].layer > sweep.layer:
+            text = f"the sweep sets it; write --set sweep=[] to run one point, or leave {key} to the sweep"
+            raise ScenarioError(text, place=chosen[key].given.place, key=key)
+    return points
+
+
+def _at_point(chosen: Mapping[str, _Chosen], point: Mapping[str, Written]) -> dict[str, _Chosen]:
+    """The scenario's values with a point's over them, each with the place where it stands in the sweep."""
+    sweep, there = chosen["sweep"].given, dict(chosen)
+    for key, written in point.items():
+        layer = one_key(key, written.value, sweep.place_of(written.path))
+        _overlay(there, layer, _POINT)
+    return there
 
 
 def _overlay(chosen: dict[str, _Chosen], layer: Layer, level: int) -> None:
@@ -160,7 +231,7 @@ def _overlay(chosen: dict[str, _Chosen], layer: Layer, level: int) -> None:
             chosen.pop(key, None)
             continue
         below = chosen.get(key)
-        if below is not None:
+        if below is not None and key != "sweep":
             merged = _merged(below.given.value, given.value, is_open=key in _GROWING)
             given = Given(key, merged, given.place, given.node)
         chosen[key] = _Chosen(given, level)
@@ -224,6 +295,7 @@ def _build(path: Path, chosen: Mapping[str, _Chosen], sections: Mapping[str, Pla
         telemetry=section("telemetry", Telemetry),
         cost=section("cost", Cost),
         source=path,
+        sweep=values["sweep"],
     )
     _check(scenario, chosen, sections, path)
     return scenario

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from scenarios.errors import Place, ScenarioError, nearest, quoted
-from scenarios.fields import BY_KEY, LATER, SECTIONS
+from scenarios.fields import BY_KEY, SECTIONS
 
 ENVIRONMENT_PREFIX = "GAPMETER_"
 
@@ -151,10 +151,7 @@ def _one_key(key: str, text: str, source: str) -> Layer:
         _flatten(node, key, source, layer)
         layer.given.update({k: Given(k, g.value, place) for k, g in layer.given.items()})
         return layer
-    for part in reversed(key[len(leaf) :].split(".")[1:]):
-        value = {part: value}
-    layer.given[leaf] = Given(leaf, value, place)
-    return layer
+    return one_key(key, value, place)
 
 
 def _owner(key: str) -> str | None:
@@ -184,10 +181,19 @@ def _flatten(node: yaml.Node, prefix: str, shown: str, layer: Layer) -> None:
             raise unknown_key(key, _place(shown, key_node))
 
 
+def one_key(key: str, value: Any, place: Place) -> Layer:
+    """The layer in which a key, or a part of one (``server.args.x``), has this value; files lie beside the place's."""
+    leaf = _owner(key)
+    if leaf is None:
+        raise unknown_key(key, place)
+    for part in reversed(key[len(leaf) :].split(".")[1:]):
+        value = {part: value}
+    given = Given(leaf, value, place)
+    return Layer({leaf: given if place.line is None else _beside(given, Path(place.source).parent)}, {})
+
+
 def unknown_key(key: str, place: Place) -> ScenarioError:
     """The error for a key that no field has, with the nearest that one has."""
-    if key in LATER:
-        return ScenarioError(f"not supported yet; {LATER[key]}", place=place, key=key)
     section, _, leaf = key.rpartition(".")
     siblings = [field.leaf for field in BY_KEY.values() if field.section == section]
     if not section:

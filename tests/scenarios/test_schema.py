@@ -43,6 +43,10 @@ VALUES: list[tuple[str, Any, bool]] = [
     ("seed", 0, True), ("seed", -1, False), ("repeat", 3, True), ("repeat", 0, False), ("sweep", {}, False),
     ("cost.usd_per_hour", 2.49, True), ("cost.usd_per_hour", 0, False), ("cost.utilisation", 1, True),
     ("cost.utilisation", 0, False), ("cost.gpu", "H100", True), ("cost.gpus_per_replica", 0, False),
+    ("sweep", [], True), ("sweep", {"load.rate": [1, 2]}, True), ("sweep", {"load.rate": 1}, False),
+    ("sweep", {"load.rate": []}, False), ("sweep", {"load.rate": ["x"]}, False), ("sweep", {"rate": [1]}, False),
+    ("sweep", [{"server.max_batch": 2, "server.args.forward_ms": 5}, {"load.rate": 3}], True),
+    ("sweep", [{}], False), ("sweep", [{"slo": []}], False), ("sweep", {"repeat": [1]}, False),
     ("load.raet", 8, False), ("workload.shared_prefixes", 0, False),
     ("workload.file", 3, False), ("workload.turns", 0, False),
 ]  # fmt: skip
