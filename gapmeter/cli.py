@@ -83,6 +83,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
     _add_overrides(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes (default: runs)")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up an interrupted sweep, where it was left")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="load from N gapmeter workers instead")
     parser.add_argument("--listen", default="", metavar="HOST[:PORT]", help="with --workers (default: 127.0.0.1:5557)")
     parser.add_argument("--live", action="store_true", help="serve a page that shows the run as it goes")
@@ -145,8 +146,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from gapmeter.resolve import resolve
 
     overrides = _overrides(arguments)
-    resolve(arguments.scenario, overrides)  # a mistake in it is told before a second goes into imports
+    scenario = resolve(arguments.scenario, overrides)  # a mistake is told before a second goes into imports
+    if arguments.resume and not scenario.sweep:
+        raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
     from gapmeter.run import Options, run_repeats
+    from gapmeter.sweep import run_sweep
     from gapmeter.worker import workers
 
     options = Options(
@@ -159,6 +163,8 @@ def _run(arguments: argparse.Namespace) -> int:
         progress=arguments.progress,
         command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *_without_key(arguments.words)]),
     )
+    if scenario.sweep:
+        return _publish(arguments, lambda: [run_sweep(arguments.scenario, overrides, options, arguments.resume)])
     return _publish(arguments, lambda: run_repeats(arguments.scenario, overrides, options))
 
 

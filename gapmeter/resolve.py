@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from analysis.devices import UnknownDevice, find_device
 from gapmeter import errors
 from gapmeter.errors import UserError
-from scenarios import Scenario, ScenarioError, load_scenario, place_of, provenance
+from scenarios import Point, Scenario, ScenarioError, load_points, load_scenario, place_of, provenance
 
 
 def resolve(name: str, overrides: Sequence[str]) -> Scenario:
@@ -28,6 +28,14 @@ def _check_device(scenario: Scenario, name: str, overrides: Sequence[str]) -> No
         find_device(scenario.cost.gpu)
     except UnknownDevice as error:
         raise ScenarioError(str(error), place=place_of(name, overrides, "cost.gpu"), key="cost.gpu") from error
+
+
+def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
+    """The points of the scenario's sweep, none for no sweep. Raises UserError."""
+    try:
+        return load_points(name, overrides)
+    except ScenarioError as error:
+        raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
 def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, object, str]]:

@@ -15,6 +15,7 @@ from gapmeter.manifest import MANIFEST_VERSION
 from gapmeter.options import Options, RunResult, tell
 from gapmeter.resolve import names_model, resolve
 from gapmeter.session import make_folder, prepare_session
+from gapmeter.sweep import report_sweep
 from recording import RunFolder
 from scenarios import Scenario
 
@@ -58,6 +59,8 @@ def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) 
     if manifest.get("schema_version") != MANIFEST_VERSION:
         version = manifest.get("schema_version")
         raise UserError(f"{path} was written in version {version} of the format, not {MANIFEST_VERSION}", errors.USAGE)
+    if manifest.get("kind") == "sweep":
+        return report_sweep(path, quiet=quiet)
     return finish(folder, manifest, quiet=quiet, definitions=definitions)
 
 

@@ -65,14 +65,15 @@ class Session:
 
     def load(
         self, scenario: Scenario, repeat: int | None = None, *, into: Path | None = None,
-        stop_when: StopWhen | None = None, command: str = "", more: dict[str, Any] | None = None,
+        stop_when: StopWhen | None = None, command: str = "", more: dict[str, Any] | None = None, show: bool = True,
     ) -> RunResult:  # fmt: skip
         """Load the server as ``scenario`` says, whose server must be this one's, and analyse it.
 
         ``into`` is the folder to make, None for one of the usual name among the runs. ``repeat`` numbers the texts, so
         that no prefix cache knows them; None: by the loads so far. ``stop_when`` ends the load early (about four times
         a second it is asked): the run is then a valid, shorter one. ``command`` repeats this load, ``more`` joins the
-        manifest.
+        manifest, ``show``: print the summary.
+
         A load that was interrupted (exit code 105) or lost its server is still analysed. Raises UserError when the
         server has died before, and as a run does.
         """
@@ -87,11 +88,11 @@ class Session:
         with accounted_for(folder, manifest):
             folder.write_json(folder.manifest, manifest)
             self.issue(scenario, plan, folder, manifest, stop_when)
-            return finish(folder, manifest, quiet=self.options.quiet)
+            return finish(folder, manifest, quiet=self.options.quiet or not show)
 
     def serves(self, scenario: Scenario) -> bool:
         """Whether this session's server is the one that a scenario asks for."""
-        return scenario.server == self.scenario.server and _placed(scenario).server == self.placement.server
+        return scenario.server == self.scenario.server and placed(scenario).server == self.placement.server
 
     def alive(self) -> bool:
         """Whether the server has not died; one that is not ours is taken to live."""
@@ -115,7 +116,7 @@ class Session:
         """A load's manifest before anything has run."""
         manifest = describe_run(scenario.to_dict(), scenario.digest(), command or self.options.command)
         manifest |= {"repeat": repeat, "slo": [asdict(slo) for slo in scenario.slo]}
-        manifest |= {"placement": _placed(scenario).to_dict(), "calibration": load_calibration()}
+        manifest |= {"placement": placed(scenario).to_dict(), "calibration": load_calibration()}
         return manifest | _describe(scenario, self.target, plan)
 
     def issue(
@@ -125,7 +126,7 @@ class Session:
         """Load the server and bring what it recorded of that into the run's folder."""
         if self.probes:
             self.probes.begin()
-        placement = _placed(scenario)
+        placement = placed(scenario)
         log = _LogPart(self.process, folder)
         try:
             with sampling(folder, scenario.telemetry, self.process, self.target.url, placement.generator, self.options):
@@ -166,7 +167,7 @@ class _LogPart:
 
 def prepare_session(scenario: Scenario, options: Options, *, model_named: bool = False) -> Session:
     """Everything that can be known before a server is started. Raises UserError as ``serve.prepare``."""
-    placement = _placed(scenario)
+    placement = placed(scenario)
     say = silent if options.quiet else tell
     target = prepare(scenario, placement.server, say, api_key=options.api_key, model_named=model_named)
     session = Session(scenario, options, placement, target)
@@ -209,7 +210,8 @@ def make_folder(runs: Path, scenario: Scenario, into: Path | None = None) -> Run
         raise UserError(f"no run's folder can be made in {place}: {reason_of(error)}", errors.USAGE) from error
 
 
-def _placed(scenario: Scenario) -> Placement:
+def placed(scenario: Scenario) -> Placement:
+    """Who gets which cores. A server stays on those that it was started on."""
     load = scenario.load
     return place(load.processes, local_server=scenario.server.engine != "attach", share=load.placement == "shared")
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PARTS = ("requests", "probe", "telemetry", "hdr", "logs")
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -18,8 +20,8 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, runs: Path, scenario: str, digest: str) -> RunFolder:
-        """Make a fresh folder; a second run within the same second gets a suffix.
+    def create(cls, runs: Path, scenario: str, digest: str, parts: tuple[str, ...] = PARTS) -> RunFolder:
+        """Make a fresh folder with folders for ``parts`` in it; a second run within the same second gets a suffix.
 
         Raises OSError when the folder cannot be made.
         """
@@ -30,18 +32,18 @@ class RunFolder:
                 path.mkdir(parents=True)
             except FileExistsError:
                 continue
-            return cls(path)._furnished()
+            return cls(path)._furnished(parts)
         raise FileExistsError(f"{runs / stem}: a thousand runs of this name exist")
 
     @classmethod
     def at(cls, path: Path) -> RunFolder:
         """Make this very folder. Raises OSError when it cannot be made, or is there."""
         path.mkdir(parents=True)
-        return cls(path)._furnished()
+        return cls(path)._furnished(PARTS)
 
-    def _furnished(self) -> RunFolder:
-        for part in (self.requests, self.probe, self.telemetry, self.hdr, self.logs):
-            part.mkdir()
+    def _furnished(self, parts: tuple[str, ...]) -> RunFolder:
+        for part in parts:
+            (self.path / part).mkdir()
         return self
 
     @property

@@ -1,0 +1,258 @@
+"""summary.json of a sweep: its points side by side, the knee, and what grows from each to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import figures as fig
+from analysis import verdict
+from analysis.binding import decide
+from analysis.hdr import PERCENTILES
+from analysis.metrics import METRICS, metric_sample
+from analysis.points.axis import Axis, axis_of, label
+from analysis.points.growth import describe_growth, means_ms, slow_band
+from analysis.points.knee import find_knee
+from analysis.points.read import Frames, PointRun, batch, read_frames, read_runs
+from analysis.summary import SCHEMA_VERSION, json_safe, slo_row
+
+LEVELS = (99.0, 95.0, 90.0, 50.0)
+_EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
+_FAILED, _MISSING = "FAILED", "MISSING"
+_NOT_VALID, _UNREACHABLE = 98, 106
+
+
+def build_summary(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that a sweep's page shows, from its manifest and its points' folders."""
+    points, frames = [], []
+    for index, point in enumerate(manifest["points"]):
+        described, found = _describe_point(folder, manifest, index, point)
+        points.append(described)
+        frames.append(found)
+    axis = axis_of(points)
+    slos = _slos(points, folder)
+    main = _main_metric(slos)
+    levels = {metric: common_level(points, metric) for metric in METRICS}
+    device = next((str(p["device"]) for p in points if p["device"]), "GPU")
+    growths, knees = _along(axis, points, frames, main, levels[main], device)
+    for point in points:
+        point.pop("device")
+    exit_code = _exit_code(points)
+    safe: dict[str, Any] = json_safe(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "sweep",
+            "name": manifest["scenario"]["name"],
+            "status": manifest["status"],
+            "exit_code": exit_code,
+            "device": device,
+            "slo": [{"text": slo["text"], "metric": slo["metric"], "percentile": slo["percentile"],
+                     "limit_ms": slo.get("limit_ms")} for slo in slos],
+            "sweep": {
+                "key": axis.key,
+                "title": axis.title,
+                "series": [{"name": name, "points": list(members)} for name, members in axis.series],
+                "metric": main,
+                "levels": levels,
+                "points": points,
+                "growth": growths,
+                "knees": knees,
+                "headline": _headline(points, knees, growths),
+            },
+        }
+    )  # fmt: skip
+    return safe
+
+
+def common_level(points: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    """The highest of p99, p95, p90 and p50 that every measured point's sample supports: one percentile to compare."""
+    shown = [point["metrics"][metric] for point in points if point["metrics"]]
+    for level in LEVELS:
+        if shown and all(found[f"{fig.percentile_key(level)}_ms"] is not None for found in shown):
+            return level
+    return None
+
+
+def _describe_point(
+    folder: Path, manifest: Mapping[str, Any], index: int, point: Mapping[str, Any]
+) -> tuple[dict[str, Any], Frames | None]:
+    runs = read_runs(folder / point["folder"])
+    done = [run for run in runs if run.summary is not None]
+    used = [run for run in done if run.valid] or done
+    described: dict[str, Any] = {
+        "index": index,
+        "label": label(point["values"]),
+        "values": point["values"],
+        "folder": point["folder"],
+        "verdict": _MISSING if not runs else _FAILED,
+        "reason": next((run.reason for run in runs if run.reason), None if runs else "not run yet"),
+        "repeats": [_describe_run(run, folder) for run in runs],
+        "missing": max(int(manifest.get("repeat", 1)) - len(done), 0),
+        "metrics": None, "between": None, "stages": None, "slow_stages": None, "throughput": None,
+        "delivered_rate": None, "goodput_per_s": None, "batch": None, "binding": None, "slo": [], "device": None,
+        **_load_of(used, point["values"]),
+    }  # fmt: skip
+    if not used:
+        return described, None
+    frames = read_frames(used)
+    return described | _measured(used, frames), frames
+
+
+def _load_of(runs: Sequence[PointRun], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Which loop, and how much was asked for; what a point that never ran was to have is told by its values."""
+    for run in runs:
+        if run.summary is not None:
+            load = run.summary["load"]
+            return {"loop": load["loop"], "concurrency": load["concurrency"], "requested_rate": load["requested_rate"]}
+    closed = "load.concurrency" in values
+    return {"loop": "closed" if closed else "open", "concurrency": values.get("load.concurrency"),
+            "requested_rate": values.get("load.rate")}  # fmt: skip
+
+
+def _describe_run(run: PointRun, folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = {"folder": str(run.folder.relative_to(folder)), "reason": run.reason or None}
+    if run.summary is None:
+        return told | {"verdict": _FAILED}
+    summary = run.summary
+    return told | {
+        "verdict": summary["verdict"],
+        "invalid_reasons": summary["invalid_reasons"],
+        "delivered_rate": summary["load"]["delivered_rate"],
+        "output_tokens_per_s": summary["throughput"]["output_tokens_per_s"],
+        "measured": summary["counts"]["measured"],
+        **{f"{m}_{key}_ms": summary["metrics"][m][f"{key}_ms"] for m in METRICS for key in ("p50", "p99")},
+    }
+
+
+def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
+    """What the runs of a point say together; figures over successes, verdicts with failures counted."""
+    summaries = [run.summary for run in used if run.summary is not None]
+    manifest = used[0].manifest or {}
+    slos = list(manifest["slo"])
+    asked = sorted({*PERCENTILES, *(float(s["percentile"]) for s in slos if s.get("percentile") is not None)})
+    seconds = sum(s["load"]["window_s"] for s in summaries)
+    each = seconds / len(frames.measured) if len(frames.measured) else 0.0
+    metrics = {m: _figures(frames.measured, m, asked, each) for m in METRICS}
+    results = verdict.judge(slos, frames.measured, {})
+    reasons = [] if any(run.valid for run in used) else list(summaries[0]["invalid_reasons"])
+    stages = {metric: means_ms(getattr(frames, name)) for metric, name in _EVENT_OF.items()}
+    checks = [check for s in summaries for check in s["checks"]]
+    return {
+        "verdict": verdict.overall(results, reasons),
+        "reason": "; ".join(reasons) or None,
+        "slo": [slo_row(result) for result in results],
+        "metrics": metrics,
+        "between": _between(summaries) if len(summaries) > 1 else None,
+        "throughput": _throughput(summaries),
+        "delivered_rate": _mean(s["load"]["delivered_rate"] for s in summaries),
+        "goodput_per_s": _mean(s["goodput"]["per_s"] for s in summaries),
+        "failed_requests": sum(sum(s["counts"]["failed"].values()) for s in summaries),
+        "stages": {metric: {"mean_ms": sum(found.values()), "stages_ms": found} for metric, found in stages.items()
+                   if found},
+        "slow_stages": {metric: means_ms(slow_band(getattr(frames, name), 99)) for metric, name in _EVENT_OF.items()
+                        if len(getattr(frames, name))},
+        "batch": batch(frames.steps),
+        "binding": decide(stages["e2e"], checks, summaries[0].get("roofline")).to_dict(),
+        "device": manifest.get("device"),
+    }  # fmt: skip
+
+
+def _figures(measured: pd.DataFrame, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:
+    values = metric_sample(measured, metric)
+    return fig.figures(values, asked, values.count / len(measured) if len(measured) else 1.0, seconds)
+
+
+def _between(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Lowest and highest of the repeats' own percentiles: what repeating it does, which no single run knows."""
+    told: dict[str, Any] = {}
+    for metric in METRICS:
+        told[metric] = {}
+        for key in ("p50_ms", "p90_ms", "p95_ms", "p99_ms"):
+            found = [s["metrics"][metric][key] for s in summaries if s["metrics"][metric][key] is not None]
+            told[metric][key] = [min(found), max(found)] if len(found) == len(summaries) else None
+    return told
+
+
+def _throughput(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Per second over all the runs' time; ``output_range`` is from the slowest repeat to the fastest."""
+    known = [s["throughput"] for s in summaries if s["throughput"]["output_tokens_per_s"] is not None]
+    span = sum(t["span_s"] for t in known)
+    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+    told = {name: sum(t[name] * t["span_s"] for t in known) / span if span else None for name in names}
+    each = [t["output_tokens_per_s"] for t in known]
+    return told | {"span_s": span, "output_range": [min(each), max(each)] if len(each) > 1 else None}
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _slos(points: Sequence[Mapping[str, Any]], folder: Path) -> list[Mapping[str, Any]]:
+    return next((list(point["slo"]) for point in points if point["slo"]), [])
+
+
+def _main_metric(slos: Sequence[Mapping[str, Any]]) -> str:
+    """What the sweep is about: the first latency that an SLO names, else TTFT."""
+    return next((str(slo["metric"]) for slo in slos if slo["metric"] in _EVENT_OF), "ttft")
+
+
+def _along(
+    axis: Axis, points: Sequence[Mapping[str, Any]], frames: Sequence[Frames | None], main: str, level: float | None,
+    device: str,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+    """From point to point of each curve: what grows, and where its knee lies."""
+    growths: list[dict[str, Any]] = []
+    knees: list[dict[str, Any]] = []
+    if axis.key is None or level is None:
+        return growths, knees
+    key = f"{fig.percentile_key(level)}_ms"
+    for name, members in axis.series:
+        shown = [at for at in members if points[at]["metrics"] and points[at]["verdict"] != verdict.INVALID]
+        load = [float(points[at]["values"][axis.key]) for at in shown]
+        knee = find_knee(load, [points[at]["metrics"][main][key] for at in shown])
+        at = None if knee.at is None else shown[knee.at]
+        knees.append({"series": name, "point": at, "label": None if at is None else points[at]["label"],
+                      "bend": knee.bend, "why": knee.why})  # fmt: skip
+        for one, two in pairwise(shown):
+            before, after = frames[one], frames[two]
+            if before is None or after is None:
+                continue
+            ledgers = (getattr(before, _EVENT_OF[main]), getattr(after, _EVENT_OF[main]))
+            growths.append(
+                {"series": name, "from_point": one, "to_point": two, "at_knee": one == at}
+                | describe_growth(points[one], points[two], main, level, ledgers, device)
+            )
+    return growths, knees
+
+
+def _headline(
+    points: Sequence[Mapping[str, Any]], knees: Sequence[Mapping[str, Any]], growths: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What a person reads first: a sentence a curve, and how many points have no figures."""
+    told = []
+    for knee in knees:
+        lead = f"{knee['series']}: " if knee["series"] else ""
+        if knee["point"] is None:
+            told.append(f"{lead}No knee among these points: {knee['why']}.")
+            continue
+        growth = next((g for g in growths if g["at_knee"] and g["from_point"] == knee["point"]), None)
+        told.append(f"{lead}The knee is at {knee['label']}. {growth['sentence'] + '.' if growth else ''}".strip())
+    lost = [point["label"] for point in points if not point["metrics"]]
+    if lost:
+        told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")
+    return told
+
+
+def _exit_code(points: Sequence[Mapping[str, Any]]) -> int:
+    """0 when every point was measured, whatever its SLOs say: to see them missed is what a sweep is for."""
+    if all(point["verdict"] in (verdict.PASS, verdict.FAIL, verdict.INCONCLUSIVE) for point in points):
+        return 0 if not any(point["missing"] for point in points) else _NOT_VALID
+    return _NOT_VALID if any(point["metrics"] for point in points) else _UNREACHABLE
+
+
+__all__ = ["build_summary", "common_level"]

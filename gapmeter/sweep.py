@@ -1,0 +1,262 @@
+"""A sweep: every point of a scenario's grid is a run of its own, on a server that is started anew only where it must.
+
+What is finished is never run twice: ``resume`` takes up a folder where an interruption left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gapmeter import errors
+from gapmeter.account import reason_of
+from gapmeter.errors import UserError
+from gapmeter.manifest import describe_run
+from gapmeter.options import Options, RunResult, silent, tell
+from gapmeter.order import Visit, visits
+from gapmeter.resolve import names_model, resolve, resolve_points
+from gapmeter.session import Session, open_session, placed
+from recording import RunFolder
+from scenarios import Point, Scenario
+
+KIND = "sweep"
+_COMPLETE, _INTERRUPTED, _RUNNING = "complete", "interrupted", "running"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """What is run, and where it lies."""
+
+    name: str
+    overrides: tuple[str, ...]
+    scenario: Scenario
+    points: tuple[Point, ...]
+    order: list[list[Visit]]
+    folder: RunFolder
+    options: Options
+
+    def path(self, visit: Visit) -> Path:
+        """The folder of one run."""
+        point, repeat = visit
+        return point_path(self.folder.path, point, self.points[point].values) / f"r{repeat + 1}"
+
+    def number(self, visit: Visit) -> int:
+        """Numbers a run among all, the same after a resumption: no two of them ask with the same texts."""
+        return [each for group in self.order for each in group].index(visit)
+
+
+def run_sweep(
+    name: str, overrides: Sequence[str] = (), options: Options = Options(), resume: Path | None = None
+) -> RunResult:
+    """Run all points of a scenario's sweep, each ``repeat`` times, and put them side by side.
+
+    A point that cannot be run (its server does not start, say) is a failed point with its reason, and the sweep goes
+    on. ``resume``: the folder of an earlier, interrupted one of the same scenario. Raises UserError for what the user
+    can mend, with INTERRUPTED after Ctrl-C; what was measured by then is reported first.
+    """
+    sweep, manifest = _prepared(name, overrides, options, resume)
+    say = silent if options.quiet else tell
+    say(f"sweep of {len(sweep.points)} points, {sum(map(len, sweep.order))} runs: {sweep.folder.path}")
+    try:
+        for group in sweep.order:
+            _run_group(sweep, group, say)
+        ended = _COMPLETE
+    except KeyboardInterrupt:
+        ended = _INTERRUPTED
+    except UserError as error:
+        if error.exit_code != errors.INTERRUPTED:
+            raise
+        ended = _INTERRUPTED
+    sweep.folder.write_json(sweep.folder.manifest, manifest | {"status": ended})
+    if ended == _INTERRUPTED:
+        _report_if_any(sweep, options)
+        again = resume_command(str(manifest["command"]), sweep.folder.path)
+        raise UserError(f"interrupted; what is finished is kept, go on with: {again}", errors.INTERRUPTED)
+    return report_sweep(sweep.folder.path, quiet=options.quiet)
+
+
+def report_sweep(path: Path, *, quiet: bool = False) -> RunResult:
+    """Summary and page of a sweep from its points' folders. Raises UserError when none of them holds a run."""
+    from analysis.points import analyse_points  # its import takes a second: mistakes are told before
+    from gapmeter.table import print_sweep
+
+    try:
+        summary = analyse_points(RunFolder(path))
+    except OSError as error:
+        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
+    code = int(summary["exit_code"])
+    if not quiet:
+        print_sweep(summary, path, code)
+    return RunResult(path, summary, code)
+
+
+def point_path(folder: Path, point: int, values: Mapping[str, object]) -> Path:
+    """Where the runs of a point lie: numbered, and named by its values."""
+    words = "-".join(f"{key.rpartition('.')[2]}={_spelled(value)}" for key, value in values.items())
+    return folder / "points" / f"{point + 1:03d}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', words)[:80]}"
+
+
+def resume_command(command: str, folder: Path) -> str:
+    """What takes an interrupted sweep up again."""
+    flag = f"--resume {shlex.quote(str(folder))}"
+    bare = re.sub(r" --resume(=| )\S+", "", command)
+    return f'{bare} ARGS="{flag}"' if command.startswith("make ") else f"{bare} {flag}"
+
+
+def _prepared(
+    name: str, overrides: Sequence[str], options: Options, resume: Path | None
+) -> tuple[_Sweep, dict[str, Any]]:
+    scenario, points = resolve(name, overrides), resolve_points(name, overrides)
+    order = visits([_server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
+    words = ["gapmeter", "run", name, *(word for override in overrides for word in ("--set", override))]
+    options = replace(options, command=options.command or shlex.join(words))
+    folder, manifest = _taken_up(resume, scenario) if resume else _begun(scenario, points, order, options)
+    return _Sweep(name, tuple(overrides), scenario, points, order, folder, options), manifest
+
+
+def _begun(
+    scenario: Scenario, points: Sequence[Point], order: list[list[Visit]], options: Options
+) -> tuple[RunFolder, dict[str, Any]]:
+    """A fresh folder with its manifest."""
+    folder = make_parent(options.runs, scenario, KIND)
+    manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | {
+        "kind": KIND,
+        "repeat": scenario.repeat,
+        "points": [
+            {"values": dict(point.values), "digest": point.scenario.digest(),
+             "folder": str(point_path(folder.path, at, point.values).relative_to(folder.path))}
+            for at, point in enumerate(points)
+        ],
+        "order": order,
+    }  # fmt: skip
+    folder.write_json(folder.manifest, manifest)
+    return folder, manifest
+
+
+def make_parent(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
+    """A fresh folder for what consists of many runs. Raises UserError when it cannot be made."""
+    try:
+        return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
+    except OSError as error:
+        raise UserError(f"no folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
+
+
+def _taken_up(path: Path, scenario: Scenario) -> tuple[RunFolder, dict[str, Any]]:
+    folder = RunFolder(path)
+    try:
+        manifest = folder.read_manifest()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--resume: {path} is not a sweep's folder: {error}", errors.USAGE) from error
+    if manifest.get("kind") != KIND:
+        raise UserError(f"--resume: {path} is the folder of one run, not of a sweep", errors.USAGE)
+    if manifest["scenario_digest"] != scenario.digest():
+        text = f"--resume: {path} is a sweep of another scenario; begun with: {manifest['command']}"
+        raise UserError(text, errors.USAGE)
+    manifest["status"] = _RUNNING
+    return folder, manifest
+
+
+def _server_key(scenario: Scenario) -> str:
+    """Equal for scenarios that one server can serve."""
+    return json.dumps([scenario.to_dict()["server"], placed(scenario).server], sort_keys=True, default=str)
+
+
+def _run_group(sweep: _Sweep, group: Sequence[Visit], say: Any) -> None:
+    """All runs of one server; a server that dies is started again for what is left."""
+    left = [visit for visit in group if not finished(sweep.path(visit))]
+    attempts = 0
+    while left:
+        first = sweep.points[left[0][0]].scenario
+        home = sweep.folder.path / "servers" / f"{sweep.order.index(list(group)) + 1}.{attempts}"
+        attempts += 1
+        try:
+            with open_session(
+                first, replace(sweep.options, quiet=sweep.options.quiet), home=home,
+                model_named=names_model(sweep.overrides),
+            ) as session:  # fmt: skip
+                while left and session.alive():
+                    _run_one(sweep, session, left.pop(0), say)
+        except UserError as error:
+            _raise_if_not_a_points(error)
+            for visit in left:
+                _fail(sweep, visit, error)
+                say(f"{_called(sweep, visit)} failed: {error}")
+            return
+
+
+def _run_one(sweep: _Sweep, session: Session, visit: Visit, say: Any) -> None:
+    """One run. Raises KeyboardInterrupt when it was interrupted."""
+    point = sweep.points[visit[0]]
+    path = sweep.path(visit)
+    say(_called(sweep, visit))
+    shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    more = {"sweep": {"folder": str(sweep.folder.path), "point": visit[0], "values": dict(point.values)}}
+    try:
+        result = session.load(
+            point.scenario, sweep.number(visit), into=path, command=_command(sweep, point), more=more, show=False
+        )
+    except UserError as error:
+        _raise_if_not_a_points(error)
+        _fail(sweep, visit, error)
+        say(f"{_called(sweep, visit)} failed: {error}")
+        return
+    if result.exit_code == errors.INTERRUPTED:
+        raise KeyboardInterrupt
+
+
+def _raise_if_not_a_points(error: UserError) -> None:
+    """What would befall every point ends the sweep."""
+    if error.exit_code in (errors.INTERRUPTED, errors.USAGE):
+        raise error
+
+
+def _fail(sweep: _Sweep, visit: Visit, error: UserError) -> None:
+    """Note in the point's folder why there is no run."""
+    path = sweep.path(visit)
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
+    folder.write_json(path / "failed.json", {"reason": str(error), "exit_code": error.exit_code})
+
+
+def finished(path: Path) -> bool:
+    """Whether a run lies there that went to its end and was analysed."""
+    with contextlib.suppress(OSError, ValueError):
+        return (path / "summary.json").exists() and RunFolder(path).read_manifest().get("status") == _COMPLETE
+    return False
+
+
+def _called(sweep: _Sweep, visit: Visit) -> str:
+    point, repeat = visit
+    values = ", ".join(f"{key} {_spelled(value)}" for key, value in sweep.points[point].values.items())
+    done = sum(finished(sweep.path(each)) for group in sweep.order for each in group)
+    of = f", repeat {repeat + 1} of {sweep.scenario.repeat}" if sweep.scenario.repeat > 1 else ""
+    return f"run {done + 1} of {sum(map(len, sweep.order))}: {values}{of}"
+
+
+def _command(sweep: _Sweep, point: Point) -> str:
+    """What runs this point alone."""
+    kept = [each for each in sweep.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
+    own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+    words = [word for each in (*kept, "sweep=[]", "repeat=1", *own) for word in ("--set", each)]
+    return shlex.join(["gapmeter", "run", sweep.name, *words])
+
+
+def _spelled(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _report_if_any(sweep: _Sweep, options: Options) -> None:
+    if any(finished(path) for path in _all_paths(sweep)):
+        report_sweep(sweep.folder.path, quiet=options.quiet)
+
+
+def _all_paths(sweep: _Sweep) -> Iterator[Path]:
+    return (sweep.path(visit) for group in sweep.order for visit in group)
