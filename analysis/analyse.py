@@ -12,12 +12,13 @@ from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
 from analysis.economics import describe_economics, emulation_warning
 from analysis.energy import Energy
+from analysis.explained import explain_groups
 from analysis.export.perfetto import write_trace
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
 from analysis.interference import Interference
 from analysis.ledger import Ledger, make_ledger, timelines
-from analysis.metrics import measured_requests, succeeded, window_s
+from analysis.metrics import limits_of, measured_requests, succeeded, window_s
 from analysis.provenance import provenance_of
 from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
@@ -67,11 +68,18 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), _energy(used)))
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
+    summary |= _groups(requests, ledger, trace, manifest)
     summary["provenance"] = provenance_of(manifest, summary).facts()
     if definitions:
         summary["definitions"] = describe_definitions(folder, requests)
     _write(folder, manifest, requests, trace, ledger, summary)
     return summary
+
+
+def _groups(requests: pd.DataFrame, ledger: Ledger, trace: Trace | None, manifest: dict[str, Any]) -> dict[str, Any]:
+    rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
+    steps = steps_table(trace) if trace is not None and trace.has_engine else None
+    return explain_groups(requests, rows, gaps, steps, limits_of(_slos(manifest)), manifest.get("device", "GPU"))
 
 
 def _write(

@@ -49,7 +49,7 @@ def sentence(summary: Mapping[str, Any]) -> str:
     telling = next((slo for slo in slos if slo["status"] == verdict), None)
     if telling is None:
         return "Measured; the scenario sets no SLO."
-    told = _sentence(telling["sentence"])
+    told = as_sentence(telling["sentence"])
     if verdict != "PASS" or len(slos) == 1:
         return told
     return f"{len(slos)} of {len(slos)} SLOs met; the first: {told}"
@@ -58,17 +58,17 @@ def sentence(summary: Mapping[str, Any]) -> str:
 def owner_sentence(summary: Mapping[str, Any]) -> str:
     """What slow requests wait for beyond typical ones, and whose it is; nothing without a ledger."""
     told, stage = summary["tail"]["sentence"], summary["tail"]["stage"]
-    return _sentence(told.replace(f" is {stage} (", f" is {marks.words(stage)} (")) if told else ""
+    return as_sentence(told.replace(f" is {stage} (", f" is {marks.words(stage)} (")) if told else ""
 
 
 def reasons(summary: Mapping[str, Any]) -> list[str]:
     """Why the run is not valid, a sentence each."""
-    return [_sentence(reason) for reason in summary["invalid_reasons"]]
+    return [as_sentence(reason) for reason in summary["invalid_reasons"]]
 
 
 def upgrade_sentence(summary: Mapping[str, Any]) -> str:
     told = summary["upgrade"]["sentence"]
-    return _sentence(told) if told else ""
+    return as_sentence(told) if told else ""
 
 
 def trust_figures(summary: Mapping[str, Any]) -> str:
@@ -189,12 +189,12 @@ class Advice:
 
 def warnings(summary: Mapping[str, Any]) -> list[Advice]:
     return [
-        Advice(_sentence(w["text"]), f"Likely: {_stop(w['cause'])}" if w["cause"] else "", w["flag"])
+        Advice(as_sentence(w["text"]), f"Likely: {_stop(w['cause'])}" if w["cause"] else "", w["flag"])
         for w in summary["warnings"]
     ]
 
 
-def _sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
     named = text[1:2].isdigit()  # p99 stays p99
     return _stop(text if named else text[:1].upper() + text[1:])
 

@@ -11,57 +11,63 @@ from analysis.attempts import final
 from analysis.report import head, timeline
 from analysis.report.figure import Table, figure, folded
 from analysis.report.numbers import duration
+from analysis.report.picked import picked
 from analysis.report.run import Run
 from analysis.report.shell import Section
-from analysis.report.svg import el, group
+from analysis.report.svg import Fragment, el, group
 from analysis.report.tables import METRICS
+
+_DOTS = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 
 
 def time_section(run: Run) -> Section:
-    """TTFT and E2E by due time, requests in flight, and what the engine held."""
+    """TTFT and E2E by due time, arrivals, requests in flight, and what the engine held."""
     requests, origin = final(run.requests), run.origin_ns
-    span = timeline.extent(requests, origin, _warmup_s(run))
-    panels = [
-        (
-            title,
-            timeline.latency_panel(
-                requests, origin, span, METRICS[name], column, head.main_limit(run.summary, name), run.stamp
-            ),
-        )
-        for name, column, title in (
-            ("ttft", "first_token_ns", "TTFT by the time it was due"),
-            ("e2e", "last_token_ns", "E2E by the time it was due"),
-        )
-    ]
-    series = _count_series(run)
-    for number, (name, title, at, value) in enumerate(series):
-        last = number == len(series) - 1
-        panels.append((title, timeline.count_panel(name, title, at, value, span, last=last)))
-    drawn = [group([el("h3", title), figure(picture, None, run.provenance, css="levels")]) for title, picture in panels]
+    span = timeline.extent(requests, origin)
+    openable = frozenset(picked(run))
+    drawn = []
+    for name, column in (("ttft", "first_token_ns"), ("e2e", "last_token_ns")):
+        dots = timeline.dots_of(requests, origin, column, openable)
+        limit = head.main_limit(run.summary, name)
+        picture = timeline.latency_panel(dots, span, METRICS[name], limit, run.stamp)
+        drawn.append(_panel(run, f"{METRICS[name]} by the time it was due", picture, _DOTS if openable else ""))
+    for series in _series(run, span.length_s):
+        drawn.append(_panel(run, series.title, timeline.count_panel(series, span, run.stamp), series.note))
     table = folded(_by_second(run, span.length_s), run.provenance)
     return Section("time", "Over time", group([*drawn, table]), _lead(requests, span), "over time")
 
 
+def _panel(run: Run, title: str, picture: Fragment, note: str) -> Fragment:
+    return group([el("h3", title), figure(picture, None, run.provenance, note, "levels")])
+
+
 def _lead(requests: Any, span: timeline.Span) -> str:
-    failed = int((requests["outcome"] != "ok").sum())
+    failed = int((~requests["outcome"].isin(("ok", "unsent", "abandoned"))).sum())
     lead = f"Seconds from the first due time; {len(requests):,} requests were issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
     if span.warmup_s > 0:
-        lead += f" Shaded: the warm-up, {span.warmup_s:.1f} s, left out of every figure."
-    return lead
+        lead += f" Gray: the warm-up, {span.warmup_s:.1f} s, left out of every figure."
+    return lead + " Tinted: what was measured. Every value axis starts at zero."
 
 
-def _warmup_s(run: Run) -> float:
-    measured = run.requests.loc[run.requests["measured"], "due_ns"]
-    return (float(measured.min()) - run.origin_ns) / 1e9 if len(measured) else 0.0
+def _series(run: Run, length_s: float) -> list[timeline.Series]:
+    requests = final(run.requests)
+    found = [
+        timeline.arrivals(requests, run.origin_ns, length_s),
+        timeline.Series("in-flight", "Requests in flight", "", *timeline.in_flight(run.requests, run.origin_ns)),
+    ]
+    if not len(run.steps):
+        return found
+    at = (run.steps["schedule_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
 
+    def of(column: str) -> timeline.Floats:
+        return np.asarray(run.steps[column].to_numpy(dtype=np.float64, na_value=0.0))
 
-def _count_series(run: Run) -> list[tuple[str, str, timeline.Floats, timeline.Floats]]:
-    found = [("in-flight", "Requests in flight", *timeline.in_flight(run.requests, run.origin_ns))]
-    if len(run.steps):
-        at = (run.steps["schedule_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
-        for name, title in (("waiting", "Waiting in the scheduler's queue"), ("running", "Batch: requests in a step")):
-            found.append((name, title, at, run.steps[name].to_numpy(dtype=np.float64)))
+    found.append(timeline.Series("waiting", "Waiting in the scheduler's queue", "", at, of("waiting")))
+    found.append(timeline.Series("running", "Batch: requests in a step", "", at, of("running")))
+    if "free_blocks" in run.steps and (most := of("free_blocks").max(initial=0)) > 0:
+        note = f"of {most:,.0f} that were ever free at once"
+        found.append(timeline.Series("kv", "KV cache: blocks in use", "", at, most - of("free_blocks"), note))
     return found
 
 

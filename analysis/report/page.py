@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from analysis.report import cost, how, objectives, overtime, percentiles, requests, where
+from analysis.report import compute, cost, how, objectives, overtime, percentiles, requests, where
 from analysis.report.run import Run, read_run
-from analysis.report.shell import Section, page_shell
+from analysis.report.shell import Section, asset, page_shell
 from recording import RunFolder
 
 # Each takes the run and gives a section, or None when the run has nothing for it. Add yours where it should be read.
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     objectives.verdict_section,
     where.where_section,
+    compute.compute_section,
     objectives.slo_section,
     objectives.failed_section,
     cost.cost_section,
@@ -36,6 +37,7 @@ def page(folder: RunFolder) -> str:
         f"{run.summary['verdict']} · {scenario} · gapmeter",
         [section(run) for section in SECTIONS],
         run.provenance,
+        scripts=[asset("request.js")],
         header=objectives.header_of(run),
         version=run.manifest.get("versions", {}).get("gapmeter", ""),
     )

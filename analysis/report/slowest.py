@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.report import marks
-from analysis.report.numbers import duration, share
+from analysis.report.numbers import duration
 from analysis.report.run import Run, stage_columns
 from analysis.report.svg import Fragment, el, percent
 
@@ -16,7 +16,7 @@ _SHOWN = 25
 
 @dataclass(frozen=True, slots=True)
 class SlowRequest:
-    """A row of the list: its figures as text, its bar, and its ledger as rows of text."""
+    """A row of the list: its figures as text, its bar, and its ledger in ms by stage (unmeasured ones left out)."""
 
     name: str
     ttft: str
@@ -24,8 +24,7 @@ class SlowRequest:
     due: str
     tokens: str
     bar: Fragment
-    rows: list[dict[str, str]]
-    unmeasured: str
+    stages_ms: dict[str, float]
 
 
 def slowest(run: Run, event: str) -> list[SlowRequest]:
@@ -45,7 +44,6 @@ def slowest(run: Run, event: str) -> list[SlowRequest]:
 
 def _slow(row: pd.Series, request: pd.Series, columns: dict[str, str], longest: float, origin_ns: int) -> SlowRequest:
     known = {stage: float(row[name]) for stage, name in columns.items() if pd.notna(row[name])}
-    total = float(row["total_ns"])
     return SlowRequest(
         name=str(row["request_id"]),
         ttft=duration((request["first_token_ns"] - request["due_ns"]) / 1e6),
@@ -53,8 +51,7 @@ def _slow(row: pd.Series, request: pd.Series, columns: dict[str, str], longest: 
         due=f"{(request['due_ns'] - origin_ns) / 1e9:.2f} s",
         tokens=f"{_whole(request['prompt_tokens'])} in, {_whole(request['output_tokens'])} out",
         bar=_bar(known, longest),
-        rows=[_line(stage, ns, total) for stage, ns in known.items()],
-        unmeasured=", ".join(marks.words(stage) for stage in columns if stage not in known),
+        stages_ms={stage: ns / 1e6 for stage, ns in known.items()},
     )
 
 
@@ -76,10 +73,3 @@ def _bar(known: dict[str, float], longest: float) -> Fragment:
             )  # fmt: skip
             at += ns
     return el("svg", *pieces, width="100%", height=16, aria_hidden="true")
-
-
-def _line(stage: str, ns: float, total: float) -> dict[str, str]:
-    return {
-        "stage": marks.words(stage), "owner": marks.owner(stage), "value": duration(ns / 1e6),
-        "share": share(ns / total) if total else "",
-    }  # fmt: skip

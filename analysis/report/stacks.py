@@ -61,7 +61,7 @@ class _Piece:
 def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Fragment:
     """The two stacks, their difference, the SLO line and the axis. ``stamp`` is written across (an invalid run)."""
     typical, slow = comparison.typical, comparison.slow
-    longest = max(typical.total_ms, slow.total_ms)
+    longest = max(typical.total_ms, slow.total_ms) or 1e-3  # gaps of 0: tokens that came in one read
     limit = comparison.limit
     top = max(longest * 1.02, limit[0] * 1.04) if limit and limit[0] <= 1.8 * longest else longest * 1.02
     rows = [

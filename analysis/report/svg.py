@@ -62,6 +62,11 @@ def chart(name: str, height: int, title: str, summary: str, *children: Fragment,
     )  # fmt: skip
 
 
+def stamp_across(word: str | None, y: float, css: str = "stamp") -> Fragment:
+    """What an invalid run says across its own pictures; nothing for a valid one."""
+    return el("text", word, x="50%", y=y, class_=css, aria_hidden="true") if word else NOTHING
+
+
 def _plain(value: object) -> object:
     """Floats with at most two decimals and no needless zeros: most of a chart's bytes are coordinates."""
     if isinstance(value, float):

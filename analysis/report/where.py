@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.report import head, marks, stacks
-from analysis.report.figure import Table, figure
+from analysis.bands import SLOW, slow_key
+from analysis.report import head, marks, spread, stacks
+from analysis.report.figure import Row, Table, Value, figure, panel, switch
+from analysis.report.numbers import duration
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group
@@ -18,7 +20,10 @@ EVENTS = {
     "e2e": ("last_token", "stages", "requests"),
     "itl": ("token_gap", "stages", "token gaps"),
 }
+_UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
+_MAIN = 98.5
 _KEY = "Light hatch: in transit between two processes. Grey hatch: unexplained."
+_LEAD = "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar."
 
 
 def first_metric(summary: dict[str, Any]) -> str:
@@ -27,38 +32,113 @@ def first_metric(summary: dict[str, Any]) -> str:
 
 
 def where_section(run: Run) -> Section:
-    """The stacks of TTFT, E2E and token gaps, the one first that the tail is told of."""
-    tail = run.summary["tail"]
-    order = sorted(EVENTS, key=lambda metric: metric != tail["metric"])
-    parts = [_stack(run, metric) for metric in order if metric in tail or metric != "itl"]
-    key = el("p", "A colour means an owner: ", marks.owner_key(), _KEY, class_="lead")
-    return Section("where", "Where the time goes", group([*parts, key]), short="where the time goes")
-
-
-def _stack(run: Run, metric: str) -> Fragment:
-    event, part, what = EVENTS[metric]
-    found = run.summary["tail"].get(metric)
-    name = "a token gap (ITL)" if metric == "itl" else METRICS[metric]
-    title = el("h3", f"{name}: typical against slow {what}")
-    if found is None:
-        why = "too few ledgers for two bands, or the slow requests are no slower."
-        return group([title, el("p", f"No stack: {why if run.summary[part] else no_ledger(run.summary)}")])
-    bands = (
-        _band("typical", f"{what} from p45 to p55", found["typical"]),
-        _band("slow", "the slowest, from p98.5 up", found["slow"]),
+    """Typical against slow by stage, switched by event and by what counts as slow; the tail's own comes first."""
+    metrics = [metric for metric in EVENTS if metric in run.summary.get("bands", {})]
+    if not metrics:
+        none = "too few ledgers for two bands." if run.summary["stages"] else no_ledger(run.summary)
+        return Section("where", "Where the time goes", el("p", f"No stack: {none}"))
+    told = run.summary["tail"]["metric"]
+    first = told if told in metrics else metrics[0]
+    bands = [(slow_key(p), f"p{p:g} and up") for p in SLOW if any(_slow(run, m, p) for m in metrics)]
+    switches = el(
+        "div",
+        switch("event", "time", [(m, _UNTIL[m]) for m in metrics], first),
+        switch("band", "slow means", [*bands, ("all", "everyone, by rank")], slow_key(_MAIN)),
+        class_="switches",
     )
-    comparison = stacks.Comparison(METRICS[metric], event, *bands, what, head.main_limit(run.summary, metric))
-    shown = [
-        s
-        for s, ms in comparison.slow.parts.items()
-        if max(ms, comparison.typical.parts.get(s, 0)) > 0 or s == UNEXPLAINED
+    panels = [
+        panel(content, shown=(metric, band) == (first, slow_key(_MAIN)), event=metric, band=band)
+        for metric in metrics
+        for band, content in _panels(run, metric)
     ]
-    lead = f"{stacks.describe(comparison)} Every bar is the mean of real {what}, so its stages add up."
-    picture = stacks.picture(comparison, f"stack-{event.replace('_', '-')}", run.stamp)
+    key = el("p", "A colour means an owner: ", marks.owner_key(), _KEY, class_="lead")
+    return Section("where", "Where the time goes", group([switches, *panels, key]), _LEAD, "where the time goes")
+
+
+def _slow(run: Run, metric: str, percentile: float) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = run.summary["bands"][metric]["slow"].get(slow_key(percentile))
+    return found
+
+
+def _panels(run: Run, metric: str) -> list[tuple[str, Fragment]]:
+    """What each position of the switch shows for one metric."""
+    out = []
+    for percentile in SLOW:
+        found = _slow(run, metric, percentile)
+        drawn = _stack(run, metric, percentile, found) if found else _too_few(metric, percentile)
+        out.append((slow_key(percentile), drawn))
+    return [*out, ("all", _everyone(run, metric))]
+
+
+def _too_few(metric: str, percentile: float) -> Fragment:
+    what = EVENTS[metric][2]
+    words = f"Too few {what} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
+    return el("p", words, class_="empty")
+
+
+def _stack(run: Run, metric: str, percentile: float, slow: dict[str, Any]) -> Fragment:
+    event, part, what = EVENTS[metric]
+    typical = run.summary["bands"][metric]["typical"]
+    bands = (
+        _band("typical", f"{what} from p45 to p55", typical),
+        _band("slow", f"{what} from p{percentile:g} up", slow),
+    )
+    name = "a token gap (ITL)" if metric == "itl" else METRICS[metric]
+    comparison = stacks.Comparison(METRICS[metric], event, *bands, what, head.main_limit(run.summary, metric))
+    key = f"stack-{event.replace('_', '-')}" + ("" if percentile == _MAIN else f"-{slow_key(percentile)}")
+    picture = stacks.picture(comparison, key, run.stamp)
     headers = ["stage", "owner", "kind", "typical", "slow", "difference"]
-    table = Table(f"{name} by stage", headers, [list(row.values()) for row in stacks.table(comparison)], words=3)
-    drawn = figure(picture, table, run.provenance)
-    return group([title, el("p", lead, class_="lead"), drawn, marks.legend(shown), _unmeasured(run, part)])
+    path = f"bands.{metric}"
+    table = Table(
+        f"{name} by stage", headers, _rows(comparison, path, slow_key(percentile)), words=3,
+        csv=["stage", "owner", "kind", "typical (ms)", "slow (ms)", "difference (ms)"],
+    )  # fmt: skip
+    words = el("p", stacks.describe(comparison), class_="lead")
+    shown = [s for s in comparison.slow.parts if _seen(comparison, s)]
+    return group([words, figure(picture, table, run.provenance), marks.legend(shown), _unmeasured(run, part)])
+
+
+def _seen(comparison: stacks.Comparison, stage: str) -> bool:
+    return stage == UNEXPLAINED or max(comparison.slow.parts[stage], comparison.typical.parts.get(stage, 0)) > 0
+
+
+def _rows(comparison: stacks.Comparison, path: str, band: str) -> list[Row]:
+    rows: list[Row] = []
+    for stage, after in comparison.slow.parts.items():
+        before = comparison.typical.parts.get(stage, 0.0)
+        rows.append(
+            [
+                marks.words(stage), marks.owner(stage), marks.kind(stage),
+                Value(duration(before), repr(before), {"data_key": f"{path}.typical.stages_ms.{stage}"}),
+                Value(duration(after), repr(after), {"data_key": f"{path}.slow.{band}.stages_ms.{stage}"}),
+                Value(duration(after - before), repr(after - before)),
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _everyone(run: Run, metric: str) -> Fragment:
+    event, part, what = EVENTS[metric]
+    bands = [
+        spread.Slice(f"p{b['from']:g}–{b['to']:g}", b["count"], b["total_ms"], b["stages_ms"])
+        for b in run.summary["bands"][metric]["spread"]
+    ]
+    picture = spread.picture(bands, METRICS[metric], what, f"spread-{event.replace('_', '-')}", run.stamp)
+    stages = [s for s in bands[-1].parts if any(b.parts[s] > 0 for b in bands) or s == UNEXPLAINED]
+    rows: list[Row] = [
+        [
+            marks.words(stage), marks.owner(stage),
+            *(Value(duration(b.parts[stage]), repr(b.parts[stage]),
+                    {"data_key": f"bands.{metric}.spread.{i}.stages_ms.{stage}"}) for i, b in enumerate(bands)),
+        ]
+        for stage in stages
+    ]  # fmt: skip
+    headers = ["stage", "owner", *(b.name for b in bands)]
+    csv = ["stage", "owner", *(f"{b.name} (ms)" for b in bands)]
+    table = Table(f"{METRICS[metric]} by rank and stage", headers, rows, words=2, csv=csv)
+    words = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
+    drawn = figure(picture, table, run.provenance, css="levels")
+    return group([el("p", words, class_="lead"), drawn, marks.legend(stages), _unmeasured(run, part)])
 
 
 def _unmeasured(run: Run, part: str) -> Fragment:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.explained import explain_groups
+from analysis.metrics import limits_of
 from analysis.stages import STAGES, column
 from analysis.summary import build_summary, write_summary
 from analysis.tables import write_tables
@@ -50,6 +52,7 @@ class Frames:
     ledger: pd.DataFrame
     gaps: pd.DataFrame
     steps: pd.DataFrame
+    timeline: pd.DataFrame
 
 
 def simulate(
@@ -72,7 +75,8 @@ def simulate(
     good = [r for r in everyone if r.index not in failed]
     rows = [_ledger_row(r, "first_token", unmeasured) for r in good]
     rows += [_ledger_row(r, "last_token", unmeasured) for r in good]
-    return Frames(requests, pd.DataFrame(rows), _gaps(good, steps, unmeasured), pd.DataFrame(steps))
+    known = _timeline(good[:600], unmeasured)
+    return Frames(requests, pd.DataFrame(rows), _gaps(good, steps, unmeasured), pd.DataFrame(steps), known)
 
 
 def _gaps(good: list[_Request], steps: list[dict[str, int]], unmeasured: tuple[str, ...]) -> pd.DataFrame:
@@ -84,6 +88,20 @@ def _gaps(good: list[_Request], steps: list[dict[str, int]], unmeasured: tuple[s
     total = np.sum(list(parts.values()), axis=0)
     ids = np.repeat([f"r-{r.index}" for r in good], counts)
     return pd.DataFrame({"request_id": ids, **table, "unexplained_ns": 0.0, "total_ns": total, "gap_ns": total})
+
+
+def _timeline(good: list[_Request], unmeasured: tuple[str, ...]) -> pd.DataFrame:
+    """Stretches of time that add up to each ledger: all of a stage at once, in the order of the timeline."""
+    rows = []
+    for request in good:
+        at, end = request.due_ns, request.tokens[-1]
+        for name, ns in request.stages.items():
+            if ns > 0 and name not in unmeasured:
+                rows.append((f"r-{request.index}", name, "measured", at, at + ns))
+                at += ns
+        if at < end:
+            rows.append((f"r-{request.index}", "unexplained", "unexplained", at, end))
+    return pd.DataFrame(rows, columns=["request_id", "stage", "kind", "start_ns", "end_ns"])
 
 
 def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list[dict[str, int]]:
@@ -118,7 +136,17 @@ def _run(everyone: list[_Request], slots: int, rng: np.random.Generator) -> list
                 request.stages[own] += ns
         behind = bisect_right(arrivals, now) - (len(everyone) - len(waiting))
         batch = len(running) + len(started)
-        steps.append({"step": len(steps), "schedule_ns": now, "running": batch, "waiting": behind, **parts})
+        steps.append(
+            {
+                "step": len(steps),
+                "schedule_ns": now,
+                "forward_start_ns": now + parts["scheduling"] + parts["input_prep"],
+                "forward_end_ns": now + sum(parts.values()) - parts["sampling"],
+                "running": batch,
+                "waiting": behind,
+                **parts,
+            }
+        )
         now += sum(parts.values())
         running = _emit(running + started, now)
     return steps
@@ -160,7 +188,8 @@ def _ledger_row(r: _Request, event: str, unmeasured: tuple[str, ...]) -> dict[st
     return {
         "request_id": f"r-{r.index}", "event": event, **{column(name): ns for name, ns in values.items()},
         "unexplained_ns": unexplained, "transit_ns": transit, "strict_ns": unexplained + transit, "total_ns": total,
-        "hidden_host_ns": 0, "joined": True,
+        "hidden_host_ns": 0, "joined": True, "first_step": r.first_step,
+        "last_step": r.first_step + (0 if event == "first_token" else r.output - 1),
     }  # fmt: skip
 
 
@@ -173,7 +202,7 @@ def write_run(
     frames = simulate(rate=rate, **simulation)
     folder = RunFolder(path)
     path.mkdir(parents=True)
-    tables = {"requests": frames.requests, "steps": frames.steps}
+    tables = {"requests": frames.requests, "steps": frames.steps, "timeline": frames.timeline}
     tables |= {"ledger": frames.ledger} if with_ledger else {}
     write_tables(path, tables)
     known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **(evidence or {}))
@@ -185,6 +214,9 @@ def write_run(
         known,
         name=name,
     )
+    limits = limits_of([_slo(text) for text in slos])
+    shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
+    summary |= explain_groups(frames.requests, *shown, frames.steps, limits, "GPU")
     write_summary(path, summary)
     folder.write_json(
         folder.manifest,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis.report import write_report
@@ -29,7 +32,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_the_page_opens_without_a_complaint_or_a_request_of_its_own(tab: Tab, report: Path) -> None:
     await tab.open(report)
-    assert await tab.evaluate("document.querySelectorAll('svg.chart').length") == 12
+    assert await tab.evaluate("document.querySelectorAll('svg.chart').length") > 15
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith("data:")] == [report.as_uri()]
 
@@ -50,8 +53,8 @@ async def test_a_script_that_is_not_the_page_s_own_is_refused_and_heard_of(tab: 
 async def test_picking_a_stage_dims_the_others_and_sorts_the_slow_requests_by_it(tab: Tab, report: Path) -> None:
     await tab.open(report)
     sizes = (
-        "[...document.querySelectorAll('#slow-requests > details')].map(r => Number("
-        "(r.querySelector('summary [data-stage=prefill]') || {dataset: {ms: 0}}).dataset.ms))"
+        "[...document.querySelectorAll('#slow-requests > tr')].map(r => Number("
+        "(r.querySelector('[data-stage=prefill]') || {dataset: {ms: 0}}).dataset.ms))"
     )
     before = await tab.evaluate(sizes)
     await tab.evaluate("document.querySelector('.legend [data-stage=prefill]').click()")
@@ -66,11 +69,96 @@ async def test_picking_a_stage_dims_the_others_and_sorts_the_slow_requests_by_it
     assert not await tab.evaluate("document.body.classList.contains('focused')")
 
 
+async def test_the_slowest_request_opens_with_its_ledger_and_the_numbers_of_the_table(tab: Tab, report: Path) -> None:
+    await tab.open(report)
+    ledger = pd.read_parquet(report.parent / "ledger.parquet").query("event == 'last_token'").set_index("request_id")
+    name = await tab.evaluate("document.querySelector('#slow-requests button').textContent")
+    await tab.evaluate("document.querySelector('#slow-requests button').click()")
+    assert await tab.evaluate("document.querySelector('#request-name').textContent") == name
+    assert await tab.evaluate("document.activeElement.id") == "request-view"
+    rows = "[...document.querySelectorAll('#request-drawing tbody tr')]"
+    shown = dict(await tab.evaluate(f"{rows}.map(r => [r.cells[0].textContent, r.cells[3].dataset.value])"))
+    row = ledger.loc[name]
+    assert float(shown["queue"]) == pytest.approx(row["queue_ns"] / 1e6)
+    assert sum(float(ms) for ms in shown.values() if ms) == pytest.approx(row["total_ns"] / 1e6)
+    assert await tab.evaluate("document.querySelectorAll('#request-drawing .step.own').length") > 0
+    assert tab.complaints == []
+
+
+async def test_every_button_and_dot_is_reached_and_worked_by_keyboard_alone(tab: Tab, report: Path) -> None:
+    await tab.open(report)
+
+    async def press(key: str, code: int, text: str = "") -> None:
+        for kind in ("rawKeyDown", "char", "keyUp") if text else ("rawKeyDown", "keyUp"):
+            await tab.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text
+            )
+
+    async def tab_to(selector: str) -> None:
+        for _ in range(400):
+            await press("Tab", 9)
+            if await tab.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
+                return
+        raise AssertionError(f"Tab never reached {selector}")
+
+    await tab_to("input[name=event]")
+    await press("ArrowRight", 39)
+    chosen = await tab.evaluate("document.querySelector('input[name=event]:checked').value")
+    seen = "[...document.querySelectorAll('[data-panel*=\"event=\"]:not([hidden])')].map(p => p.dataset.panel)"
+    assert await tab.evaluate(seen) == [f"event={chosen} band=p985"]
+    ring = "getComputedStyle(document.activeElement.nextElementSibling).outlineStyle"
+    assert await tab.evaluate(ring) == "solid"
+    await tab_to(".dots [data-request]")
+    first = await tab.evaluate("document.activeElement.dataset.request")
+    await press("ArrowRight", 39)
+    second = await tab.evaluate("document.activeElement.dataset.request")
+    assert second != first
+    await press("Enter", 13, "\r")
+    assert await tab.evaluate("document.querySelector('#request-name').textContent") == second
+    await tab_to("#slow-requests button, button.copy")
+    assert tab.complaints == []
+
+
+async def test_a_table_is_copied_as_csv_with_where_it_is_from(tab: Tab, report: Path) -> None:
+    await tab.open(report)
+    await tab.evaluate(
+        "window.copied = null;"
+        "document.execCommand = () => { window.copied = document.activeElement.value; return true };"
+        "const writeText = t => { window.copied = t; return Promise.resolve() };"
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText}});"
+        "document.querySelector('#where [data-panel]:not([hidden]) button.copy').click()"
+    )
+    lines = str(await tab.evaluate("window.copied")).splitlines()
+    assert lines[0].startswith("# chat-p99 ")
+    assert "gapmeter run chat-p99" in lines[0]
+    assert lines[1] == "stage,owner,kind,typical (ms),slow (ms),difference (ms)"
+    tail = json.loads((report.parent / "summary.json").read_text())["bands"]
+    queue = next(line.split(",") for line in lines if line.startswith("queue,"))
+    metric = str(await tab.evaluate("document.querySelector('input[name=event]:checked').value"))
+    assert float(queue[4]) == tail[metric]["slow"]["p985"]["stages_ms"]["queue"]
+
+
+async def test_it_is_dark_where_that_is_wanted_and_light_on_paper(tab: Tab, report: Path) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    await tab.open(report)
+    await tab.call("Emulation.setEmulatedMedia", features=dark)
+    assert await tab.evaluate(paper) == "rgb(20, 23, 27)"
+    await tab.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert await tab.evaluate(paper) == "rgb(255, 255, 255)"
+    printed = base64.b64decode((await tab.call("Page.printToPDF", printBackground=True))["data"])
+    assert printed.startswith(b"%PDF-")
+    assert len(printed) > 50_000
+
+
 @pytest.mark.parametrize("width", [360, 800, 1280])
 async def test_nothing_is_wider_than_the_window_and_no_label_is_cut(tab: Tab, report: Path, width: int) -> None:
     await tab.open(report)
     await tab.call("Emulation.setDeviceMetricsOverride", width=width, height=1200, deviceScaleFactor=1, mobile=False)
-    await tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
+    await tab.evaluate(
+        "document.querySelector('#slow-requests button').click();"
+        "document.querySelectorAll('details').forEach(d => d.open = false)"
+    )
     assert await tab.evaluate("document.documentElement.scrollWidth") <= width
     cut = """[...document.querySelectorAll('svg.stage text.inside')].filter(t => {
       if (getComputedStyle(t).display === 'none') return false;

@@ -29,7 +29,7 @@
 
   function csvOf(table) {
     const rows = [...table.rows].map((row) =>
-      [...row.cells].map((cell) => quoted(cell.dataset.csv ?? cell.dataset.value ?? cell.innerText.trim())).join(","),
+      [...row.cells].map((cell) => quoted(cell.dataset.csv ?? cell.dataset.value ?? cell.textContent.trim())).join(","),
     );
     const from = document.querySelector("meta[name=description]").content;
     return `# ${from}\n${rows.join("\n")}\n`;
