@@ -11,6 +11,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.account import INTERRUPTED
 from gapmeter.errors import UserError
+from gapmeter.locust_page import Page
 from gapmeter.options import Options, silent, tell
 from gapmeter.placement import Placement
 from gapmeter.serve import Target
@@ -39,10 +40,12 @@ def issue(
             manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
             manifest["started_s"] = time.time()
             folder.write_json(folder.manifest, manifest)
+            if options.page is not None:
+                options.page.show(folder.path, scenario.name, target.url)
             here = not options.quiet and options.workers is None
             progress = _progress(fleet, scenario, plan, t0_ns, options) if here else None
             stopping = Stopping(fleet.record_paths, stop_when) if stop_when is not None else None
-            _watch(fleet, process, progress, stopping, manifest)
+            _watch(fleet, process, progress, stopping, manifest, options.page)
     except Unreachable as error:
         died = process.failure() if process else None
         said = str(died or f"{target.url} does not take connections: {error}")
@@ -81,7 +84,7 @@ def _note_workers(folder: RunFolder, manifest: dict[str, Any]) -> None:
 
 def _watch(
     fleet: Fleet, process: ServerProcess | None, progress: Watch | None, stopping: Stopping | None,
-    manifest: dict[str, Any],
+    manifest: dict[str, Any], page: Page | None,
 ) -> None:  # fmt: skip
     """Show progress until the load has ended; note why, if it ended early."""
 
@@ -93,6 +96,9 @@ def _watch(
             fleet.stop()
         if stopping is not None and "ended_because" not in manifest:
             _shorten(fleet, stopping.look(), manifest)
+        if page is not None and page.asked_to_stop() and "ended_because" not in manifest:
+            manifest["ended_because"] = INTERRUPTED
+            fleet.stop()
 
     try:
         _wait(fleet, look, manifest)

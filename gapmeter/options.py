@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gapmeter.locust_page import Page, Ui
 from loadgen.cluster import Workers
 
 
@@ -26,6 +27,8 @@ class Options:
     workers: Workers | None = None
     live_port: int | None = None
     progress: str = "auto"
+    ui: Ui | None = None
+    page: Page | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from gapmeter import errors
 from gapmeter.account import accounted_for, finish
 from gapmeter.errors import UserError
 from gapmeter.live import live_page
+from gapmeter.locust_page import opened
 from gapmeter.manifest import MANIFEST_VERSION
-from gapmeter.options import Options, RunResult, tell
+from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.resolve import names_model, resolve
 from gapmeter.session import make_folder, prepare_session
 from gapmeter.sweep import report_sweep
@@ -35,13 +36,17 @@ def run_repeats(name: str, overrides: Sequence[str] = (), options: Options = Opt
     """
     scenario = resolve(name, overrides)
     options, named = _settled(options, name, overrides), names_model(overrides)
-    for repeat in range(scenario.repeat):
-        if scenario.repeat > 1 and not options.quiet:
-            tell(f"run {repeat + 1} of {scenario.repeat}")
-        result = _run(scenario, repeat, options, named)
-        yield result
-        if result.exit_code == errors.INTERRUPTED:
-            return
+    with opened(options.ui, silent if options.quiet else tell) as page:
+        options = replace(options, page=page)
+        for repeat in range(scenario.repeat):
+            if scenario.repeat > 1 and not options.quiet:
+                tell(f"run {repeat + 1} of {scenario.repeat}")
+            result = _run(scenario, repeat, options, named)
+            yield result
+            if result.exit_code == errors.INTERRUPTED:
+                return
+        if page is not None:
+            page.keep()
 
 
 def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) -> RunResult:

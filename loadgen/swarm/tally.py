@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ METRICS = ("ttft", "itl", "tpot", "e2e")
 class Tally:
     """One worker's, over everything so far. A report that is lost costs nothing: the next one holds it all."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[WireRecord, int | None], None] | None = None) -> None:
+        """``told`` of each request that ended: its record, and its E2E in ns, None where it failed."""
         self.issued = self.finished = self.failed = self.sequence = 0
-        self._histograms = {name: new_histogram() for name in METRICS}
+        self.histograms = {name: new_histogram() for name in METRICS}
+        self._told = told
 
     def take(self, records: Iterable[tuple[int, WireRecord]]) -> None:
         """Count records as a ``RecordTail`` gives them."""
@@ -34,23 +36,26 @@ class Tally:
     def report(self) -> dict[str, Any]:
         """A message's payload; each has a higher ``sequence`` than those before."""
         self.sequence += 1
-        encoded = {name: histogram.encode() for name, histogram in self._histograms.items()}
+        encoded = {name: histogram.encode() for name, histogram in self.histograms.items()}
         counts = {"issued": self.issued, "finished": self.finished, "failed": self.failed}
         return {"sequence": self.sequence, **counts, "histograms": encoded}
 
     def _finished(self, record: WireRecord) -> None:
         self.finished += 1
         answer = parse_answer(record)
-        if record.outcome is not Outcome.OK or answer.error or not len(answer.token_ns):
+        good = record.outcome is Outcome.OK and not answer.error and len(answer.token_ns)
+        if self._told is not None:
+            self._told(record, int(answer.token_ns[-1]) - record.due_ns if good else None)
+        if not good:
             self.failed += 1
             return
         first, last = int(answer.token_ns[0]), int(answer.token_ns[-1])
-        self._histograms["ttft"].record_value(first - record.due_ns)
-        self._histograms["e2e"].record_value(last - record.due_ns)
+        self.histograms["ttft"].record_value(first - record.due_ns)
+        self.histograms["e2e"].record_value(last - record.due_ns)
         if answer.output_tokens and answer.output_tokens > 1:
-            self._histograms["tpot"].record_value((last - first) // (answer.output_tokens - 1))
+            self.histograms["tpot"].record_value((last - first) // (answer.output_tokens - 1))
         for gap in np.diff(answer.chunk_ns).tolist():
-            self._histograms["itl"].record_value(gap)
+            self.histograms["itl"].record_value(gap)
 
 
 class Reports:

@@ -1,0 +1,194 @@
+"""``--ui``: Locust's real page over HTTP and in a browser, beside a run of the whole command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.swarm.figures import live_rows, supported
+from loadgen.swarm.follow import Followed
+from loadgen.swarm.tally import METRICS
+from recording.histograms import new_histogram
+from tests.analysis.report_frames import write_run
+from tests.analysis.test_report_in_browser import Tab, tab
+from tests.gapmeter.command import ROOT, Command, gapmeter
+
+__all__ = ["tab"]  # a fixture
+STEADY = (
+    "run", "smoke", "--engine", "simulated", "--set", "load.generator=locust", "--set", "load.rate=40",
+    "--set", "load.requests=320", "--set", "load.warmup=0", "--set", "workload.output_tokens=4",
+)  # fmt: skip
+
+
+def ask(address: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{address}/stats/requests", timeout=20) as answer:
+        value: dict[str, Any] = json.load(answer)
+    return value
+
+
+def rows(stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    (table,) = stats["extended_stats"]
+    return {row["what"]: row for row in table["data"]}
+
+
+def until(address: str, kind: str) -> dict[str, Any]:
+    """An answer whose table says what it is known from, with something in it."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        stats = ask(address)
+        found = rows(stats).get("TTFT")
+        if found and found["kind"] == kind and found["p50"] != "–":
+            return stats
+        time.sleep(0.3)
+    raise AssertionError(f"nothing was known from: {kind}")
+
+
+@pytest.mark.whole_run
+def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_known(tmp_path: Path) -> None:
+    command = Command((*STEADY, "--ui", "--ui-port", "0"), tmp_path)
+    assert command.process.stderr is not None
+    address = re.search(r"http://127\.0\.0\.1:\d+", command.process.stderr.readline())
+    assert address
+    with urllib.request.urlopen(address[0], timeout=20) as page:
+        assert '"extended_tabs"' in page.read().decode()
+    live = until(address[0], "so far")
+    assert live["state"] == "running"
+    assert list(rows(live)) == ["TTFT", "ITL", "TPOT", "E2E"]
+    result = until(address[0], "result")
+    (e2e, total) = result["stats"]
+    assert (e2e["name"], e2e["num_requests"], total["num_requests"]) == ("E2E", 320, 320)
+    time.sleep(1)
+    assert command.process.poll() is None, "the page stays"
+    command.process.send_signal(2)
+    done = command.done()
+    assert done.left == []
+    assert done.out.strip() == str(done.folder.path)
+    assert "the page with the result stays at" in done.err
+    shown, summary = rows(result), done.summary
+    assert shown["TTFT"]["p50"] == f"{summary['metrics']['ttft']['p50_ms']:.3g}"
+    assert {name: row["owner"] for name, row in shown.items() if row["owner"]} == {
+        name: stage["owner"] for name, stage in summary["stages"].items()
+    }
+    assert done.code == summary["exit_code"], "Ctrl-C only ended the page"
+
+
+@pytest.mark.whole_run
+def test_stop_on_the_page_ends_the_run_early_and_reports_it(tmp_path: Path) -> None:
+    command = Command((*STEADY, "--set", "load.requests=40000", "--ui", "--ui-port", "0", "--ui-keep", "0s"), tmp_path)
+    assert command.process.stderr is not None
+    address = re.search(r"http://127\.0\.0\.1:\d+", command.process.stderr.readline())
+    assert address
+    until(address[0], "so far")
+    urllib.request.urlopen(urllib.request.Request(f"{address[0]}/stop", method="POST"), timeout=20).close()
+    done = command.done()
+    assert (done.code, done.left) == (105, [])
+    assert done.manifest["ended_because"] == "interrupted"
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_launched(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = gapmeter(*STEADY, "--ui", "--ui-port", str(port), runs=tmp_path)
+    assert done.code == 2
+    assert f"--ui: 127.0.0.1:{port} cannot be listened on: " in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--ui-keep", "soon"), "--ui-keep"), (("--ui-port", "99999"), "--ui-port 99999 is not a port")],
+)
+def test_a_mistake_about_the_page_is_a_sentence(words: tuple[str, str], said: str, tmp_path: Path) -> None:
+    done = gapmeter(*STEADY, "--ui", *words, runs=tmp_path)
+    assert (done.code, said in done.err, "Traceback" in done.err) == (2, True, False)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[str]:
+    """The page's process with a run that is over. Yields its address."""
+    run = write_run(tmp_path / "run", count=400, rate=22.0, failures=3)
+    told = json.dumps({"folder": str(run.path), "name": "chat", "url": "http://127.0.0.1:1"})
+    command = [sys.executable, "-m", "loadgen.swarm.page", "0"]
+    environment = {**os.environ, "LOCUST_SKIP_MONKEY_PATCH": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            port = int(process.stdout.readline().split()[1])
+            process.stdin.write(f"{told}\n".encode())
+            process.stdin.flush()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.stdin.close()
+            assert process.wait(20) == 0
+
+
+@pytest.mark.browser
+async def test_our_tab_shows_the_stages_with_their_owners_in_a_browser(tab: Tab, page: str) -> None:
+    until(page, "result")
+    await tab.call("Page.enable")
+    await tab.call("Page.navigate", url=f"{page}/?tab=gapmeter")
+    end = time.monotonic() + 60
+    text = ""
+    while "tokenize" not in text and time.monotonic() < end:
+        text = await tab.evaluate("document.body ? document.body.innerText : ''")
+    lines = [line.split("\t") for line in text.splitlines() if "\t" in line]
+    assert lines[0][:5] == ["What", "Owner", "Known from", "n", "p50 (ms)"]
+    assert [line[0] for line in lines[1:4]] == ["TTFT", "ITL", "TPOT"]
+    assert ["tokenize", "API server", "measured"] in [line[:3] for line in lines]
+    assert float(next(line for line in lines if line[0] == "TTFT")[4].replace(",", "")) > 0
+
+
+def test_the_page_listens_on_loopback_alone(page: str) -> None:
+    port = int(page.rsplit(":", 1)[1])
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+
+
+def test_what_workers_elsewhere_report_becomes_one_event_a_request(tmp_path: Path) -> None:
+    (tmp_path / "requests").mkdir()
+    (tmp_path / "requests" / "master.json").write_text("{}")
+    heard: list[tuple[float | None, str]] = []
+    followed = Followed(tmp_path, lambda e2e_ms, why: heard.append((e2e_ms, why)))
+    histograms = {name: new_histogram() for name in METRICS}
+
+    def report(issued: int, finished: int, failed: int) -> None:
+        told = {name: histogram.encode().decode() for name, histogram in histograms.items()}
+        workers = [{"issued": issued, "finished": finished, "failed": failed}]
+        value = json.dumps({"workers": workers, "histograms": told})
+        (tmp_path / "requests" / "workers.json").write_text(value)
+        followed.look()
+
+    followed.look()
+    assert heard == []
+    for value_ns in (5_000_000, 5_000_000, 70_000_000):
+        histograms["e2e"].record_value(value_ns)
+    report(5, 4, 1)
+    assert sorted(round(e2e_ms) for e2e_ms, _ in heard if e2e_ms is not None) == [5, 5, 70]
+    assert [why for e2e_ms, why in heard if e2e_ms is None] == ["failed"]
+    assert followed.in_flight == 1
+    histograms["e2e"].record_value(5_000_000)
+    report(5, 5, 1)
+    assert len(heard) == 5
+
+
+def test_a_percentile_that_the_sample_does_not_support_is_a_dash() -> None:
+    histogram = new_histogram()
+    for value in range(1, 369):
+        histogram.record_value(value * 1_000_000)
+    (row,) = live_rows({"ttft": histogram})
+    assert (row["p50"], row["p99"], row["p999"], row["count"]) == ("184", "364", "–", "368")
+    assert [supported(count, 99.0) for count in (0, 367, 368, 369)] == [False, False, True, True]
+    (empty,) = live_rows({"itl": new_histogram()})
+    assert (empty["p50"], empty["max"], empty["count"]) == ("–", "–", "0")
