@@ -66,6 +66,7 @@ class Page:
 
     def keep(self) -> None:
         """Let it be looked at for as long as asked, or until Ctrl-C, which only ends this."""
+        sys.stdout.flush()  # whoever waits for the run's folder need not wait for the page
         until = "until Ctrl-C" if self._keep_ns is None else f"for {self._keep_ns / 1e9:g} s"
         self._say(f"the page with the result stays at {self.address} {until}")
         end = None if self._keep_ns is None else time.monotonic() + self._keep_ns / 1e9

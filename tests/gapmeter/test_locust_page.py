@@ -72,6 +72,7 @@ def shown(runs: Path, *words: str) -> Iterator[tuple[Command, str]]:
 @pytest.mark.whole_run
 def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_known(tmp_path: Path) -> None:
     with shown(tmp_path) as (command, address):
+        assert command.process.stderr is not None
         with urllib.request.urlopen(address, timeout=20) as site:
             assert '"extended_tabs"' in site.read().decode()
         live = until(address, "so far", "running")
@@ -79,13 +80,14 @@ def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_know
         result = until(address, "result", "stopped")
         (e2e, total) = result["stats"]
         assert (e2e["name"], e2e["num_requests"], total["num_requests"]) == ("E2E", 320, 320)
-        time.sleep(1)
-        assert command.process.poll() is None, "the page stays"
+        told = ""
+        while "the page with the result stays" not in told:
+            assert command.process.poll() is None
+            told = command.process.stderr.readline()
         command.process.send_signal(2)
         done = command.done()
         assert done.left == []
         assert done.out.strip() == str(done.folder.path)
-        assert "the page with the result stays at" in done.err
         table, summary = rows(result), done.summary
         assert table["TTFT"]["p50"] == f"{summary['metrics']['ttft']['p50_ms']:.3g}"
         assert {name: row["owner"] for name, row in table.items() if row["owner"]} == {
