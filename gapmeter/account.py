@@ -64,7 +64,7 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
 
     try:
         # A report made again must not vouch for what has happened to the records since.
-        folder.write_json(folder.manifest, {"files": folder.hashes(), **manifest})
+        folder.write_json(folder.manifest, manifest | {"files": manifest.get("files") or folder.hashes()})
         summary = analyse(folder, definitions=definitions)
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error

@@ -67,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
     doctor.set_defaults(call=_doctor)
     _add_calibrate(commands.add_parser("calibrate", help="measure the load tester itself on this machine"))
+    _add_verify(commands.add_parser("verify", help="derive a run's figures again from its records, and check hashes"))
+    _add_archive(commands.add_parser("archive", help="put a run's folder into one file, with hashes, without keys"))
     for command in (parser, *commands.choices.values()):
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
@@ -137,6 +139,18 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="the requests and steps as a trace (.json.gz)")
     parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")
     parser.set_defaults(call=_export)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder, or an archive of it")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_verify)
+
+
+def _add_archive(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz or FILE.zip (default: its name)")
+    parser.set_defaults(call=_archive)
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -233,6 +247,22 @@ def _export(arguments: argparse.Namespace) -> int:
 
     a = arguments
     return export(a.run, csv=a.csv, prometheus=a.prometheus, otlp=a.otlp, perfetto=a.perfetto)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from gapmeter.verify import verify
+
+    code = verify(arguments.run, as_json=arguments.json)
+    if code != errors.OK:
+        print(f"exit={code} not what its records say", file=sys.stderr)
+    return code
+
+
+def _archive(arguments: argparse.Namespace) -> int:
+    from gapmeter.archive import archive
+
+    print(archive(arguments.run, arguments.output))
+    return errors.OK
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,234 @@
+"""A run's folder as one file to hand over, with the hashes of all that is in it, and without anybody's keys."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import html
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+import markupsafe
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+
+HASHES = "hashes.json"
+_REDACTED = b"REDACTED"
+_KEY_VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY")
+_SECRET_NAME = re.compile(r"(api[-_]?key|token|secret|password)$", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+_MOST_FILES = 100_000
+_MOST_BYTES = 64 << 30
+_KINDS = {".tar.gz": "tar", ".tgz": "tar", ".zip": "zip"}
+
+
+def archive(folder: Path, target: Path | None = None) -> Path:
+    """Write a run's folder into ``target`` (its name with .tar.gz when None), and say its own hash on standard error.
+
+    Keys that the manifest or the environment tell of are replaced by REDACTED wherever they stand in text. Raises
+    UserError when there is no run, the file exists, or raw records hold a key.
+    """
+    if not (folder / "manifest.json").exists():
+        raise UserError(f"{folder} is not a run's folder: it has no manifest.json", errors.USAGE)
+    name = folder.resolve().name
+    target = Path(f"{name}.tar.gz") if target is None else target
+    kind = kind_of(target)
+    if kind is None:
+        raise UserError(f"{target}: write a name that ends in .tar.gz or .zip", errors.USAGE)
+    if target.exists():
+        raise UserError(f"{target} exists; write another with -o", errors.USAGE)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            count = _write(file, kind, name, folder, _secrets(folder))
+        os.replace(part, target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}", errors.USAGE) from error
+    finally:
+        part.unlink(missing_ok=True)
+    _tell(target, count)
+    return target
+
+
+def kind_of(path: Path) -> str | None:
+    """tar or zip by the file's name, None for another."""
+    return next((kind for end, kind in _KINDS.items() if path.name.lower().endswith(end)), None)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file looks like one, by how it begins; a damaged one does too."""
+    with path.open("rb") as file:
+        start = file.read(512)
+    return start.startswith((b"PK", b"\x1f\x8b")) or start[257:262] == b"ustar"
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """The folder that an archive holds, unpacked for as long as the block lasts.
+
+    Only plain files and folders below one folder are unpacked; anything else (links, devices, names that lead out,
+    more than 64 GiB) raises UserError before a byte of it is written.
+    """
+    with tempfile.TemporaryDirectory(prefix="gapmeter-archive-") as temporary:
+        try:
+            names = _unpack(path, Path(temporary))
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+            raise UserError(f"{path} cannot be unpacked: {error}", errors.NOT_VALID) from error
+        tops = {PurePosixPath(name).parts[0] for name in names}
+        if len(tops) != 1:
+            raise UserError(f"{path} holds {len(tops)} folders, not a run's one", errors.NOT_VALID)
+        yield Path(temporary) / tops.pop()
+
+
+def _write(file: IO[bytes], kind: str, name: str, folder: Path, secrets: list[bytes]) -> int:
+    """All files and their hashes, the list of hashes last. Returns how many files."""
+    hashes: dict[str, str] = {}
+    with _writer(file, kind) as add:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
+            inside = path.relative_to(folder).as_posix()
+            data = _without(path, inside, secrets)
+            hashes[inside] = hashlib.sha256(data).hexdigest()
+            add(f"{name}/{inside}", data, path.stat().st_mtime)
+        listed = json.dumps({"version": 1, "files": hashes}, indent=1).encode()
+        add(f"{name}/{HASHES}", listed, 0.0)
+    return len(hashes)
+
+
+@contextlib.contextmanager
+def _writer(file: IO[bytes], kind: str) -> Iterator[Any]:
+    """A callable that puts one file into the archive: (name, data, modified)."""
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as pack:
+            yield lambda name, data, _: pack.writestr(name, data)
+        return
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
+
+        def add(name: str, data: bytes, modified: float) -> None:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.mode = len(data), int(modified), 0o644
+            tar.addfile(info, io.BytesIO(data))
+
+        yield add
+
+
+def _without(path: Path, inside: str, secrets: list[bytes]) -> bytes:
+    """A file's content without anybody's key. Raises UserError where leaving it out would break the evidence."""
+    data = path.read_bytes()
+    zipped = data.startswith(b"\x1f\x8b")
+    text = gzip.decompress(data) if zipped else data
+    if not any(secret in text for secret in secrets):
+        return data
+    if inside.split("/")[0] in ("requests", "probe", "telemetry"):
+        raise UserError(
+            f"{path} holds a key, and a raw record cannot be changed: do not hand it over", errors.NOT_VALID
+        )
+    for secret in secrets:
+        text = text.replace(secret, _REDACTED)
+    return gzip.compress(text, mtime=0) if zipped else text
+
+
+def _secrets(folder: Path) -> list[bytes]:
+    """Every spelling of each key that this environment or the manifest tells of, the longest first."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except ValueError as error:
+        raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
+    words = {os.environ.get(name, "") for name in _KEY_VARIABLES} | set(_named_secrets(manifest))
+    spelled = {form for word in words if len(word) >= _SHORTEST_SECRET for form in _spellings(word)}
+    return sorted(spelled, key=len, reverse=True)
+
+
+def _named_secrets(value: Any, name: str = "") -> Iterator[str]:
+    """Text under a name such as api_key, wherever it stands, and passwords in addresses."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _named_secrets(inner, str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _named_secrets(inner, name)
+    elif isinstance(value, str):
+        if _SECRET_NAME.search(name):
+            yield value
+        if value.startswith(("http://", "https://")) and "@" in value:
+            yield urlsplit(value).password or ""
+
+
+def _spellings(word: str) -> set[bytes]:
+    """As it stands, inside JSON, inside HTML (as Python's library and as the page's templates escape), and both."""
+    forms = {word, unquote(word), json.dumps(word)[1:-1]}
+    return {form.encode() for each in forms for form in (each, html.escape(each), str(markupsafe.escape(each)))}
+
+
+def _unpack(path: Path, into: Path) -> list[str]:
+    """Unpack by hand, which needs no trust in what the archive says of owners, modes and links. Returns the names."""
+    names = []
+    total = 0
+    for name, size, read in _members(path):
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+            raise UserError(
+                f"{path} holds {name!r}, which leads out of its folder: it is not unpacked", errors.NOT_VALID
+            )
+        total += size
+        names.append(name)
+        if total > _MOST_BYTES or len(names) > _MOST_FILES:
+            raise UserError(f"{path} unpacks to more than a run's folder can be", errors.NOT_VALID)
+        target = into.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as out:
+            shutil.copyfileobj(_Limited(read(), size), out)
+    return names
+
+
+class _Limited(io.RawIOBase):
+    """At most so many bytes of a stream: a member is never larger than its header says."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self._stream, self._left = stream, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(min(len(buffer), self._left))
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _members(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """(name, size, open) of every plain file; raises UserError for anything that is neither file nor folder."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as pack:
+            for entry in pack.infolist():
+                if (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
+                    raise UserError(f"{path} holds {entry.filename!r}, which is no plain file", errors.NOT_VALID)
+                if not entry.is_dir():
+                    yield entry.filename, entry.file_size, lambda entry=entry: pack.open(entry)
+        return
+    with tarfile.open(path) as tar:
+        for member in tar:
+            if not (member.isreg() or member.isdir()):
+                raise UserError(f"{path} holds {member.name!r}, which is no plain file", errors.NOT_VALID)
+            if member.isreg():
+                yield member.name, member.size, lambda member=member: tar.extractfile(member)
+
+
+def _tell(target: Path, count: int) -> None:
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()
+    size = target.stat().st_size / 1e6
+    print(f"gapmeter: {count} files, {size:.1f} MB, SHA-256 {digest}", file=sys.stderr)
+    print(f"gapmeter: say that hash by another way than the file; then gapmeter verify {target}", file=sys.stderr)

@@ -1,0 +1,293 @@
+"""Is a run's folder what it says? Hashes of the raw records, and every published figure derived from them once more."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gapmeter import errors
+from gapmeter.archive import HASHES, is_archive, opened
+from gapmeter.errors import UserError
+from gapmeter.manifest import MANIFEST_VERSION, describe_versions
+from recording import RunFolder
+
+_RAW = ("requests", "probe", "telemetry")
+_SAME = 1e-9  # relative: other builds of a numerical library may differ in the last digits
+_MOST_SHOWN = 3
+_FIGURES_FROM = ("gapmeter", "numpy", "pandas", "scipy", "pyarrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, whether it is as it should be, and what was seen."""
+
+    name: str
+    ok: bool
+    seen: str
+
+
+def verify(path: Path, *, as_json: bool = False) -> int:
+    """Check a run's folder or an archive of one, and print a line a check. Returns 0, or 98 when something differs.
+
+    A folder of several runs (a sweep, a capacity search) is checked run by run. Raises UserError when there is none.
+    """
+    with _folder_of(path) as (folder, first):
+        checks = [*first, *check_all(folder)]
+    if as_json:
+        print(json.dumps([asdict(check) for check in checks], indent=1))
+    else:
+        print(render(path, checks))
+    return errors.OK if all(check.ok for check in checks) else errors.NOT_VALID
+
+
+def render(path: Path, checks: list[Check]) -> str:
+    """A line a check, and what they come to."""
+    wide = max(len(check.name) for check in checks)
+    lines = [f" {'v' if check.ok else 'x'} {check.name:<{wide}}  {check.seen}" for check in checks]
+    bad = [check.name for check in checks if not check.ok]
+    told = f"{len(bad)} of {len(checks)} checks failed: {', '.join(bad)}" if bad else f"all {len(checks)} checks hold"
+    return "\n".join([*lines, f"{path}: {told}"])
+
+
+def check_all(folder: Path) -> list[Check]:
+    """Every check of a run's folder, or of each run within a folder of several."""
+    if _is_run(folder):
+        return check_run(folder)
+    inside = sorted(path.parent for path in folder.rglob("manifest.json") if _is_run(path.parent))
+    if not inside:
+        raise UserError(f"{folder} is not a run's folder, and holds none", errors.USAGE)
+    found = []
+    for run in inside:
+        checks = check_run(run)
+        bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
+        said = "; ".join(bad) if bad else f"all {len(checks)} checks hold"
+        found.append(Check(str(run.relative_to(folder)), not bad, said))
+    return found
+
+
+def check_run(path: Path) -> list[Check]:
+    """The checks of one run, each by itself: a first that fails hides no other."""
+    folder = RunFolder(path)
+    try:
+        manifest = folder.read_manifest()
+    except (OSError, ValueError) as error:
+        return [Check("manifest.json", False, f"cannot be read: {error}")]
+    version = manifest.get("schema_version")
+    if version != MANIFEST_VERSION:
+        said = f"written in version {version} of the format; this gapmeter reads version {MANIFEST_VERSION}"
+        return [Check("format", False, said)]
+    checks = [Check("format", True, f"version {version}"), _check_complete(manifest), _check_versions(manifest)]
+    return [*checks, *check_hashes(folder, manifest), *check_figures(folder, manifest)]
+
+
+def check_hashes(folder: RunFolder, manifest: Mapping[str, Any]) -> list[Check]:
+    """The raw records against their SHA-256 in the manifest: one check where all hold, else one a file."""
+    noted: dict[str, str] = manifest.get("files") or {}
+    if not noted:
+        return [Check("records", False, "the manifest has no hashes: the run was killed before they could be taken")]
+    found = folder.hashes()
+    bad = [Check(name, False, "is missing") for name in noted.keys() - found.keys()]
+    bad += [Check(name, False, "was not there when the run ended") for name in found.keys() - noted.keys()]
+    changed = [name for name in noted.keys() & found.keys() if noted[name] != found[name]]
+    bad += [Check(name, False, "was changed: its SHA-256 is not the manifest's") for name in changed]
+    if bad:
+        return sorted(bad, key=lambda check: check.name)
+    return [Check("records", True, f"{len(noted)} raw files have the SHA-256 that the manifest says")]
+
+
+def check_figures(folder: RunFolder, manifest: Mapping[str, Any]) -> list[Check]:
+    """Everything that analysis writes, derived again from the raw records in a temporary folder, and compared."""
+    from analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
+    from recording.reader import NotRecords
+
+    with _raw_copy(folder, manifest) as again:
+        try:
+            analyse(again, definitions=_has_definitions(folder))
+        except (NotRecords, KeyError, ValueError, OSError, TypeError) as error:
+            return [Check("figures", False, f"cannot be derived from these records: {error!r}")]
+        return list(_compare(folder.path, again.path))
+
+
+def _compare(published: Path, derived: Path) -> Iterator[Check]:
+    for path in sorted(derived.glob("*")):
+        if path.is_symlink() or path.name == "manifest.json" or path.is_dir():
+            continue
+        yield _compare_file(published / path.name, path)
+    for path in sorted(published.glob("*.parquet")):
+        if not (derived / path.name).exists():
+            yield Check(path.name, False, "is not of these records")
+    yield _compare_histograms(published / "hdr", derived / "hdr")
+
+
+def _compare_file(published: Path, derived: Path) -> Check:
+    name = published.name
+    if not published.exists():
+        return Check(name, False, "is missing")
+    if published.read_bytes() == derived.read_bytes():
+        return Check(name, True, "derived again, byte for byte the same")
+    try:
+        differs = _differences(published, derived)
+    except (ValueError, OSError) as error:
+        return Check(name, False, f"cannot be read: {error}")
+    if not differs:
+        return Check(name, True, "derived again, the same values")
+    more = f", and {len(differs) - _MOST_SHOWN} more" if len(differs) > _MOST_SHOWN else ""
+    return Check(name, False, f"differs from what the records say: {'; '.join(differs[:_MOST_SHOWN])}{more}")
+
+
+def _differences(published: Path, derived: Path) -> list[str]:
+    """What differs between two files of one kind; empty where they hold the same values."""
+    if published.suffix == ".json":
+        return list(differing(json.loads(published.read_text()), json.loads(derived.read_text())))
+    if published.suffix == ".parquet":
+        return _different_columns(published, derived)
+    if published.suffix == ".gz":
+        return (
+            [] if gzip.decompress(published.read_bytes()) == gzip.decompress(derived.read_bytes()) else ["its content"]
+        )
+    return ["its content"]
+
+
+def differing(published: Any, derived: Any, where: str = "") -> Iterator[str]:
+    """Each place where two JSON values differ by more than a relative 1e-9: ``load.rate is 9, derived 8``."""
+    if isinstance(published, dict) and isinstance(derived, dict):
+        for key in {**published, **derived}:
+            inside = f"{where}.{key}" if where else str(key)
+            if key not in published or key not in derived:
+                yield f"{inside} is {'missing' if key not in published else 'not of these records'}"
+            else:
+                yield from differing(published[key], derived[key], inside)
+    elif isinstance(published, list) and isinstance(derived, list) and len(published) == len(derived):
+        for i, (one, other) in enumerate(zip(published, derived, strict=True)):
+            yield from differing(one, other, f"{where}[{i}]")
+    elif not _equal(published, derived):
+        yield f"{where} is {_short(published)}, derived {_short(derived)}"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=_SAME)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _different_columns(published: Path, derived: Path) -> list[str]:
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowException
+
+    try:
+        one, other = pq.read_table(published), pq.read_table(derived)
+    except ArrowException as error:
+        raise ValueError(str(error)) from error
+    if one.num_rows != other.num_rows:
+        return [f"{one.num_rows} rows, derived {other.num_rows}"]
+    there, expected = set(one.column_names), set(other.column_names)
+    lost = [f"column {name} is missing" for name in sorted(expected - there)]
+    lost += [f"column {name} is not of these records" for name in sorted(there - expected)]
+    both = [name for name in one.column_names if name in expected]
+    # As text, since a NaN is not equal to itself.
+    return lost + [f"column {name}" for name in both if repr(one[name].to_pylist()) != repr(other[name].to_pylist())]
+
+
+def _compare_histograms(published: Path, derived: Path) -> Check:
+    """Every .hlog, byte for byte: the encoding has one form."""
+    names = {path.name for path in derived.glob("*.hlog")}
+    there = {path.name for path in published.glob("*.hlog")}
+    bad = [f"{name} is missing" for name in sorted(names - there)]
+    bad += [f"{name} is not of these records" for name in sorted(there - names)]
+    both = sorted(names & there)
+    bad += [f"{name} differs" for name in both if (published / name).read_bytes() != (derived / name).read_bytes()]
+    if bad:
+        more = f", and {len(bad) - _MOST_SHOWN} more" if len(bad) > _MOST_SHOWN else ""
+        return Check("hdr", False, f"{'; '.join(bad[:_MOST_SHOWN])}{more}")
+    return Check("hdr", True, f"{len(names)} histograms derived again, byte for byte the same")
+
+
+def _check_complete(manifest: Mapping[str, Any]) -> Check:
+    status = str(manifest.get("status"))
+    because = manifest.get("ended_because")
+    return Check("run", True, status if not because else f"{status}: {because}")
+
+
+def _check_versions(manifest: Mapping[str, Any]) -> Check:
+    """Other versions are told, and fail nothing by themselves: figures that differ for them do."""
+    then, now = manifest.get("versions") or {}, describe_versions()
+    changed = [
+        f"{name} {then[name]} then, {now[name]} now"
+        for name in _FIGURES_FROM
+        if name in then and name in now and then[name] != now[name]
+    ]
+    if changed:
+        said = f"made by other versions, so that a figure may differ for that alone: {'; '.join(changed)}"
+        return Check("versions", True, said)
+    return Check("versions", True, f"gapmeter {now.get('gapmeter', 'unknown')}, as it is here")
+
+
+def _has_definitions(folder: RunFolder) -> bool:
+    try:
+        return bool(json.loads(folder.summary.read_text()).get("definitions"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+@contextlib.contextmanager
+def _raw_copy(folder: RunFolder, manifest: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """A folder of the same name with the manifest and the raw records alone."""
+    with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
+        again = RunFolder(Path(temporary) / folder.path.resolve().name)
+        again.hdr.mkdir(parents=True)
+        again.write_json(again.manifest, manifest)
+        for part in (folder.requests, folder.probe, folder.telemetry, folder.logs):
+            if part.exists():
+                os.symlink(part.resolve(), again.path / part.name)
+        yield again
+
+
+@contextlib.contextmanager
+def _folder_of(path: Path) -> Iterator[tuple[Path, list[Check]]]:
+    """The folder to look at: the path itself, or what an archive holds, unpacked for as long as the block lasts."""
+    if path.is_dir():
+        yield path, []
+        return
+    if not path.exists():
+        raise UserError(f"{path} does not exist; write a run's folder or an archive of one", errors.USAGE)
+    if not is_archive(path):
+        raise UserError(f"{path} is no folder and no archive (.tar.gz or .zip)", errors.USAGE)
+    with opened(path) as folder:
+        yield folder, [check_archive(folder)]
+
+
+def check_archive(folder: Path) -> Check:
+    """Every file of an unpacked archive against the list of hashes that travelled in it."""
+    try:
+        noted = json.loads((folder / HASHES).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return Check("archive", False, f"it has no {HASHES}: it was not made by gapmeter archive")
+    found = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != HASHES}
+    bad = [f"{name} is missing" for name in sorted(noted.keys() - found.keys())]
+    bad += [f"{name} was added" for name in sorted(found.keys() - noted.keys())]
+    both = [name for name in found if name in noted]
+    bad += [f"{n} was changed" for n in both if hashlib.sha256(found[n].read_bytes()).hexdigest() != noted[n]]
+    if bad:
+        return Check("archive", False, "; ".join(bad[:_MOST_SHOWN]))
+    return Check("archive", True, f"{len(noted)} files have the SHA-256 that the archive says")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is that of one run, readable or not, and not of several."""
+    if not (folder / "manifest.json").exists():
+        return False
+    return any((folder / part).is_dir() for part in _RAW) and (folder / "requests").is_dir()

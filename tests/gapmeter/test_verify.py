@@ -1,0 +1,244 @@
+"""A run's folder proves its own figures, and an archive of it does so elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gapmeter import errors
+from gapmeter.archive import HASHES, archive
+from gapmeter.cli import main
+from gapmeter.errors import UserError
+from gapmeter.verify import Check, check_all, differing, verify
+
+pytestmark = pytest.mark.whole_run
+Copy = Callable[[], Path]
+KEY = 'sk-"quoted"<and>-angled'
+
+
+def failed(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.seen for check in checks if not check.ok}
+
+
+def test_a_run_that_nobody_touched_holds_in_every_check(run_copy: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run_copy())]) == errors.OK
+    said = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(" v ") for line in said[:-1])
+    names = {line.split()[1] for line in said[:-1]}
+    assert names >= {"records", "summary.json", "requests.parquet", "ledger.parquet", "report.html", "hdr"}
+    assert said[-1].endswith("checks hold")
+
+
+def forge_summary(run: Path) -> None:
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["metrics"]["ttft"]["p50_ms"] *= 0.9
+    summary["verdict"] = "PASS" if summary["verdict"] != "PASS" else "FAIL"
+    path.write_text(json.dumps(summary))
+
+
+def forge_requests(run: Path) -> None:
+    table = pd.read_parquet(run / "requests.parquet")
+    table.loc[0, "first_token_ns"] = table.loc[0, "first_token_ns"] - 1_000_000
+    table.to_parquet(run / "requests.parquet", index=False)
+
+
+def forge_record(run: Path) -> None:
+    path = next((run / "requests").glob("*.gap"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def add_record(run: Path) -> None:
+    (run / "probe" / "core-1-1.gap").write_bytes(b"")
+
+
+def forge_histogram(run: Path) -> None:
+    path = run / "hdr" / "ttft.hlog"
+    path.write_bytes(path.read_bytes().replace(b",", b";", 1))
+
+
+def forge_manifest(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["slo"][0]["limit_share"] = 0.5
+    (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+def raise_version(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "name", "says"),
+    [
+        (forge_summary, "summary.json", "metrics.ttft.p50_ms is "),
+        (forge_requests, "requests.parquet", "column first_token_ns"),
+        (forge_record, "requests/worker-0.gap", "was changed"),
+        (add_record, "probe/core-1-1.gap", "was not there when the run ended"),
+        (forge_histogram, "hdr", "ttft.hlog differs"),
+        (forge_manifest, "summary.json", "slo[0].limit_share is "),
+        (lambda run: (run / "ledger.parquet").unlink(), "ledger.parquet", "is missing"),
+        (lambda run: (run / "hdr" / "e2e.hlog").unlink(), "hdr", "e2e.hlog is missing"),
+        (lambda run: (run / "requests" / "worker-0.gap").unlink(), "requests/worker-0.gap", "is missing"),
+        (lambda run: (run / "summary.json").write_text("{"), "summary.json", "cannot be read"),
+        (lambda run: (run / "requests.parquet").write_text("no"), "requests.parquet", "cannot be read"),
+        (lambda run: shutil.copy(run / "gaps.parquet", run / "more.parquet"), "more.parquet", "not of these records"),
+        (lambda run: (run / "manifest.json").write_text("[]"), "manifest.json", "cannot be read"),
+        (raise_version, "format", "version 99 of the format; this gapmeter reads version 1"),
+    ],
+)  # fmt: skip
+def test_what_was_tampered_with_is_named(
+    run_copy: Copy, tamper: Callable[[Path], object], name: str, says: str
+) -> None:
+    run = run_copy()
+    tamper(run)
+    bad = failed(check_all(run))
+    assert says in bad[name]
+    assert verify(run, as_json=True) == errors.NOT_VALID
+
+
+def test_a_report_made_again_does_not_vouch_for_changed_records(run_copy: Copy) -> None:
+    run = run_copy()
+    path = next((run / "telemetry").glob("*.jsonl"))
+    path.write_text(path.read_text() + "\n")
+    main(["report", str(run), "--quiet"])
+    assert "was changed" in failed(check_all(run))[f"telemetry/{path.name}"]
+
+
+def test_a_folder_of_several_runs_is_checked_run_by_run(run_copy: Copy, tmp_path: Path) -> None:
+    home = tmp_path / "several"
+    for name in ("a", "b"):
+        shutil.copytree(run_copy(), home / "points" / name)
+    forge_summary(home / "points" / "b")
+    assert failed(check_all(home)).keys() == {"points/b"}
+
+
+def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run's folder, and holds none") as error:
+        verify(tmp_path)
+    assert error.value.exit_code == errors.USAGE
+    with pytest.raises(UserError, match="does not exist"):
+        verify(tmp_path / "no.tar.gz")
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(UserError, match="no folder and no archive"):
+        verify(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("end", [".tar.gz", ".zip"])
+def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path, end: str) -> None:
+    packed = archive(run_copy(), tmp_path / f"handed-over{end}")
+    assert verify(packed) == errors.OK
+    with pytest.raises(UserError, match="exists; write another with -o"):
+        archive(run_copy(), packed)
+
+
+def test_a_changed_file_inside_an_archive_is_found(
+    run_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = archive(run_copy(), tmp_path / "a.zip")
+    again = tmp_path / "b.zip"
+    with zipfile.ZipFile(packed) as one, zipfile.ZipFile(again, "w") as other:
+        for name in one.namelist():
+            other.writestr(name, b"{}" if name.endswith("verdict.json") else one.read(name))
+    assert verify(again) == errors.NOT_VALID
+    assert "verdict.json was changed" in capsys.readouterr().out
+
+
+def test_no_key_goes_into_an_archive(run_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_copy()
+    monkeypatch.setenv("GAPMETER_API_KEY", "environment-secret")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["scenario"]["server"]["args"]["api_key"] = KEY
+    manifest["command"] = f"gapmeter run smoke --set 'server.args.api_key={KEY}' --url http://me:pass-word@host/"
+    manifest["target"]["url"] = "http://me:pass-word@host/"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "logs" / "server.log").write_text(f"started with {KEY} and environment-secret\n")
+    main(["report", str(run), "--quiet"])
+    assert b"angled" in (run / "report.html").read_bytes()
+    packed = archive(run, tmp_path / "a.tar.gz")
+    with tarfile.open(packed) as tar:
+        files = {member.name: file.read() for member in tar if (file := tar.extractfile(member))}
+    everything = b"".join(gzip.decompress(data) if name.endswith(".gz") else data for name, data in files.items())
+    for secret in (b"angled", b"environment-secret", b"pass-word"):
+        assert secret not in everything
+    assert b"started with REDACTED and REDACTED" in everything
+    assert verify(packed) == errors.OK
+
+
+def test_a_run_whose_records_hold_a_key_is_not_archived(
+    run_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_copy()
+    monkeypatch.setenv("GAPMETER_API_KEY", "environment-secret")
+    (run / "requests" / "note").write_text("environment-secret")
+    with pytest.raises(UserError, match="holds a key"):
+        archive(run, tmp_path / "a.tar.gz")
+    assert list(tmp_path.glob("*.gz*")) == []
+
+
+def tar_with(path: Path, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, 1 if kind == tarfile.REGTYPE else 0
+    return info
+
+
+HOSTILE = [
+    member("../out"), member("/etc/out"), member("run/../../out"), member("run/link", tarfile.SYMTYPE, "/etc/passwd"),
+    member("run/hard", tarfile.LNKTYPE, "run/a"), member("run/pipe", tarfile.FIFOTYPE),
+    member("run/dev", tarfile.CHRTYPE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda info: info.name)
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path: Path, hostile: tarfile.TarInfo) -> None:
+    packed = tar_with(tmp_path / "a.tar.gz", member("run/a"), hostile)
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(UserError) as error:
+        verify(packed)
+    assert error.value.exit_code == errors.NOT_VALID
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_zip_that_leads_out_is_refused_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as pack:
+        pack.writestr("run/../../out", "x")
+    with pytest.raises(UserError, match="leads out of its folder"):
+        verify(tmp_path / "a.zip")
+    whole = tar_with(tmp_path / "b.tar.gz", member("run/a")).read_bytes()
+    (tmp_path / "c.tar.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"cannot be unpacked|no folder and no archive"):
+        verify(tmp_path / "c.tar.gz")
+
+
+def test_an_archive_of_somebody_else_s_making_says_so(run_copy: Copy, tmp_path: Path) -> None:
+    run = run_copy()
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(run, run.name)
+    assert verify(tmp_path / "a.tar.gz") == errors.NOT_VALID
+    assert not (run / HASHES).exists()
+
+
+def test_figures_that_differ_in_their_last_digits_alone_are_the_same() -> None:
+    assert list(differing({"a": [1.0, 0.1 + 0.2]}, {"a": [1.0, 0.3]})) == []
+    assert list(differing({"a": {"b": 1.0}}, {"a": {"b": 1.001}})) == ["a.b is 1.0, derived 1.001"]
+    assert list(differing({"a": 1, "c": None}, {"a": 1, "b": 2})) == ["c is not of these records", "b is missing"]
+    assert list(differing([1, 2], [1])) == [" is [1, 2], derived [1]"]
+    assert list(differing({"a": True}, {"a": 1})) == ["a is true, derived 1"]
