@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_calibrate(commands.add_parser("calibrate", help="measure the load tester itself on this machine"))
     _add_verify(commands.add_parser("verify", help="derive a run's figures again from its records, and check hashes"))
     _add_archive(commands.add_parser("archive", help="put a run's folder into one file, with hashes, without keys"))
+    _add_runs(commands.add_parser("runs", help="list the runs in a folder, the newest last"))
+    _add_sql(commands.add_parser("sql", help="ask all runs by SQL: runs, requests, ledger, gaps, steps"))
     for command in (parser, *commands.choices.values()):
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
@@ -151,6 +153,25 @@ def _add_archive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz or FILE.zip (default: its name)")
     parser.set_defaults(call=_archive)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    _add_runs_folder(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_list_runs)
+
+
+def _add_sql(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("query", help="one SELECT, for instance: SELECT run, verdict, ttft_p99_ms FROM runs")
+    _add_runs_folder(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", dest="form", action="store_const", const="csv", default="table", help="as CSV")
+    form.add_argument("--json", dest="form", action="store_const", const="json", help="as one JSON document")
+    parser.set_defaults(call=_sql)
+
+
+def _add_runs_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs' folders are (default: runs)")
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -263,6 +284,18 @@ def _archive(arguments: argparse.Namespace) -> int:
 
     print(archive(arguments.run, arguments.output))
     return errors.OK
+
+
+def _list_runs(arguments: argparse.Namespace) -> int:
+    from gapmeter.history import print_runs
+
+    return print_runs(arguments.runs, as_json=arguments.json)
+
+
+def _sql(arguments: argparse.Namespace) -> int:
+    from gapmeter.sql import print_answer
+
+    return print_answer(arguments.query, arguments.runs, form=arguments.form)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,162 @@
+"""A folder of runs can be listed, and asked by SQL; nothing that is asked changes anything or reads anything else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gapmeter import errors
+from gapmeter.cli import main
+from gapmeter.errors import UserError
+from gapmeter.history import list_runs
+from gapmeter.sql import ask
+
+pytestmark = pytest.mark.whole_run
+
+
+@pytest.fixture(scope="module")
+def runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, a sweep of one point, a comparison, a run that was killed, and two damaged folders."""
+    home = tmp_path_factory.mktemp("many") / "it's all here"
+    shutil.copytree(finished_run, home / "20260102-000000-second-bbbbbb")
+    shutil.copytree(finished_run, home / "20260101-000000-first-aaaaaa")
+    shutil.copytree(finished_run, home / "20260103-000000-smoke-sweep-cccccc" / "points" / "a")
+    for name, stamp in (("20260102-000000-second-bbbbbb", "02"), ("20260101-000000-first-aaaaaa", "01")):
+        change(home / name / "manifest.json", started_wall=f"2026-01-{stamp}T00:00:00+0000")
+    older = home / "20260101-000000-first-aaaaaa"
+    for table in ("steps", "gaps"):
+        (older / f"{table}.parquet").unlink()
+    sweep = {
+        "schema_version": 1,
+        "kind": "sweep",
+        "started_wall": "2026-01-03T00:00:00+0000",
+        "scenario": {"name": "s"},
+    }
+    written(home / "20260103-000000-smoke-sweep-cccccc" / "manifest.json", sweep)
+    written(home / "20260104-000000-compare-dddddd" / "compare.json", {})
+    killed = home / "20260105-000000-killed-eeeeee"
+    (killed / "requests").mkdir(parents=True)
+    shutil.copy(older / "manifest.json", killed)
+    change(killed / "manifest.json", status="running", started_wall="2026-01-05T00:00:00+0000")
+    (home / "20260106-000000-empty-ffffff").mkdir()
+    broken = home / "20260107-000000-broken-999999" / "manifest.json"
+    broken.parent.mkdir()
+    broken.write_text("{no")
+    return home
+
+
+def written(path: Path, value: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def change(path: Path, **values: Any) -> None:
+    written(path, {**json.loads(path.read_text()), **values})
+
+
+def test_runs_are_listed_oldest_first_with_their_kind_and_damaged_ones_as_such(runs: Path) -> None:
+    entries = list_runs(runs)
+    assert [entry.kind for entry in entries] == ["run", "run", "sweep", "compare", "run", "damaged", "damaged"]
+    assert [Path(entry.folder).name[:8] for entry in entries] == [f"2026010{day}" for day in range(1, 8)]
+    first = entries[0]
+    assert (first.name, first.engine, first.measured) == ("smoke", "simulated", 30)
+    assert entries[4].reason.startswith("not analysed")
+    assert (entries[5].reason, entries[6].reason[:15]) == ("no manifest.json", "manifest.json: ")
+
+
+def test_the_list_is_a_table_or_one_document(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--runs", str(runs)]) == errors.OK
+    lines = [line for line in capsys.readouterr().out.splitlines() if "2026010" in line]
+    assert len(lines) == 7
+    assert "damaged" in lines[-1] and "broken" in lines[-1]
+    assert main(["runs", "--runs", str(runs), "--json"]) == errors.OK
+    assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)][:2] == ["run", "run"]
+
+
+def test_no_folder_of_runs_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        list_runs(tmp_path / "none")
+    with pytest.raises(UserError, match="there are no runs in"):
+        ask("SELECT 1", tmp_path)
+
+
+def test_every_table_has_the_rows_of_all_runs_with_the_run_that_they_belong_to(runs: Path) -> None:
+    headers, rows = ask("SELECT run, count(*) FROM requests GROUP BY run ORDER BY run", runs)
+    assert headers[0] == "run"
+    names = ["20260101-000000-first-aaaaaa", "20260102-000000-second-bbbbbb",
+             "20260103-000000-smoke-sweep-cccccc/points/a"]  # fmt: skip
+    assert rows == [(name, 30) for name in names]
+    (whole,) = ask("SELECT count(*) FROM runs", runs)[1]
+    assert whole == (4,)  # the one that was killed has no figures, and is a run
+    _, stages = ask("SELECT run, sum(total_ns) > 0 FROM ledger WHERE event = 'last_token' GROUP BY ALL", runs)
+    assert len(stages) == 3 and all(positive for _, positive in stages)
+    assert len(ask("SELECT DISTINCT run FROM steps", runs)[1]) == 2
+
+
+def test_a_run_s_row_agrees_with_its_summary(runs: Path, finished_run: Path) -> None:
+    summary = json.loads((finished_run / "summary.json").read_text())
+    query = "SELECT verdict, ttft_p50_ms, measured, engine, summary->>'$.load.loop' FROM runs WHERE run LIKE '%first%'"
+    assert ask(query, runs)[1] == [
+        (summary["verdict"], summary["metrics"]["ttft"]["p50_ms"], 30, "simulated", "open")
+    ]  # fmt: skip
+
+
+def test_runs_without_a_table_leave_its_columns_empty(tmp_path: Path, finished_run: Path) -> None:
+    shutil.copytree(finished_run, tmp_path / "a")
+    (tmp_path / "a" / "steps.parquet").unlink()
+    assert ask("SELECT count(*) FROM steps", tmp_path)[1] == [(0,)]
+
+
+def test_a_damaged_table_is_left_out_and_said(
+    tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(finished_run, tmp_path / name)
+    (tmp_path / "a" / "requests.parquet").write_text("no")
+    assert ask("SELECT DISTINCT run FROM requests", tmp_path)[1] == [("b",)]
+    assert "requests.parquet is left out: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("SELECT nope FROM runs", 'column "nope" not found'),
+        ("SELEC 1", "syntax error"),
+        ("SELECT * FROM nowhere", "nowhere does not exist"),
+        ("CREATE TABLE a (b int)", "one SELECT at a time"),
+        ("DELETE FROM runs", "one SELECT at a time"),
+        ("COPY runs TO 'x.csv'", "one SELECT at a time"),
+        ("SELECT 1; SELECT 2", "one SELECT at a time"),
+        ("", "one SELECT at a time"),
+        ("ATTACH 'x.db'", "one SELECT at a time"),
+        ("SET threads = 1", "one SELECT at a time"),
+        ("SELECT * FROM read_text('/etc/hostname')", "disabled by configuration"),
+        ("SELECT * FROM '/etc/passwd'", "does not exist"),
+        ("SELECT * FROM glob('/etc/*')", "disabled by configuration"),
+    ],
+)
+def test_what_is_no_question_about_the_runs_is_one_sentence(runs: Path, query: str, says: str) -> None:
+    with pytest.raises(UserError, match=r".+") as error:
+        ask(query, runs)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == errors.USAGE
+
+
+def test_an_answer_is_a_table_or_csv_or_one_document(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sql", "SELECT run, measured, concurrency FROM runs WHERE measured > 0 ORDER BY 1", "--runs", str(runs)]
+    assert main(words) == errors.OK
+    assert "20260101-000000-first-aaaaaa" in capsys.readouterr().out
+    main([*words, "--csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert (rows[0]["measured"], rows[0]["concurrency"]) == ("30", "")
+    main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["concurrency"] is None
+    assert main(["sql", "SELECT 'NaN'::DOUBLE AS x", "--runs", str(runs), "--json"]) == errors.OK
+    assert json.loads(capsys.readouterr().out) == [{"x": None}]
