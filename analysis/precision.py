@@ -5,7 +5,7 @@ A GPU's formats are those for which the catalogue has a figure; a CPU's follow f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,47 +75,6 @@ def refusal(found: Support) -> str:
     return (
         f"{found.device} has no native {found.precision}: the engine would emulate it, slower, and say nothing of a "
         f"device that has it; write {_either(found.supported)}, or server.emulation: mark to run it marked as emulated"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionRow:
-    """One precision of a sweep: each figure with its interval, None where it is not known."""
-
-    precision: str
-    emulated: bool
-    cost_usd: float | None
-    cost_usd_ci: tuple[float | None, float | None] | None
-    energy_j: float | None
-    rate: float | None
-    rate_high: float | None
-    ttft_p99_ms: float | None
-    ttft_p99_ci_ms: Sequence[float] | None
-    itl_p99_ms: float | None
-    itl_p99_ci_ms: Sequence[float] | None
-    why_no_cost: str
-
-
-def precision_row(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> PrecisionRow:
-    """The figures of one run or capacity folder that a choice of precision turns on, for a table side by side."""
-    cost, energy = summary.get("cost") or {}, summary.get("energy") or {}
-    rate, metrics = cost.get("rate") or {}, summary.get("metrics") or {}
-    ttft, itl = metrics.get("ttft") or {}, metrics.get("itl") or {}
-    told = (manifest.get("target") or {}).get("precision") or {}
-    bounds = cost.get("per_request_usd_ci")
-    return PrecisionRow(
-        precision=str(manifest["scenario"]["server"]["precision"]),
-        emulated=bool(told.get("emulated")),
-        cost_usd=cost.get("per_request_usd"),
-        cost_usd_ci=None if bounds is None else (bounds[0], bounds[1]),
-        energy_j=energy.get("per_request_j"),
-        rate=rate.get("low"),
-        rate_high=rate.get("high"),
-        ttft_p99_ms=ttft.get("p99_ms"),
-        ttft_p99_ci_ms=ttft.get("p99_ci_ms"),
-        itl_p99_ms=itl.get("p99_ms"),
-        itl_p99_ci_ms=itl.get("p99_ci_ms"),
-        why_no_cost=cost.get("reason") or "",
     )
 
 

@@ -15,6 +15,7 @@ from analysis.binding import decide
 from analysis.hdr import PERCENTILES
 from analysis.metrics import METRICS, metric_sample
 from analysis.points.axis import Axis, axis_of, label
+from analysis.points.economy import describe_economy
 from analysis.points.growth import describe_growth, means_ms, slow_band
 from analysis.points.knee import find_knee
 from analysis.points.read import Frames, PointRun, batch, read_frames, read_runs
@@ -94,6 +95,7 @@ def _describe_point(
         "missing": max(int(manifest.get("repeat", 1)) - len(done), 0),
         "metrics": None, "between": None, "stages": None, "slow_stages": None, "throughput": None,
         "delivered_rate": None, "goodput_per_s": None, "batch": None, "binding": None, "slo": [], "device": None,
+        "economy": None,
         **_load_of(used, point["values"]),
     }  # fmt: skip
     if not used:
@@ -141,7 +143,7 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
     reasons = [] if any(run.valid for run in used) else list(summaries[0]["invalid_reasons"])
     stages = {metric: means_ms(getattr(frames, name)) for metric, name in _EVENT_OF.items()}
     checks = [check for s in summaries for check in s["checks"]]
-    return {
+    told = {
         "verdict": verdict.overall(results, reasons),
         "reason": "; ".join(reasons) or None,
         "slo": [slo_row(result) for result in results],
@@ -159,6 +161,7 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
         "binding": decide(stages["e2e"], checks, summaries[0].get("roofline")).to_dict(),
         "device": manifest.get("device"),
     }  # fmt: skip
+    return told | {"economy": describe_economy(told, summaries, manifest, frames.measured)}
 
 
 def _figures(measured: pd.DataFrame, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from analysis.figures import percentile_key
+from analysis.points.economy import economy_section
 from analysis.points.pictures import Sight, latency, stack_columns, stages_shown, tradeoff
 from analysis.provenance import UNKNOWN, Provenance, hardware_words
 from analysis.report import marks
@@ -42,6 +43,7 @@ def page(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         _points_section(sweep, origin),
         _growth_section(sweep, origin),
         _binding_section(sweep, origin),
+        economy_section(sweep, origin),
         _how_section(manifest),
     ]
     version = manifest.get("versions", {}).get("gapmeter", "")

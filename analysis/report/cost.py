@@ -64,10 +64,10 @@ def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
 
 def _figures(cost: Mapping[str, Any], name: str) -> list[Value | str]:
     amount = cost.get(f"{name}_usd")
-    return [Value(usd(amount), amount), _span(cost.get(f"{name}_usd_ci"))]
+    return [Value(usd(amount), amount), span(cost.get(f"{name}_usd_ci"))]
 
 
-def _span(bounds: tuple[float | None, float | None] | None) -> str:
+def span(bounds: tuple[float | None, float | None] | None) -> str:
     """``$0.01 .. $0.02``; an end that nothing bounds is told in words."""
     if not bounds:
         return DASH
@@ -91,7 +91,7 @@ def cost_picture(cost: Mapping[str, Any]) -> Fragment:
         parts.append(el("text", "← not looked for", x=2, y=_LINE + 4, class_="note"))
     dot = el("title", f"{usd(value)} a request")
     parts.append(el("circle", dot, cx=percent(x(value)), cy=_LINE, r=4, class_="sample"))
-    return chart("cost", _HEIGHT, "Cost of a request at the SLA", f"{_span((low, high))} a request", group(parts))
+    return chart("cost", _HEIGHT, "Cost of a request at the SLA", f"{span((low, high))} a request", group(parts))
 
 
 def _tick(amount: float, x: Any) -> Fragment:

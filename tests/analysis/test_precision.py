@@ -6,7 +6,7 @@ import pytest
 
 from analysis.devices import CPU, catalogue
 from analysis.economics import emulation_warning
-from analysis.precision import cpu_formats, precision_row, refusal, support
+from analysis.precision import cpu_formats, refusal, support
 
 ICE_LAKE = {"avx512f", "avx512_vnni"}
 SAPPHIRE_RAPIDS = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
@@ -51,15 +51,3 @@ def test_an_emulated_result_says_so_beside_every_latency() -> None:
     assert warning.text == "emulated: CPU has no native float16 arithmetic"
     assert warning.flag == "--set server.precision=float32"
     assert emulation_warning({"target": {}}) == []
-
-
-def test_a_sweep_over_precision_reads_cost_energy_capacity_and_latency_side_by_side() -> None:
-    summary = {
-        "cost": {"per_request_usd": 2e-6, "per_request_usd_ci": [1e-6, 2e-6], "rate": {"low": 8.0, "high": 9.0}},
-        "energy": {"per_request_j": None},
-        "metrics": {"ttft": {"p99_ms": 40.0, "p99_ci_ms": [35.0, 48.0]}},
-    }
-    told = support("float16", catalogue()[CPU], ICE_LAKE).to_dict()
-    row = precision_row(summary, {"scenario": {"server": {"precision": "float16"}}, "target": {"precision": told}})
-    assert (row.precision, row.emulated, row.cost_usd, row.rate, row.rate_high) == ("float16", True, 2e-6, 8.0, 9.0)
-    assert (row.energy_j, row.ttft_p99_ms, row.ttft_p99_ci_ms, row.itl_p99_ms) == (None, 40.0, [35.0, 48.0], None)
