@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cost import describe_cost, describe_tokens, usd
+from analysis.cost import describe_cost, describe_tokens, price_words, usd
 from analysis.economics import describe_value
+from analysis.figures import percentile_key
+from analysis.price import Price
 from analysis.provenance import Provenance
-from analysis.report.cost import span
 from analysis.report.figure import Row, Table, Value, written
 from analysis.report.numbers import DASH, bounds, count, duration, significant
 from analysis.report.shell import Section
@@ -20,9 +21,8 @@ _LEAD = (
     "a rate that held the SLOs: at most, since nobody looked further up. A point that missed them has no cost."
 )
 _HEADERS = (
-    "point", "precision", "cost of a request", "95 % interval", "of a million output tokens", "J a request",
-    "output tokens per J", "good requests for $1", "SLOs held at", "TTFT p99", "95 % interval", "ITL p99",
-    "95 % interval", "why there is no cost",
+    "point", "precision", "cost of a request", "of a million output tokens", "J a request", "output tokens per J",
+    "good requests for $1", "SLOs held at",
 )  # fmt: skip
 
 
@@ -62,45 +62,42 @@ def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | N
     """The points' economies as a table; None for a sweep without measured points."""
     shown = [sweep["points"][at] for entry in sweep["series"] for at in entry["points"]]
     shown = [point for point in shown if point.get("economy")]
-    rows = [economy_row(point) for point in shown]
-    if not rows:
+    if not shown:
         return None
-    table = Table("Cost, efficiency and value", _HEADERS, rows, words=2)
-    default = next(
-        (p["economy"]["cost"] for p in shown if p.get("economy") and p["economy"]["cost"].get("price")), None
-    )
-    price = f" {price_note(default)}" if default else ""
-    return Section("economy", "Cost, efficiency, value", written(table, origin), f"{_LEAD}{price}", "cost")
+    levels = {metric: percentile_key(sweep["levels"][metric] or 99.0) for metric in ("ttft", "itl")}
+    heads = [f"{metric.upper()} {level}" for metric, level in levels.items()]
+    rows = [economy_row(point, levels) for point in shown]
+    name = "Cost, efficiency and value"
+    table = Table(name, [*_HEADERS, *heads, "why there is no cost"], rows, words=2)
+    priced = [point["economy"]["cost"] for point in shown if point["economy"]["cost"].get("price")]
+    price = f" The price is {price_note(priced[0]['price'])}." if priced else ""
+    return Section("economy", name, written(table, origin), f"{_LEAD}{price}", "cost")
 
 
-def economy_row(point: Mapping[str, Any]) -> Row:
-    """One point's cells, in the order of the headers."""
-    economy, metrics = point["economy"], point["metrics"]
+def economy_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
+    """One point's cells, in the order of the headers; ``levels``: at which percentile each metric is told (p99)."""
+    economy = point["economy"]
     cost, energy, worth = economy["cost"], economy["energy"], economy["value"]["good_requests_per_usd"]
     held = (cost.get("rate") or {}).get("low")
-    ttft, itl = (metrics[name] for name in ("ttft", "itl"))
     return [
         point["label"],
         f"{economy['precision']}{', emulated' if economy['emulated'] else ''}",
-        Value(usd(cost["per_request_usd"]), cost["per_request_usd"]),
-        span(cost.get("per_request_usd_ci")),
-        Value(usd(cost.get("per_million_output_tokens_usd")), cost.get("per_million_output_tokens_usd")),
+        _dollars(cost["per_request_usd"]),
+        _dollars(cost.get("per_million_output_tokens_usd")),
         _number(energy["per_request_j"]),
         _number(energy["tokens_per_watt"]),
         Value(count(worth), worth),
         Value(DASH if held is None else f"{significant(held)} req/s", held),
-        *(cell for found in (ttft, itl) for cell in (_p99(found), bounds(*(found["p99_ci_ms"] or (None, None))))),
+        *(_latency(point["metrics"][metric], level) for metric, level in levels.items()),
         cost["reason"] or "",
     ]
 
 
-def price_note(cost: Mapping[str, Any]) -> str:
+def price_note(price: Mapping[str, Any]) -> str:
     """Whose price the table is at."""
-    price = cost["price"]
     mend = "; say yours with cost.usd_per_hour" if price["is_default"] else ""
-    return (
-        f"{price['units']} x {price['device']} at {usd(price['usd_per_unit_hour'])} an hour, {price['source']}{mend}."
-    )
+    fields = {name: value for name, value in price.items() if name != "usd_per_hour"}
+    return f"{price_words(Price(**fields))}{mend}"
 
 
 def _energy(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -114,8 +111,14 @@ def _energy(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"per_request_j": joules / requests, "tokens_per_watt": tokens / joules}
 
 
-def _p99(found: Mapping[str, Any]) -> Value:
-    return Value(duration(found["p99_ms"]), found["p99_ms"])
+def _latency(found: Mapping[str, Any], level: str) -> Value:
+    """A percentile and its interval in one cell."""
+    value, ends = found[f"{level}_ms"], found[f"{level}_ci_ms"]
+    return Value(DASH if value is None else f"{duration(value)} ({bounds(*(ends or (None, None)))})", value)
+
+
+def _dollars(value: float | None) -> Value:
+    return Value(usd(value), value)
 
 
 def _number(value: float | None) -> Value:

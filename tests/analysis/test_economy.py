@@ -47,18 +47,19 @@ def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_o
 
 
 def test_a_point_that_missed_its_slos_has_a_dash_and_the_reason() -> None:
-    row = economy_row(point("FAIL", "float16", None, emulated=True))
+    row = economy_row(point("FAIL", "float16", None, emulated=True), {"ttft": "p99", "itl": "p99"})
     said = [getattr(cell, "text", cell) for cell in row]
     assert said[1] == "float16, emulated"
-    assert said[2:9] == ["–"] * 7
-    assert said[9:13] == ["40.0 ms", "35.0 .. 48.0 ms", "9.00 ms", "not estimable"]
-    assert "the SLOs were missed" in said[13]
+    assert said[2:8] == ["–"] * 6
+    assert said[8:10] == ["40.0 ms (35.0 .. 48.0 ms)", "9.00 ms (not estimable)"]
+    assert "the SLOs were missed" in str(said[10])
 
 
 def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None:
     points = [point("PASS"), point("FAIL", "float32"), {"economy": None, "label": "fp8"}]
-    section = economy_section({"points": points, "series": [{"points": [0, 1, 2]}]}, ORIGIN)
+    levels = {"ttft": 99.0, "itl": None}
+    section = economy_section({"points": points, "series": [{"points": [0, 1, 2]}], "levels": levels}, ORIGIN)
     assert section is not None
-    assert section.lead.endswith("1 x H100-SXM at $2.00 an hour, the scenario's price.")
+    assert section.lead.endswith("The price is 1 x H100-SXM at $2.00 an hour, the scenario's price.")
     assert "bfloat16" in section.body and "float32" in section.body and "fp8" not in section.body
-    assert economy_section({"points": points[2:], "series": [{"points": [0]}]}, ORIGIN) is None
+    assert economy_section({"points": points[2:], "series": [{"points": [0]}], "levels": levels}, ORIGIN) is None
