@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gapmeter_probe.records import Span
 
-from servers.simulated.loop import Action, EngineLoop
+from servers.simulated.loop import Action, EngineLoop, Listener
 from servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
 from servers.simulated.times import Durations, StageTimes
 
@@ -68,8 +68,10 @@ class Outcome:
         return self.scheduled_ns - self.added_ns
 
 
-def simulate(arrivals: Iterable[Arrival], settings: Settings) -> list[Outcome]:
+def simulate(arrivals: Iterable[Arrival], settings: Settings, watch: Listener | None = None) -> list[Outcome]:
     """The outcome of each arrival, in the order given; none of them is refused for lack of room in the queue.
+
+    ``watch`` hears what the engine does too; requests are numbered as the arrivals are.
 
     Deterministic for given settings. Raises ValueError for an arrival that could never run within the limits.
     """
@@ -79,7 +81,8 @@ def simulate(arrivals: Iterable[Arrival], settings: Settings) -> list[Outcome]:
     durations = Durations(settings.times)
     scheduler = Scheduler(settings.limits)
     api = _ApiServer(durations, timeline, tracker)
-    engine = EngineLoop(scheduler, durations, timeline, tracker, api.forward)
+    listener = tracker if watch is None else _Both(tracker, watch)
+    engine = EngineLoop(scheduler, durations, timeline, listener, api.forward)
     for key, arrival in sorted(enumerate(asked), key=lambda item: item[1].due_ns):
         request = Request(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
         scheduler.check(request)
@@ -197,3 +200,35 @@ class _Tracker:
             preemptions=self._preemptions[key],
             cached_tokens=self._cached[key],
         )
+
+
+class _Both:
+    """Two listeners as one."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def begin(self, stage: Span, ref: int) -> None:
+        """As the engine says it."""
+        for each in self._listeners:
+            each.begin(stage, ref)
+
+    def end(self, stage: Span, ref: int, meant_ns: int) -> None:
+        """As the engine says it."""
+        for each in self._listeners:
+            each.end(stage, ref, meant_ns)
+
+    def planned(self, plan: StepPlan, asynchronous: bool) -> None:
+        """As the engine says it."""
+        for each in self._listeners:
+            each.planned(plan, asynchronous)
+
+    def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
+        """As the engine says it."""
+        for each in self._listeners:
+            each.emitted(seq, emissions)
+
+    def aborted(self, key: int) -> None:
+        """As the engine says it."""
+        for each in self._listeners:
+            each.aborted(key)

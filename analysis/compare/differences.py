@@ -1,0 +1,202 @@
+"""Differences between two sides, each of one run or several, with intervals that hold for correlated requests.
+
+A difference is B minus A. Its standard error has two parts. *Within* runs: the stationary block bootstrap of
+analysis.compare.bootstrap, every run drawn by itself; where both sides issued the same planned requests in an open
+loop, a pair of runs is drawn together, request i of one with request i of the other, so that what the plan did to both
+cancels out. *Between* runs: where a side has several, the variance of the runs' own estimates about their side's mean,
+s^2 (1/k_A + 1/k_B); where that is larger than the one within, it is taken instead.
+
+The interval is difference +- t * error with Student's t at the degrees of freedom behind the error that was taken: the
+number of blocks less one, and no more than twice the number of independent values beyond the percentile (the spacing
+around a quantile is known from those alone); between runs, k_A + k_B - 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from analysis import quantiles
+from analysis.compare.resample import Figures, Pair, align, pooled_sample
+from analysis.compare.sides import STAGE_NAMES, Run
+from analysis.metrics import METRICS
+from analysis.quantiles import Floats
+
+CONFIDENCE = 0.95
+POWER = 0.8
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """B minus A of one figure, in ns, with its 95 % interval; ``p`` is two-sided, ``df`` belong to ``error``.
+
+    All but ``a`` and ``b`` are None where the samples cannot support the figure, and ``why`` says so.
+    """
+
+    a: float | None
+    b: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
+    df: float | None = None
+    p: float | None = None
+    why: str = ""
+
+    @property
+    def supported(self) -> bool:
+        return self.difference is not None
+
+    def half_width(self, confidence: float) -> float:
+        """Half the interval's width at any confidence; infinite where there is no interval."""
+        if self.error is None or self.df is None:
+            return math.inf
+        return float(stats.t.ppf((1 + confidence) / 2, self.df)) * self.error
+
+    def least(self, confidence: float) -> float:
+        """The smallest true difference that the test at this confidence finds in 80 of 100 such comparisons."""
+        if self.error is None or self.df is None:
+            return math.inf
+        return self.half_width(confidence) + float(stats.t.ppf(POWER, self.df)) * self.error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Differences:
+    """Everything that was compared.
+
+    ``metrics[metric][percentile]``; ``stages[event][stage]``: of the means, which add up to ``totals[event]``;
+    ``shares[event][stage]``: 95 % interval of a stage's share of that, None where the total may be 0;
+    ``stage_percentiles[event][stage][percentile]``. ``unmeasured[event]``: stages that not every run measured; their
+    time is in ``unexplained``. ``counts`` are the requests of each side, ``block`` the mean length of the blocks.
+    """
+
+    paired: bool
+    why_not_paired: str
+    counts: tuple[int, int]
+    runs: tuple[int, int]
+    block: float
+    resamples: int
+    metrics: Mapping[str, Mapping[float, Difference]]
+    stages: Mapping[str, Mapping[str, Difference]]
+    totals: Mapping[str, Difference]
+    shares: Mapping[str, Mapping[str, tuple[float, float] | None]]
+    stage_percentiles: Mapping[str, Mapping[str, Mapping[float, Difference]]]
+    unmeasured: Mapping[str, tuple[str, ...]]
+
+
+def compare_sides(
+    side_a: Sequence[Run], side_b: Sequence[Run], percentiles: Mapping[str, Sequence[float]],
+    stage_percentiles: Sequence[float] = (), *, resamples: int = RESAMPLES,
+) -> Differences:  # fmt: skip
+    """Compare two sides. ``percentiles``: of each metric, which. Deterministic; swapped sides give swapped signs."""
+    a, b, why = align(side_a, side_b)
+    pair = Pair(a, b, paired=not why, percentiles=percentiles, stage_percentiles=stage_percentiles)
+    judge = _Judge(pair, resamples)
+    names = {event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known}
+    totals = {event: judge.mean(event, len(STAGE_NAMES)) for event in names}
+    each = {event: {name: STAGE_NAMES.index(name) for name in own} for event, own in names.items()}
+    return Differences(
+        paired=not why,
+        why_not_paired=why,
+        counts=(sum(run.count for run in a), sum(run.count for run in b)),
+        runs=(len(a), len(b)),
+        block=pair.block,
+        resamples=resamples,
+        metrics={m: {p: judge.percentile(m, i) for i, p in enumerate(percentiles[m])} for m in METRICS},
+        stages={event: {n: judge.mean(event, i) for n, i in own.items()} for event, own in each.items()},
+        totals=totals,
+        shares={
+            event: {n: judge.share(event, i, totals[event]) for n, i in own.items()} for event, own in each.items()
+        },
+        stage_percentiles=judge.stages() if stage_percentiles else {},
+        unmeasured={event: tuple(n for n in STAGE_NAMES if n not in own) for event, own in names.items()},
+    )
+
+
+class _Judge:
+    """Turns resamples into intervals."""
+
+    def __init__(self, pair: Pair, resamples: int) -> None:
+        self._pair = pair
+        self._now, self._drawn = pair.as_it_is(), pair.drawn(resamples)
+        self._alone: list[list[Figures]] = pair.of_each_run() if max(map(len, pair.sides)) > 1 else [[], []]
+        blocks = [sum(run.count for run in side) / pair.block for side in pair.sides]
+        self._blocks = min(blocks) - 1 if pair.paired else sum(blocks) - 2
+
+    def percentile(self, metric: str, part: int) -> Difference:
+        """One percentile of one metric; unsupported where either side's sample does not reach it."""
+        percentile = self._pair.percentiles[metric][part]
+        samples = [pooled_sample(side) for side in self._pair.samples[metric]]
+        short = [s for s in samples if not quantiles.estimate(s, percentile).supported]
+        name = f"p{percentile:g}"
+        if short:
+            a, b = self._ends(metric, part)
+            return Difference(a, b, why=f"{min(s.count for s in short):,} values on a side do not support {name}")
+        return self._difference(metric, part, _beyond(samples, percentile))
+
+    def mean(self, event: str, part: int) -> Difference:
+        """A stage's mean, or the whole wait's."""
+        return self._difference(event, part, math.inf)
+
+    def stages(self) -> dict[str, dict[str, dict[float, Difference]]]:
+        """The percentiles of every stage that is not 0 throughout; of few independent values, as of metrics."""
+        metric = {"first_token": "ttft", "last_token": "e2e"}
+        found: dict[str, dict[str, dict[float, Difference]]] = {}
+        for event, stages in self._pair.shown.items():
+            samples = [pooled_sample(side) for side in self._pair.samples[metric[event]]]
+            found[event] = {}
+            for stage in stages:
+                found[event][STAGE_NAMES[stage]] = {
+                    p: self._difference(f"{event}.{stage}", i, _beyond(samples, p))
+                    for i, p in enumerate(self._pair.stage_percentiles)
+                    if all(quantiles.estimate(s, p).supported for s in samples)
+                }
+        return found
+
+    def share(self, event: str, part: int, total: Difference) -> tuple[float, float] | None:
+        """95 % interval of a stage's share of the whole difference; None where that may be 0."""
+        if total.low is None or total.high is None or total.low <= 0 <= total.high:
+            return None
+        diff = self._drawn[f"{event}/1"] - self._drawn[f"{event}/0"]
+        whole = diff[:, len(STAGE_NAMES)]
+        same = whole * (total.difference or 0.0) > 0
+        low, high = np.quantile(diff[same, part] / whole[same], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        return float(low), float(high)
+
+    def _ends(self, name: str, part: int) -> tuple[float | None, float | None]:
+        a, b = (float(self._now[f"{name}/{side}"][0, part]) for side in (0, 1))
+        return (None if math.isnan(a) else a), (None if math.isnan(b) else b)
+
+    def _difference(self, name: str, part: int, most_df: float) -> Difference:
+        a, b = self._ends(name, part)
+        drawn: Floats = self._drawn[f"{name}/1"][:, part] - self._drawn[f"{name}/0"][:, part]
+        if a is None or b is None or np.isnan(drawn).any():
+            return Difference(a, b, why="no values on a side")
+        error, df = float(drawn.std(ddof=1)), max(1.0, min(self._blocks, most_df))
+        between, runs = self._between(lambda figures, side: float(figures[f"{name}/{side}"][0, part]))
+        if between > error:
+            error, df = between, runs
+        difference = b - a
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error
+        p = 1.0 if difference == 0 else float(2 * stats.t.sf(abs(difference) / error, df)) if error > 0 else 0.0
+        return Difference(a, b, difference, difference - half, difference + half, error, df, p)
+
+    def _between(self, value: Callable[[Figures, int], float]) -> tuple[float, float]:
+        """Standard error of the difference as the runs of each side show it, and its degrees of freedom."""
+        sides = [[value(figures, number) for figures in side] for number, side in enumerate(self._alone)]
+        sizes = [len(side) for side in self._pair.sides]
+        df = sum(sizes) - 2
+        if df < 1 or any(math.isnan(v) for side in sides for v in side):
+            return 0.0, 1.0
+        squares = sum(float(((np.array(side) - np.mean(side)) ** 2).sum()) for side in sides)
+        return math.sqrt(squares / df * sum(1 / size for size in sizes)), float(df)
+
+
+def _beyond(samples: Sequence[quantiles.Sample], percentile: float) -> float:
+    """Twice the number of independent values beyond a percentile, on the side that has fewer."""
+    return 2 * min(s.n_eff(percentile) for s in samples) * min(percentile, 100 - percentile) / 100

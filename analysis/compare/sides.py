@@ -1,0 +1,141 @@
+"""One run as a comparison sees it: its measured requests in the order they were due, as arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis import figures as fig
+from analysis import quantiles
+from analysis.metrics import measured_requests, request_values_ns, succeeded, token_gaps
+from analysis.quantiles import Floats
+from analysis.stages import STAGES, UNEXPLAINED, column
+from recording import RunFolder
+
+Ints = NDArray[np.int64]
+PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
+STAGE_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), UNEXPLAINED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A run's measured requests, index i of every column the same one; times in ns.
+
+    ``planned``: shape (n, 5), what the plan says of each (index, turn, due after the run's t0, prompt and output tokens
+    asked for); ``values[metric]``: shape (n,), NaN where a request has none (it failed, or had one token); ``gaps_ns``
+    and ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``; ``ledgers[event]``: shape (n,
+    stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN columns where a stage is unmeasured.
+    ``open_loop``: arrivals did not wait for answers. ``manifest`` and ``summary`` are the run's documents.
+    """
+
+    name: str
+    open_loop: bool
+    planned: Ints
+    good: NDArray[np.bool_]
+    values: Mapping[str, Floats]
+    gaps_ns: Floats
+    gap_at_ns: Ints
+    gap_owner: Ints
+    ledgers: Mapping[str, Floats]
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        return len(self.planned)
+
+    def digest(self) -> bytes:
+        """Of what was measured: the seed of this run's resampling, so that it is the same on either side."""
+        parts = (self.planned, self.values["e2e"], self.values["ttft"])
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
+
+    def sample(self, metric: str) -> quantiles.Sample:
+        """A metric's values and what they are worth; successes only."""
+        if metric != "itl":
+            values = self.values[metric]
+            return quantiles.sample(values[~np.isnan(values)])
+        if not len(self.gaps_ns):
+            return quantiles.sample(np.zeros(0))
+        owners = np.unique(self.gap_owner, return_inverse=True)[1].astype(np.int64)
+        return quantiles.sample(self.gaps_ns, [owners, quantiles.time_blocks(self.gap_at_ns, self.gaps_ns)])
+
+    def rows(self, keep: Ints) -> Run:
+        """The same run with only these requests, in this order."""
+        place = np.full(self.count, -1, dtype=np.int64)
+        place[keep] = np.arange(len(keep))
+        owner = place[self.gap_owner]
+        kept = owner >= 0
+        return Run(
+            self.name, self.open_loop, self.planned[keep], self.good[keep],
+            {metric: values[keep] for metric, values in self.values.items()},
+            self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
+            {event: table[keep] for event, table in self.ledgers.items()}, self.manifest, self.summary,
+        )  # fmt: skip
+
+
+def read_run(path: Path) -> Run:
+    """A run's folder that has been analysed.
+
+    Raises FileNotFoundError when manifest, summary or tables are not there, ValueError when they are not JSON.
+    """
+    manifest = RunFolder(path).read_manifest()
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    requests = pd.read_parquet(path / "requests.parquet")
+    ledger = pd.read_parquet(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
+    if (summary.get("ledger") or {}).get("refused"):
+        ledger = None
+    return run_of(requests, ledger, manifest, summary, path.name)
+
+
+def run_of(
+    requests: pd.DataFrame, ledger: pd.DataFrame | None, manifest: Mapping[str, Any], summary: Mapping[str, Any],
+    name: str,
+) -> Run:  # fmt: skip
+    """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
+    measured = measured_requests(requests)
+    good = succeeded(measured)
+    gaps = token_gaps(measured, good)
+    values = {metric: np.where(good, request_values_ns(measured, metric), np.nan) for metric in PER_REQUEST}
+    return Run(
+        name=name,
+        open_loop=manifest["plan"]["loop"] == "open",
+        planned=_planned(measured, int(manifest["plan"].get("t0_ns", 0))),
+        good=good,
+        values=values,
+        gaps_ns=gaps.gap_ns,
+        gap_at_ns=gaps.at_ns,
+        gap_owner=gaps.row,
+        ledgers={event: _ledger_of(ledger, measured, event) for event in fig.EVENTS},
+        manifest=manifest,
+        summary=summary,
+    )
+
+
+def _planned(measured: pd.DataFrame, t0_ns: int) -> Ints:
+    due = measured["due_ns"].to_numpy(np.int64) - t0_ns
+    names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")
+    index, turn, prompt, output = (measured[name].fillna(-1).to_numpy(np.int64) for name in names)
+    return np.stack([index, turn, due, prompt, output], axis=1)
+
+
+def _ledger_of(ledger: pd.DataFrame | None, measured: pd.DataFrame, event: str) -> Floats:
+    """Shape (n, stages). What is unmeasured in every ledger stays NaN; in a few, its time is in their remainder."""
+    out = np.full((len(measured), len(STAGE_NAMES)), np.nan)
+    if ledger is None or not len(ledger):
+        return out
+    rows = ledger[(ledger["event"] == event).to_numpy(bool)].set_index("request_id")
+    there = measured["request_id"].isin(rows.index).to_numpy(bool)
+    rows = rows.loc[measured["request_id"][there]]
+    for number, name in enumerate(STAGE_NAMES):
+        if column(name) in rows:
+            values = rows[column(name)].to_numpy(np.float64, na_value=np.nan)
+            out[there, number] = values if np.isnan(values).all() else np.nan_to_num(values)
+    return out
