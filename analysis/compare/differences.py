@@ -177,7 +177,7 @@ class _Judge:
         drawn: Floats = self._drawn[f"{name}/1"][:, part] - self._drawn[f"{name}/0"][:, part]
         if a is None or b is None or np.isnan(drawn).any():
             return Difference(a, b, why="no values on a side")
-        error, df = float(drawn.std(ddof=1)), max(1.0, min(self._blocks, most_df))
+        error, df = float(drawn.std(ddof=1)) / self._pair.too_small, max(1.0, min(self._blocks, most_df))
         between, runs = self._between(lambda figures, side: float(figures[f"{name}/{side}"][0, part]))
         if between > error:
             error, df = between, runs

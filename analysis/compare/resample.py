@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ EVENTS: tuple[str, ...] = ("first_token", "last_token")
 FEWEST = 16
 _MOST_VALUES = 4_000_000  # drawn at a time
 _TAILS = (0.9, 0.99)
+_LONGER = 2.0  # a block length that is best for the variance leaves it too small; an interval suffers more from that
+_MOST_BLOCK = 0.25  # of a run
 _RESIDUAL = len(STAGE_NAMES) - 1
 
 Indices = NDArray[np.int32]
@@ -50,8 +53,9 @@ def _keys(run: Run) -> NDArray[np.int64]:
 class Pair:
     """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
 
-    ``samples[metric][side]`` are the runs' samples; ``block`` the mean length of the blocks that are drawn, the longest
-    that any of the runs' metrics asks for.
+    ``samples[metric][side]`` are the runs' samples; ``block`` the mean length of the blocks that are drawn: twice the
+    longest that any of the runs' metrics asks for. ``too_small`` is what the spread of resamples is short by, since a
+    block varies about the mean of the run that it is a part of: with geometric lengths L, 1 - E[L^2] / (E[L] n).
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class Pair:
         self.sides, self.paired = (list(a), list(b)), paired
         self.percentiles, self.stage_percentiles = percentiles, tuple(stage_percentiles)
         runs = [*a, *b]
-        self.block = max(_block(run) for run in runs)
+        fewest = min(run.count for run in runs)
+        self.block = max(1.0, min(_LONGER * max(_block(run) for run in runs), _MOST_BLOCK * fewest))
+        self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
         self.samples = {metric: [[run.sample(metric) for run in side] for side in self.sides] for metric in METRICS}
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
         measured = {event: [_measured(run, event) for run in runs] for event in EVENTS}

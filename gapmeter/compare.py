@@ -1,0 +1,169 @@
+"""``gapmeter compare``: runs that are there, or runs of a scenario made in turn, compared and written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+from gapmeter.resolve import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where a comparison goes: its folder among ``runs``, and beside it."""
+
+    runs: Path = Path("runs")
+    as_json: bool = False
+    markdown: Path | None = None
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison's folder, its document, and the exit code that says how it went."""
+
+    folder: Path
+    document: dict[str, Any]
+    exit_code: int
+
+
+def compare_folders(
+    sides: Sequence[Sequence[Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
+    runs: Path = Path("runs"), command: str = "",
+) -> Compared:  # fmt: skip
+    """Compare runs by their folders, each side one or several, and write ``compare.json`` and ``report.html``.
+
+    Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
+    read together.
+    """
+    _distinct(sides)
+    from analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
+    from analysis.compare.page import write_page
+    from analysis.compare.protocol import NotReadable
+
+    read = [Side(tuple(_read(path) for path in side)) for side in sides]
+    for side, paths in zip(read, sides, strict=True):
+        for run, path in zip(side.runs, paths, strict=True):
+            if not run.count:
+                raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
+    try:
+        document = compare(read, factors, force=force, in_turn=in_turn, command=command)
+    except NotReadable as error:
+        raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
+    folder = _folder(runs, sides)
+    try:
+        (folder / "compare.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_page(folder, document, [side.first for side in read])
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}", errors.USAGE) from error
+    counts = document["comparable"] or document["forced"]
+    return Compared(folder, document, errors.OK if counts else errors.NOT_VALID)
+
+
+def run_in_turn(
+    scenario: str, a: Sequence[str], b: Sequence[str], pairs: int, overrides: Sequence[str] = (),
+    runs: Path = Path("runs"), *, quiet: bool = False,
+) -> list[list[Path]]:  # fmt: skip
+    """Run a scenario under two sets of overrides in the order A B B A …, so that a drift meets both sides alike.
+
+    Returns the folders by side. Raises UserError as a run does, and when one is interrupted.
+    """
+    changes = [[*overrides, *a], [*overrides, *b]]
+    for each in changes:
+        resolve(scenario, each)
+    from gapmeter.options import Options
+    from gapmeter.run import run_scenario
+
+    made: list[list[Path]] = [[], []]
+    for number, side in enumerate(order_of(pairs)):
+        _tell(f"run {number + 1} of {2 * pairs}: {'AB'[side]}, {' '.join((a, b)[side])}", quiet=quiet)
+        result = run_scenario(scenario, changes[side], Options(runs=runs, quiet=True))
+        if result.exit_code == errors.INTERRUPTED:
+            raise UserError(f"interrupted; {len(made[0]) + len(made[1])} runs are whole, in {runs}", errors.INTERRUPTED)
+        made[side].append(result.folder)
+    return made
+
+
+def order_of(pairs: int) -> Iterator[int]:
+    """0 for A and 1 for B: A B, then B A, and so on. The mean place of both sides is the same for even ``pairs``."""
+    for number in range(pairs):
+        yield from (0, 1) if number % 2 == 0 else (1, 0)
+
+
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """The scenario's keys that overrides set. Raises UserError for one that sets nothing."""
+    for override in overrides:
+        if "=" not in override:
+            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
+    return list(dict.fromkeys(override.partition("=")[0].strip() for override in overrides))
+
+
+def show(result: Compared, outputs: Outputs) -> None:
+    """Standard output for programs: the folder, or the document; people read standard error. Raises UserError."""
+    from analysis.compare.words import markdown, terminal
+
+    if outputs.markdown:
+        try:
+            outputs.markdown.write_text(markdown(result.document), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{outputs.markdown} cannot be written: {error.strerror}", errors.USAGE) from error
+    if outputs.as_json:
+        json.dump({**result.document, "folder": str(result.folder)}, sys.stdout)
+        print(flush=True)
+    else:
+        print(result.folder, flush=True)
+    if not outputs.quiet:
+        print(terminal(result.document, str(result.folder / "report.html")), file=sys.stderr)
+
+
+def _distinct(sides: Sequence[Sequence[Path]]) -> None:
+    seen: set[Path] = set()
+    for path in (path for side in sides for path in side):
+        if path.resolve() in seen:
+            raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
+        seen.add(path.resolve())
+
+
+def _read(path: Path) -> Any:
+    from analysis.compare.sides import read_run
+
+    try:
+        return read_run(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = Path(str(error.filename or "manifest.json")).name
+        remedy = "" if missing == "manifest.json" else f"; analyse it first: gapmeter report {path}"
+        raise UserError(f"{path} is not an analysed run's folder: no {missing}{remedy}", errors.USAGE) from error
+    except (OSError, ValueError, KeyError) as error:
+        text = f"{path} cannot be read as a run: {error!r}; analyse it again: gapmeter report {path}"
+        raise UserError(text, errors.USAGE) from error
+
+
+def _folder(runs: Path, sides: Sequence[Sequence[Path]]) -> Path:
+    names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-compare-{hashlib.sha256(names.encode()).hexdigest()[:6]}"
+    for attempt in range(1000):
+        folder = runs / (stem if attempt == 0 else f"{stem}.{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{folder} cannot be made: {error.strerror}", errors.USAGE) from error
+        return folder
+    raise UserError(f"{runs / stem}: a thousand comparisons of this name exist", errors.USAGE)
+
+
+def _tell(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        print(f"gapmeter: {text}", file=sys.stderr, flush=True)
+
+
+__all__ = ["Compared", "Outputs", "compare_folders", "keys_of", "order_of", "run_in_turn", "show"]
