@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from gapmeter_probe.records import Span
 from numpy.typing import NDArray
 
 from analysis.compare.sides import Run, run_of
 from analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter_probe.records import Span
 from servers.simulated.scheduler import Emission, StepPlan
 from servers.simulated.virtual import Arrival, Outcome, Settings, simulate
 
@@ -121,7 +121,9 @@ def _tables(
     cumulated = np.concatenate([np.zeros((1, len(_STEP)), np.int64), np.cumsum(steps.parts, axis=0)])
     ends = (("first_token", 0, requests["first_token_ns"]), ("last_token", -1, requests["last_token_ns"]))
     rows = [
-        _ledger(event, ids, end.to_numpy(np.int64), outcomes, cumulated, steps, [own[which] for own in steps.token_steps])
+        _ledger(
+            event, ids, end.to_numpy(np.int64), outcomes, cumulated, steps, [own[which] for own in steps.token_steps]
+        )
         for event, which, end in ends
     ]
     return requests, pd.concat(rows, ignore_index=True)

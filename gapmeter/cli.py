@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
+    _add_compare(commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is"))
     _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
     _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
     _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
@@ -132,6 +133,24 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     _add_outputs(parser)
     parser.set_defaults(call=_report)
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sides", nargs="*", metavar="RUN", help="a run's folder a side, or several with commas between")
+    parser.add_argument("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
+    parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
+    parser.add_argument("--run", metavar="SCENARIO", help="run it under --a and under --b, in turn, and compare")
+    parser.add_argument("--pairs", type=int, default=2, metavar="N", help="with --run: how many runs of each side")
+    _add_overrides(parser)
+    parser.add_argument(
+        "--factor", action="append", default=[], metavar="KEY", help="what may differ: server.max_batch"
+    )
+    parser.add_argument("--force", action="store_true", help="compare what is not comparable; every figure says so")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where folders go (default: runs)")
+    parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a pull request")
+    parser.add_argument("--quiet", action="store_true", help="nothing on standard error")
+    parser.set_defaults(call=_compare)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -261,6 +280,12 @@ def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunRe
             print_document(done)
     code = max(result.exit_code for result in done)
     return _say_exit(code) if arguments.quiet or len(done) > 1 else code  # a single summary ends with it
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from gapmeter.compare import compare_as_asked
+
+    return _say_exit(compare_as_asked(arguments, shlex.join(["gapmeter", *arguments.words])))
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
@@ -18,12 +19,17 @@ from gapmeter.resolve import resolve
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a comparison goes: its folder among ``runs``, and beside it."""
+    """Where a comparison goes beside its folder."""
 
-    runs: Path = Path("runs")
     as_json: bool = False
     markdown: Path | None = None
     quiet: bool = False
+
+    def check(self) -> None:
+        """Before any run, not after it: raises UserError for a file that could not be written."""
+        path = self.markdown
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,44 @@ def compare_folders(
         raise UserError(f"{folder} cannot be written: {error.strerror or error}", errors.USAGE) from error
     counts = document["comparable"] or document["forced"]
     return Compared(folder, document, errors.OK if counts else errors.NOT_VALID)
+
+
+def compare_as_asked(asked: argparse.Namespace, command: str) -> int:
+    """What ``gapmeter compare`` was told on its command line; returns the exit code. Raises UserError."""
+    outputs = Outputs(asked.json, asked.markdown, asked.quiet)
+    outputs.check()
+    factors = list(asked.factor)
+    if asked.run:
+        factors += keys_of([*asked.a, *asked.b])
+        sides = _runs_asked(asked)
+    else:
+        sides = _folders_asked(asked)
+    result = compare_folders(
+        sides, factors, force=asked.force, in_turn=bool(asked.run), runs=asked.runs, command=command
+    )
+    show(result, outputs)
+    return result.exit_code
+
+
+def _runs_asked(asked: argparse.Namespace) -> list[list[Path]]:
+    if asked.sides:
+        raise UserError(f"--run makes the runs itself; leave out {' '.join(asked.sides)}", errors.USAGE)
+    if not (asked.a or asked.b):
+        raise UserError("--run needs what differs: --a server.max_batch=4 --b server.max_batch=8", errors.USAGE)
+    if asked.pairs < 1:
+        raise UserError(f"--pairs {asked.pairs}: at least 1 run of each side", errors.USAGE)
+    return run_in_turn(asked.run, asked.a, asked.b, asked.pairs, asked.overrides, asked.runs, quiet=asked.quiet)
+
+
+def _folders_asked(asked: argparse.Namespace) -> list[list[Path]]:
+    if asked.overrides:
+        raise UserError("--set changes a scenario; it goes with --run SCENARIO", errors.USAGE)
+    given = [*asked.sides, *([",".join(asked.a)] if asked.a else []), *([",".join(asked.b)] if asked.b else [])]
+    sides = [[Path(part) for part in side.split(",") if part] for side in given]
+    if len(sides) < 2 or not all(sides):
+        text = "a comparison needs two sides: gapmeter compare RUN RUN, several runs a side as RUN,RUN"
+        raise UserError(text, errors.USAGE)
+    return sides
 
 
 def run_in_turn(

@@ -81,7 +81,7 @@ def counts_of(drawn: NDArray[np.int32]) -> Floats:
 
 
 def harrell_davis(rows: Floats, percentiles: Sequence[float]) -> Floats:
-    """Percentiles of each row, shape (rows, percentiles). NaN marks what is no value; a row without values gives NaN."""
+    """Percentiles of each row, shape (rows, percentiles). NaN marks what is no value; none gives NaN."""
     ordered = np.sort(rows, axis=1)  # NaN last
     known = rows.shape[1] - np.isnan(ordered).sum(axis=1)
     out = np.full((len(rows), len(percentiles)), np.nan)

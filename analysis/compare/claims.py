@@ -21,6 +21,7 @@ FASTER, SLOWER, MIXED, NOTHING, UNKNOWN = "faster", "slower", "mixed", "no diffe
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
 NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 # Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
+LEAST_CAUSE = 0.1  # of the difference: work that changed by less is no cause of it
 WAITS = frozenset(
     {"retry", "accept_wait", "core_wait", "engine_wait", "queue", "other_step", "interference", "preempted"}
 )
@@ -28,8 +29,11 @@ WAITS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure of the family. ``p_adjusted`` is Holm's; ``least_ns`` the smallest difference that would have been found
-    with 80 % probability; ``floor_ns`` the load tester's own error, 0 where it is unmeasured."""
+    """One figure of the family.
+
+    ``p_adjusted`` is Holm's; ``least_ns`` the smallest difference that would have been found with 80 % probability;
+    ``floor_ns`` the load tester's own error, 0 where it is unmeasured.
+    """
 
     metric: str
     percentile: float
@@ -60,8 +64,8 @@ class Change:
     """What accounts for the difference of the means to one event.
 
     ``stage`` has the largest share of it; ``cause`` the largest share among stages that are work and not a wait for
-    others' work (None where no such stage changed beyond its interval). Shares are of the whole difference. ``stage`` is
-    None where there is no difference to explain.
+    others' work (None where no such stage changed beyond its interval and has a tenth of the difference). Shares are
+    of the whole difference. ``stage`` is None where there is no difference to explain.
     """
 
     metric: str
@@ -123,7 +127,9 @@ def _claim(
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
 
 
-def _verdict(claims: Sequence[Claim], names: tuple[str, str], slos: Sequence[tuple[str, float]], family: int) -> Verdict:
+def _verdict(
+    claims: Sequence[Claim], names: tuple[str, str], slos: Sequence[tuple[str, float]], family: int
+) -> Verdict:
     metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in NAMES}
     word = _word(claims)
     confirmed = [c for c in claims if c.confirmed]
@@ -151,7 +157,9 @@ def _word(claims: Sequence[Claim]) -> str:
 
 
 def _claim_sentence(word: str, first: Claim, confirmed: Sequence[Claim], names: tuple[str, str]) -> str:
-    head = f"{names[1]} is {word} than {names[0]}" if word != MIXED else f"{names[1]} is faster in some, slower in others"
+    head = (
+        f"{names[1]} is {word} than {names[0]}" if word != MIXED else f"{names[1]} is faster in some, slower in others"
+    )
     others = [c.name for c in confirmed if c is not first]
     rest = f"; also beyond chance: {', '.join(others)}" if others else ""
     return f"{head}: {told(first.name, first.difference)}{rest}"
@@ -169,7 +177,7 @@ def _nothing_sentence(word: str, claims: Sequence[Claim], slos: Sequence[tuple[s
     least = c.least_ns or 0.0
     part = f" ({share(least / c.difference.a)})" if c.difference.a else ""
     return (
-        f"{NOTHING} in {len(able)} figures; {told(c.name, c.difference)}. A difference of {duration(least / 1e6)}{part} "
+        f"{NOTHING} in {len(able)} figures; {told(c.name, c.difference)}. One of {duration(least / 1e6)}{part} "
         f"in {c.name} would have been found with 80 % probability"
     )
 
@@ -178,7 +186,8 @@ def told(name: str, d: Difference) -> str:
     """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2), +4.7 %``."""
     if d.difference is None or d.a is None or d.b is None or d.low is None or d.high is None:
         return f"{name} not estimable"
-    text = f"{name} {duration(d.a / 1e6)} -> {duration(d.b / 1e6)}, {signed(d.difference)} ({bounds(d.low / 1e6, d.high / 1e6)})"
+    ends = bounds(d.low / 1e6, d.high / 1e6)
+    text = f"{name} {duration(d.a / 1e6)} -> {duration(d.b / 1e6)}, {signed(d.difference)} ({ends})"
     return f"{text}, {signed_share(d.difference / d.a)}" if d.a else text
 
 
@@ -207,14 +216,17 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
     total = found.totals[event]
     known = total.low is not None and total.high is not None
     if surest is None or not known or (total.low or 0.0) <= 0 <= (total.high or 0.0):
-        return Change(metric, event, *[None] * 7, _unexplained(metric, total, surest is not None))
+        nothing = _unexplained(metric, total, claimed=surest is not None)
+        return Change(metric, event, None, None, None, None, None, None, None, nothing)
     return _change(found, metric, event, total, device)
 
 
-def _unexplained(metric: str, total: Difference, claimed: bool) -> str:
+def _unexplained(metric: str, total: Difference, *, claimed: bool) -> str:
     mean = told(f"the mean {NAMES[metric]}", total)
     if claimed:
-        return f"{mean}: not beyond its interval, so its stages explain nothing; the difference lies in other percentiles"
+        return (
+            f"{mean}: not beyond its interval, so its stages explain nothing; the difference lies in other percentiles"
+        )
     return f"{mean}: no difference to explain"
 
 
@@ -223,11 +235,14 @@ def _change(found: Differences, metric: str, event: str, total: Difference, devi
     shares = {name: (d.difference or 0.0) / whole for name, d in found.stages[event].items()}
     stage = max(shares, key=lambda name: shares[name])
     work = [name for name in shares if name not in WAITS and shares[name] > 0 and _beyond(found.stages[event][name])]
+    work = [name for name in work if shares[name] >= LEAST_CAUSE]
     cause = max(work, key=lambda name: shares[name], default=None)
     interval = found.shares[event][stage]
     sentence = f"{told(f'the mean {NAMES[metric]}', total)}: {_part(stage, shares[stage], interval, device)}"
     if cause is not None and cause != stage:
-        follows = f", a wait that others' work causes; of the work itself, {cause} ({_owner(cause, device)}) changed most"
+        follows = (
+            f", a wait that others' work causes; of the work itself, {cause} ({_owner(cause, device)}) changed most"
+        )
         sentence += f"{follows}: {signed(found.stages[event][cause].difference or 0.0)}"
     return Change(
         metric, event, stage, _owner(stage, device), shares[stage], interval, cause,

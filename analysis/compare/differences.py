@@ -97,7 +97,9 @@ def compare_sides(
     a, b, why = align(side_a, side_b)
     pair = Pair(a, b, paired=not why, percentiles=percentiles, stage_percentiles=stage_percentiles)
     judge = _Judge(pair, resamples)
-    names = {event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known}
+    names = {
+        event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known
+    }
     totals = {event: judge.mean(event, len(STAGE_NAMES)) for event in names}
     each = {event: {name: STAGE_NAMES.index(name) for name in own} for event, own in names.items()}
     return Differences(

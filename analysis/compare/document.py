@@ -80,9 +80,7 @@ def _add_figures(
     slos = slos_of(sides[0].first)
     percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in METRICS}
     found = [compare_sides(sides[0].runs, side.runs, percentiles, _STAGE_PERCENTILES) for side in sides[1:]]
-    names = [
-        _names(letters[0], letter, each) for letter, each in zip(letters[1:], protocols, strict=True)
-    ]
+    names = [_names(letters[0], letter, each) for letter, each in zip(letters[1:], protocols, strict=True)]
     verdicts = claims.judge(found, names, floors_of(run for side in sides for run in side.runs), slos)
     device = _device(sides)
     document["comparisons"] = [
@@ -98,7 +96,7 @@ def _add_figures(
     headlines = [v.sentence for v in verdicts]
     if len(verdicts) == 1 and changed and changed["stage"]:
         headlines.append(changed["sentence"])
-    document["headline"] = f"{'. '.join(headlines)}."
+    document["headline"] = f"{'. '.join(each[0].upper() + each[1:] for each in headlines)}."
 
 
 def slos_of(run: Run) -> list[tuple[str, float]]:
@@ -211,7 +209,9 @@ def _metric(
     shown = {p: d for p, d in own.items() if p in _SHOWN or (metric, p) in claimed}
     return {
         "verdict": verdict.metrics[metric],
-        "percentiles": {percentile_key(p): _figure(d) | _claim_part(claimed.get((metric, p))) for p, d in shown.items()},
+        "percentiles": {
+            percentile_key(p): _figure(d) | _claim_part(claimed.get((metric, p))) for p, d in shown.items()
+        },
         "shift": [{"percentile": p, **_figure(own[p])} for p in _DECILES],
     }
 
@@ -291,15 +291,13 @@ def _method(found: Sequence[Differences], family: int, *, in_turn: bool) -> dict
 def _method_sentence(first: Differences, family: int, *, in_turn: bool) -> str:
     how = "drawn in pairs, since both sides issued the same plan" if first.paired else "each side drawn by itself"
     why = f" ({first.why_not_paired})" if first.why_not_paired else ""
-    runs = (
-        f"; {first.runs[0]} and {first.runs[1]} runs{' made in turn' if in_turn else ''}, whose spread counts where it is larger"
-        if max(first.runs) > 1
-        else ""
-    )
+    turn = " made in turn" if in_turn else ""
+    counted = f"; {first.runs[0]} and {first.runs[1]} runs{turn}, whose spread counts where it is larger"
+    runs = counted if max(first.runs) > 1 else ""
     return (
         f"{first.resamples:,} stationary block resamples (blocks of {first.block:.0f} requests on average, {how}{why}) "
-        f"of Harrell-Davis percentiles{runs}. Holm's correction over {family} figures: the chance that any difference is "
-        f"claimed where there is none is at most {share(1 - CONFIDENCE)}"
+        f"of Harrell-Davis percentiles{runs}. Holm's correction over {family} figures: the chance that any "
+        f"difference is claimed where there is none is at most {share(1 - CONFIDENCE)}"
     )
 
 

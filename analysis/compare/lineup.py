@@ -12,11 +12,11 @@ from analysis.figures import percentile_key
 from analysis.provenance import hardware_words, provenance_of
 
 _SHOWN = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
-# Of the parts that a summary may have: where the figure and its interval are, in the order in which they are tried.
-_PARTS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "capacity": ("capacity", ("rate",), "gapmeter capacity measures it"),
-    "cost": ("cost", ("usd_per_request", "per_request_usd", "per_request"), "it needs a capacity and a price"),
-    "energy": ("energy", ("joules_per_request", "per_request_j", "per_request"), "no energy counter was read"),
+# Of the parts that a summary may have: the figure's key, and what would measure it.
+_PARTS = {
+    "capacity": ("rate", "gapmeter capacity measures it"),
+    "cost": ("per_request_usd", "it needs a capacity and a price"),
+    "energy": ("per_request_j", "no counter of energy was read"),
 }
 
 
@@ -40,7 +40,7 @@ def _row(letter: str, runs: Sequence[Run]) -> dict[str, Any]:
         "verdict": first.summary.get("verdict"),
         "requests": sum(run.count for run in runs),
         "figures": figures,
-        **{name: _part(runs, *where) for name, where in _PARTS.items()},
+        **{name: _part(runs, name, *where) for name, where in _PARTS.items()},
     }
 
 
@@ -52,17 +52,18 @@ def _estimate(runs: Sequence[Run], metric: str, percentile: float) -> dict[str, 
     return {"value_ms": found.value / 1e6, "ci_ms": [found.low / 1e6, found.high / 1e6], "why": ""}
 
 
-def _part(runs: Sequence[Run], part: str, keys: Sequence[str], remedy: str) -> dict[str, Any]:
-    """A figure that only some runs have, of the first run that has it."""
+def _part(runs: Sequence[Run], part: str, key: str, remedy: str) -> dict[str, Any]:
+    """A figure that only some runs have, of the first run that has it, with its interval; else null and why."""
+    why = f"not in this run: {remedy}"
     for run in runs:
         known = run.summary.get(part)
-        if isinstance(known, Mapping):
-            for key in keys:
-                if isinstance(known.get(key), (int, float)):
-                    return {"value": float(known[key]), "low": known.get("low"), "high": known.get("high"), "why": ""}
-            if known.get("why"):
-                return {"value": None, "low": None, "high": None, "why": str(known["why"])}
-    return {"value": None, "low": None, "high": None, "why": f"not in this run; {remedy}"}
+        if not isinstance(known, Mapping):
+            continue
+        if isinstance(known.get(key), (int, float)):
+            ends = known.get(f"{key}_ci") or [known.get("low"), known.get("high")]
+            return {"value": float(known[key]), "ci": list(ends), "why": ""}
+        why = str(known.get("reason") or why)
+    return {"value": None, "ci": None, "why": why}
 
 
 def _devices(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

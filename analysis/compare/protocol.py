@@ -17,10 +17,8 @@ SUMMARY_VERSION = 1
 FACTOR, FOLLOWS, NOTED, BLOCKS = "factor", "follows", "noted", "blocks"
 NOT_RECORDED = "not recorded"
 
-_IGNORED = ("scenario.name", "scenario.summary")
-_NOTED = (
-    "scenario.slo", "scenario.repeat", "scenario.cost", "scenario.sweep", "scenario.server.ready_timeout", "scenario.doc",
-)  # fmt: skip
+_IGNORED = ("name", "summary")
+_NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
 _FLOOR_FACTOR = 1.5
 # a factor's beginning: what differs because of it
 _FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -86,13 +84,15 @@ def check(
         sides.append(facts_of(manifest, summary))
     differing = [key for key in sorted({*sides[0], *sides[1]}) if _differ(key, *(side.get(key) for side in sides))]
     named = tuple(factors) or _recognize(differing)
-    facts = [Fact(key, *(_words(side.get(key)) for side in sides), _meaning(key, named)) for key in differing]
-    facts += [*_floor(sides[0]["floor"], sides[1]["floor"], named)]
-    facts += [
-        Fact("validity", *(_words(side) for side in both), BLOCKS)
-        for both in [(_invalid(a, summary_a), _invalid(b, summary_b))]
-        if any(both)
+    one, other = sides
+    repeats = a.get("repeat") != b.get("repeat")
+    facts = [
+        Fact(key, _words(one.get(key)), _words(other.get(key)), _meaning(key, named, repeats=repeats))
+        for key in differing
     ]
+    facts += _floor(one["floor"], other["floor"], named)
+    unsound = _invalid(a, summary_a), _invalid(b, summary_b)
+    facts += [Fact("validity", _words(unsound[0]), _words(unsound[1]), BLOCKS)] if any(unsound) else []
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
     return Protocol(named, not factors and bool(named), found)
@@ -105,19 +105,19 @@ def _readable(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
     ):
         if found != known:
             by = manifest.get("versions", {}).get("gapmeter", "an unknown version")
-            raise NotReadable(f"{what} is in version {found} of the format (gapmeter {by}), this gapmeter reads {known}")
+            raise NotReadable(
+                f"{what} is in version {found} of the format (gapmeter {by}), this gapmeter reads {known}"
+            )
 
 
 def facts_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that two comparable runs share, flat, by key. The scenario's keys are as in its file."""
-    scenario = manifest.get("scenario") or {}
-    flat = {f"scenario.{key}": value for key, value in _flatten(scenario, 2).items()}
+    flat = _flatten(manifest.get("scenario") or {}, 2)
     target, versions = manifest.get("target") or {}, manifest.get("versions") or {}
     engine = {"command": _command(target.get("command")), "env": _environment(target.get("env"))}
-    told = {k: v for k, v in target.items() if k not in ("url", "model", "command", "env")}
+    told = _flatten({k: v for k, v in target.items() if k not in ("url", "model", "command", "env")}, 2)
     placement = manifest.get("placement") or {}
-    out = {key.removeprefix("scenario."): value for key, value in flat.items() if key not in (*_IGNORED, *_NOTED)}
-    out |= {key: value for key, value in flat.items() if key in _NOTED}
+    out = {key: value for key, value in flat.items() if key not in _IGNORED}
     out |= {f"engine.{key}": value for key, value in (engine | told).items()}
     out |= {f"hardware.{key}": value for key, value in (manifest.get("hardware") or {}).items() if key != "memory_gib"}
     out |= {f"versions.{key}": value for key, value in versions.items()}
@@ -140,7 +140,7 @@ def _flatten(value: Mapping[str, Any], depth: int, before: str = "") -> dict[str
 
 
 def _command(words: Sequence[str] | None) -> str | None:
-    """The engine's command line without what belongs to the place: the interpreter, host, port, folders above models."""
+    """The engine's command line without what belongs to the place: interpreter, host, port, folders above models."""
     if not words:
         return None
     kept, skip = [], False
@@ -169,21 +169,28 @@ def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
     return (keys[0],) if len(keys) == 1 else ()
 
 
-def _meaning(key: str, factors: Sequence[str]) -> str:
-    if key in _NOTED:
+def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> str:
+    """``repeats``: the runs are different repeats of a scenario, which ask with fresh texts."""
+    if any(_within(key, noted) for noted in _NOTED) or (repeats and key == "plan"):
         return NOTED
-    if any(key == factor or key.startswith(f"{factor}.") for factor in factors):
+    if any(_within(key, factor) for factor in factors):
         return FACTOR
     return FOLLOWS if any(_follows(key, factor) for factor in factors) else BLOCKS
 
 
+def _within(key: str, whole: str) -> bool:
+    return key == whole or key.startswith(f"{whole}.")
+
+
 def _follows(key: str, factor: str) -> bool:
     """Whether another value of the factor alone can make ``key`` differ."""
-    for start, behind in _FOLLOWS.items():
-        if factor == start or factor.startswith(start if start.endswith(".") else f"{start}."):
-            if any(key == each or (each.endswith(".") and key.startswith(each)) for each in behind):
-                return True
-    return False
+    behind = [
+        each
+        for start, those in _FOLLOWS.items()
+        if factor == start or factor.startswith(start if start.endswith(".") else f"{start}.")
+        for each in those
+    ]
+    return any(key == each or (each.endswith(".") and key.startswith(each)) for each in behind)
 
 
 def _floor(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, factors: Sequence[str]) -> list[Fact]:
@@ -197,7 +204,9 @@ def _floor(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, factors: Se
 
 
 def _floor_words(floor: Mapping[str, Any] | None) -> str:
-    return "unmeasured" if floor is None else f"p99 TTFT {floor['ttft_p99_ms']:.3g} ms, ITL {floor['itl_p99_ms']:.3g} ms"
+    return (
+        "unmeasured" if floor is None else f"p99 TTFT {floor['ttft_p99_ms']:.3g} ms, ITL {floor['itl_p99_ms']:.3g} ms"
+    )
 
 
 def _invalid(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]
     pooled = np.concatenate([run.gaps_ns for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
     values, table = bootstrap.binned(pooled, owner, int(firsts[-1]))
-    tables = [table[low:high] for low, high in zip(firsts[:-1], firsts[1:], strict=True)]
+    tables = [table[low:high] for low, high in pairwise(firsts)]
     return values, [tables[: len(sides[0])], tables[len(sides[0]) :]]
 
 

@@ -1,0 +1,135 @@
+"""A comparison in words: a few lines for the terminal, Markdown for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.compare.claims import NAMES, signed, signed_share
+from analysis.compare.protocol import BLOCKS
+from analysis.report.numbers import DASH, bounds, duration, significant
+
+Figure = Mapping[str, Any]
+
+
+def difference(figure: Figure) -> str:
+    """``+14.1 ms``, a dash where it is not estimable."""
+    ms = figure["difference_ms"]
+    return DASH if ms is None else signed(ms * 1e6)
+
+
+def interval(figure: Figure) -> str:
+    """``9.0 .. 19.2 ms``."""
+    return DASH if figure["ci_ms"] is None else bounds(*figure["ci_ms"])
+
+
+def relative(figure: Figure) -> str:
+    """``+4.7 %``."""
+    return DASH if figure["relative"] is None else signed_share(figure["relative"])
+
+
+def answer(figure: Figure) -> str:
+    """What may be said of one figure."""
+    if figure["difference_ms"] is None:
+        return figure["why"] or "not estimable"
+    if not figure.get("in_family"):
+        return "shown, not tested"
+    if figure["confirmed"]:
+        return "slower" if figure["difference_ms"] > 0 else "faster"
+    return f"no difference found (one of {duration(figure['least_ms'])} would be)"
+
+
+def probability(p: float | None) -> str:
+    """A p-value, ``< 0.0001`` below that."""
+    return DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2)
+
+
+def money(value: float | None) -> str:
+    return DASH if value is None else f"{significant(value)} USD"
+
+
+def part(known: Mapping[str, Any], unit: str) -> str:
+    """A figure that only some runs have, with its interval; a dash where there is none."""
+    if known["value"] is None:
+        return DASH
+    low, high = known["ci"] or (None, None)
+    ends = "" if low is None or high is None else f" ({significant(low)} .. {significant(high)})"
+    return f"{significant(known['value'])}{ends} {unit}"
+
+
+def terminal(document: Mapping[str, Any], report: str) -> str:
+    """The comparison in a few lines, plain text."""
+    lines = [f"{document['verdict']}  {document['headline']}", ""]
+    for each in document["protocol"]:
+        lines += [f"  {fact['meaning']:<8} {fact['key']}: {fact['a']} | {fact['b']}" for fact in each["facts"]]
+    for found in document["comparisons"]:
+        lines += [
+            "",
+            f"  {'':<10} {found['a'].split()[0]:>12} {found['b'].split()[0]:>12} {'difference':>12}  95 % interval",
+        ]
+        for metric, known in found["metrics"].items():
+            for key, figure in known["percentiles"].items():
+                if figure["in_family"] and figure["difference_ms"] is not None:
+                    lines.append(_line(metric, key, figure, forced=document["forced"]))
+        if found["changed"]:
+            lines += ["", f"  {found['changed']['sentence']}"]
+    lines += [f"  ! {text}" for text in document.get("warnings", ())]
+    if document["verdict"] == "NOT COMPARABLE":
+        lines += ["", "  " + remedy(document)]
+    return "\n".join([*lines, f"  report  {report}"])
+
+
+def _line(metric: str, key: str, figure: Figure, *, forced: bool) -> str:
+    name = f"{NAMES[metric]} {key}"
+    values = f"{duration(figure['a_ms']):>12} {duration(figure['b_ms']):>12} {difference(figure):>12}"
+    return f"  {name:<10} {values}  {interval(figure):<22} {answer(figure)}{'  NOT COMPARABLE' if forced else ''}"
+
+
+def remedy(document: Mapping[str, Any]) -> str:
+    """What to type where runs were refused."""
+    keys = {f["key"] for each in document["protocol"] for f in each["facts"] if f["meaning"] == BLOCKS}
+    declared = sorted(key for key in keys if key != "validity" and ", within" not in key)
+    if "validity" in keys or not declared:
+        return "run again what is not valid; --force compares all the same, and marks every figure"
+    listed = " ".join(f"--factor {key}" for key in declared)
+    return f"if that is what you compare: {listed}; --force compares all the same, and marks every figure"
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """A heading with the verdict, the metrics, what changed, warnings. Ends with a line feed."""
+    parts = [f"### {document['verdict']}", _plain(document["headline"])]
+    facts = [(f["meaning"], f["key"], f["a"], f["b"]) for each in document["protocol"] for f in each["facts"]]
+    if facts:
+        parts.append(table(("", "what differs", "A", "B"), facts))
+    for found in document["comparisons"]:
+        rows = [
+            _row(metric, key, f, forced=document["forced"])
+            for metric, known in found["metrics"].items()
+            for key, f in known["percentiles"].items()
+            if f["in_family"]
+        ]
+        head = ("", found["a"], found["b"], "difference", "95 % interval", "relative", "answer")
+        parts.append(table(head, rows))
+        if found["changed"]:
+            parts.append(_plain(found["changed"]["sentence"]))
+    parts += [f"- {_plain(text)}" for text in document.get("warnings", ())]
+    if document.get("method"):
+        parts.append(_plain(document["method"]["sentence"]) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(metric: str, key: str, f: Figure, *, forced: bool) -> tuple[str, ...]:
+    said = f"{answer(f)} (NOT COMPARABLE)" if forced else answer(f)
+    ends = (duration(f["a_ms"]), duration(f["b_ms"]))
+    return (f"{NAMES[metric]} {key}", *ends, difference(f), interval(f), relative(f), said)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML leave as it is, on one line."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
