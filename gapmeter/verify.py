@@ -9,7 +9,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from recording import RunFolder
 _RAW = ("requests", "probe", "telemetry")
 _SAME = 1e-9  # relative: other builds of a numerical library may differ in the last digits
 _MOST_SHOWN = 3
+_UNDERIVABLE = (KeyError, ValueError, OSError, TypeError)  # what damaged records or manifests end in
 _FIGURES_FROM = ("gapmeter", "numpy", "pandas", "scipy", "pyarrow")
 
 
@@ -59,7 +60,7 @@ def render(path: Path, checks: list[Check]) -> str:
 
 
 def check_all(folder: Path) -> list[Check]:
-    """Every check of a run's folder, or of each run within a folder of several."""
+    """Every check of a run's folder; of a folder of several, one for each run within and those of its own figures."""
     if _is_run(folder):
         return check_run(folder)
     inside = sorted(path.parent for path in folder.rglob("manifest.json") if _is_run(path.parent))
@@ -71,7 +72,25 @@ def check_all(folder: Path) -> list[Check]:
         bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
         said = "; ".join(bad) if bad else f"all {len(checks)} checks hold"
         found.append(Check(str(run.relative_to(folder)), not bad, said))
-    return found
+    return [*found, *check_table(folder)]
+
+
+def check_table(folder: Path) -> list[Check]:
+    """What a sweep says of its points together, made again from their folders. Nothing for another kind of folder."""
+    try:
+        manifest = RunFolder(folder).read_manifest()
+    except (OSError, ValueError):
+        return []
+    if manifest.get("kind") != "sweep":
+        return []
+    from analysis.points import analyse_points
+
+    with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
+        try:
+            analyse_points(again)
+        except _UNDERIVABLE as error:
+            return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
+        return [_compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
 
 
 def check_run(path: Path) -> list[Check]:
@@ -109,10 +128,12 @@ def check_figures(folder: RunFolder, manifest: Mapping[str, Any]) -> list[Check]
     from analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
     from recording.reader import NotRecords
 
-    with _raw_copy(folder, manifest) as again:
+    parts = [part for part in (folder.requests, folder.probe, folder.telemetry, folder.logs) if part.exists()]
+    with _copy(folder.path, manifest, parts) as again:
+        again.hdr.mkdir()
         try:
             analyse(again, definitions=_has_definitions(folder))
-        except (NotRecords, KeyError, ValueError, OSError, TypeError) as error:
+        except (NotRecords, *_UNDERIVABLE) as error:
             return [Check("figures", False, f"cannot be derived from these records: {error!r}")]
         return list(_compare(folder.path, again.path))
 
@@ -244,15 +265,14 @@ def _has_definitions(folder: RunFolder) -> bool:
 
 
 @contextlib.contextmanager
-def _raw_copy(folder: RunFolder, manifest: Mapping[str, Any]) -> Iterator[RunFolder]:
-    """A folder of the same name with the manifest and the raw records alone."""
+def _copy(folder: Path, manifest: Mapping[str, Any], parts: Iterable[Path]) -> Iterator[RunFolder]:
+    """A temporary folder of the same name with the manifest, and the parts given as they are: nothing derived."""
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
-        again = RunFolder(Path(temporary) / folder.path.resolve().name)
-        again.hdr.mkdir(parents=True)
+        again = RunFolder(Path(temporary) / folder.resolve().name)
+        again.path.mkdir()
         again.write_json(again.manifest, manifest)
-        for part in (folder.requests, folder.probe, folder.telemetry, folder.logs):
-            if part.exists():
-                os.symlink(part.resolve(), again.path / part.name)
+        for part in parts:
+            os.symlink(part.resolve(), again.path / part.name)
         yield again
 
 

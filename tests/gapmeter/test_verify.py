@@ -14,11 +14,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.points import analyse_points
 from gapmeter import errors
 from gapmeter.archive import HASHES, archive
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.verify import Check, check_all, differing, verify
+from recording import RunFolder
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -122,6 +124,21 @@ def test_a_folder_of_several_runs_is_checked_run_by_run(run_copy: Copy, tmp_path
         shutil.copytree(run_copy(), home / "points" / name)
     forge_summary(home / "points" / "b")
     assert failed(check_all(home)).keys() == {"points/b"}
+
+
+def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tmp_path: Path) -> None:
+    home = RunFolder(tmp_path / "20260101-000000-smoke-sweep-aaaaaa")
+    run = home.path / "points" / "001-rate=60" / "r1"
+    shutil.copytree(run_copy(), run)
+    point = {"values": {"load.rate": 60}, "folder": "points/001-rate=60", "digest": "a"}
+    ours = json.loads((run / "manifest.json").read_text())
+    home.write_json(home.manifest, ours | {"kind": "sweep", "points": [point], "order": [[[0, 0]]]})
+    analyse_points(home)
+    assert failed(check_all(home.path)) == {}
+    summary = json.loads(home.summary.read_text())
+    summary["sweep"]["points"][0]["delivered_rate"] = 9.0
+    home.write_json(home.summary, summary)
+    assert "sweep.points[0].delivered_rate is 9.0, derived " in failed(check_all(home.path))["summary.json"]
 
 
 def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
