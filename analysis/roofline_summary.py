@@ -94,7 +94,7 @@ def describe_roofline(
     """``summary["roofline"]``: decode, prefill, the device, a sentence; null with ``why`` for what is unmeasured."""
     peaks = _missing(trace, manifest) or peaks_of(manifest)
     if isinstance(peaks, str) or trace is None or window is None:
-        return {"decode": None, "prefill": None, "device": None, "why": str(peaks), "sentence": None}
+        return {"decode": None, "prefill": None, "device": None, "why": str(peaks), "sentence": None, "line": None}
     weights = manifest["target"]["weights"]
     steps = step_work(trace, weights)
     steps = steps[(steps["start_ns"] >= window[0]) & (steps["start_ns"] <= window[1])]
@@ -103,7 +103,7 @@ def describe_roofline(
     device: dict[str, Any] = {"name": peaks.device, "source": peaks.source, "llc_bytes": peaks.llc_bytes}
     device |= {name: _rate_part(getattr(peaks, name)) for name in ("bandwidth_gb_s", "cached_gb_s", "tflops")}
     told = {"decode": decode, "prefill": prefill, "device": device, "weights": weights, "why": None}
-    return told | {"sentence": _sentence(told)}
+    return told | {"sentence": _sentence(told), "line": _line(told)}
 
 
 def _missing(trace: Trace | None, manifest: Mapping[str, Any]) -> str:
@@ -186,6 +186,20 @@ def _sentence(told: Mapping[str, Any]) -> str | None:
     elif prefill:
         parts.append(f"MFU unmeasured: {prefill['why']}")
     return "; ".join(parts) or None
+
+
+def _line(told: Mapping[str, Any]) -> str | None:
+    """The same for the terminal, where the interval and the reasons are left to the report."""
+    decode, prefill = told["decode"], told["prefill"]
+    parts = []
+    if decode:
+        of = "the cache's" if decode["cache_resident"] else "memory's"
+        least, real = duration(decode["itl_least_ms"]["mean"]), duration(decode["forward_ms"]["mean"])
+        parts.append(f"decode reads at {share(decode['mbu']['share'])} of {of} bandwidth")
+        parts.append(f"a token takes {real} of forward and at full bandwidth {least}")
+    if prefill and prefill["mfu"]:
+        parts.append(f"prefill computes at {share(prefill['mfu']['share'])} of the peak")
+    return ", ".join(parts) or None
 
 
 def _decode_words(decode: Mapping[str, Any]) -> str:

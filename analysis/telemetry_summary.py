@@ -153,7 +153,7 @@ def _pcie(rows: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def cpu_series(rows: pd.DataFrame) -> tuple[Ints, Any]:
-    """Ends of stretches of half a second or more, and the cores that one process used in each; no gap is bridged."""
+    """Ends of stretches of half a second or more, and the cores that one process used in each on average."""
     at, cpu = rows["at_ns"].to_numpy(np.int64), rows["cpu_ns"].to_numpy(np.float64)
     kept = [0]
     for i in range(1, len(at)):

@@ -172,6 +172,9 @@ def _economy(summary: Mapping[str, Any], width: int) -> Text:
 def _facts(summary: Mapping[str, Any], width: int) -> Text:
     trust = "valid" if summary["trust"]["valid"] else "NOT valid"
     text = Text(f"\n{_wrap(f'{trust}: {head.trust_figures(summary)}', width, ' trust   ', '         ')}")
+    for name, part, key in (("device", "telemetry", "sentence"), ("roof", "roofline", "line")):
+        if said := (summary.get(part) or {}).get(key):
+            text.append(f"\n{_wrap(said.replace(' %', f'{_TOGETHER}%'), width, f' {name:<8}', ' ' * 9)}")
     if by_turn := turns_sentence(summary.get("turns", [])):
         text.append(f"\n{_wrap(by_turn, width, ' turns   ', '         ')}")
     if caveat := head.caveat(summary):

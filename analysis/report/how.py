@@ -26,7 +26,7 @@ _FILES = {
     "hdr": "HdrHistogram V2 logs",
     "requests": "what the load generator recorded",
     "probe": "what the server's processes recorded",
-    "telemetry": "canary, CPU and event-loop samples",
+    "telemetry": "samples of the device, the server's processes and its /metrics",
     "logs": "the server's own log",
 }
 _RESIDUAL = (

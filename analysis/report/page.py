@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from analysis.report import compute, cost, how, objectives, overtime, percentiles, requests, where
+from analysis.report import compute, cost, device, how, objectives, overtime, percentiles, requests, where
 from analysis.report.run import Run, read_run
 from analysis.report.shell import Section, asset, page_shell
 from recording import RunFolder
@@ -21,6 +21,8 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     percentiles.percentiles_section,
     percentiles.definitions_section,
     overtime.time_section,
+    device.device_section,
+    device.roofline_section,
     percentiles.stages_section,
     how.trust_section,
     how.upgrade_section,
