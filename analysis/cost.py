@@ -223,7 +223,7 @@ def usd(value: float | None) -> str:
 def _sentence(per_request: Interval, output: Interval | None, rate: Rate, price: Price) -> str:
     said = f"at most {usd(per_request.high)} a request"
     if output is not None:
-        said += f", {usd(output.value)} per million output tokens"
+        said += f" and {usd(output.high)} per million output tokens"
     held = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
     found = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
     other = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""

@@ -26,6 +26,16 @@ def economy_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, _line(summary[part])) for name, part in zip(names, parts, strict=True)]
 
 
+def cost_sentence(summary: Mapping[str, Any]) -> str:
+    """What the verdict says of cost: the figure, where there is one; nothing otherwise."""
+    cost = summary.get("cost") or {}
+    if cost.get("per_request_usd") is None:
+        return ""
+    output = cost["per_million_output_tokens_usd_ci"]
+    tokens = f", {usd(output[1])} per million output tokens" if output else ""
+    return f"At this SLA a request costs at most {usd(cost['per_request_usd'])}{tokens}."
+
+
 def _line(part: Mapping[str, Any]) -> str:
     if not part.get("reason"):
         return str(part["sentence"])

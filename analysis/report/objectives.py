@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.report import failed, head
+from analysis.report.cost import cost_sentence
 from analysis.report.figure import Row, Table, Value, written
 from analysis.report.run import Run
 from analysis.report.shell import Section, fill
@@ -35,6 +36,7 @@ def _head(run: Run) -> dict[str, Any]:
         "reasons": head.reasons(summary),
         "owner": head.owner_sentence(summary),
         "bracket": head.upgrade_sentence(summary),
+        "cost": cost_sentence(summary),
         "trusted": summary["trust"]["valid"],
         "trust_word": "Valid." if summary["trust"]["valid"] else "Not valid.",
         "trust": head.trust_figures(summary),
