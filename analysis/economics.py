@@ -6,7 +6,8 @@ own limits that a dollar buys, which is cost and quality together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -29,6 +30,35 @@ def describe_economics(
         "energy": describe_energy(summary, energy),
         "value": describe_value(cost, summary.get("goodput")),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTrial:
+    """One trial of a search for capacity: its rate, whether the SLOs held at it, and the summary of its run."""
+
+    rate: float
+    held: bool
+    summary: Mapping[str, Any]
+
+
+def describe_search(
+    summary: Mapping[str, Any], manifest: Mapping[str, Any], trials: Sequence[SearchTrial]
+) -> dict[str, Any]:
+    """The same parts for a search's summary, which has ``capacity``; ``manifest``: that of one of its trials.
+
+    Tokens of a request are those of the longest trial. Energy and goodput are those of the trial at the highest rate
+    that held and lies within the answer, since both follow the load.
+    """
+    if not trials:
+        return {}
+    longest = max(trials, key=lambda trial: trial.summary["counts"]["measured"])
+    tokens = {"tokens_per_request": longest.summary.get("tokens_per_request")}
+    cost = describe_cost({**summary, **tokens}, manifest)
+    most = (summary["capacity"] or {}).get("high")
+    held = [trial for trial in trials if trial.held and (most is None or trial.rate <= most)]
+    best = max(held, key=lambda trial: trial.rate).summary if held else {}
+    energy = best.get("energy") or describe_energy({}, None)
+    return {**tokens, "cost": cost, "energy": energy, "value": describe_value(cost, best.get("goodput"))}
 
 
 def describe_value(cost: Mapping[str, Any], goodput: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def describe_energy(summary: Mapping[str, Any], energy: Energy | None) -> dict[s
         "per_output_token_j": per_token[0],
         "per_output_token_j_ci": per_token[1:],
         "tokens_per_watt": tokens / energy.joules if tokens and energy.joules else None,
+        "tokens_per_watt_ci": [tokens / j if tokens and j else None for j in (energy.high_j, energy.low_j)],
         "idle_share": idle,
         "sentence": _sentence(energy, per_request[0], tokens, idle),
     }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.cost import usd
+from analysis.provenance import Provenance
 from analysis.report.figure import Table, Value, figure, written
 from analysis.report.numbers import DASH, count, significant
 from analysis.report.run import Run
@@ -44,18 +45,21 @@ def _line(part: Mapping[str, Any]) -> str:
 
 
 def cost_section(run: Run) -> Section | None:
-    """The three as a table, and the interval of a request's cost; None for a summary without these parts."""
-    if not economy_lines(run.summary):
+    """A run's cost, efficiency and value; None for a summary without them."""
+    return economy_section(run.summary, run.provenance)
+
+
+def economy_section(summary: Mapping[str, Any], origin: Provenance) -> Section | None:
+    """The three as a table, and the interval of a request's cost as a picture; for a run or a search for capacity."""
+    if not economy_lines(summary):
         return None
-    cost = run.summary["cost"]
+    cost = summary["cost"]
     headers, name = ["what", "figure", "95 % interval", "how, or why not"], "Cost, efficiency and value"
-    table = Table(name, headers, economy_rows(run.summary), csv=["what", "figure", "interval", "how"])
+    table = Table(name, headers, economy_rows(summary), csv=["what", "figure", "interval", "how"])
     if cost["per_request_usd"] is None:
-        body = written(table, run.provenance)
-    else:
-        body = figure(cost_picture(cost), table, run.provenance, _caption(cost), key="cost-of-a-request")
-        body = group([written(table, run.provenance, own_line=False), body])
-    return Section("cost", name, body, short="cost")
+        return Section("cost", name, written(table, origin), short="cost")
+    picture = figure(cost_picture(cost), None, origin, _caption(cost), key="cost-of-a-request")
+    return Section("cost", name, group([written(table, origin, own_line=False), picture]), short="cost")
 
 
 def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
@@ -67,7 +71,9 @@ def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
     if cost["per_request_usd"] is not None:
         rows.append(["cost of a million output tokens", *_figures(cost, "per_million_output_tokens"), ""])
         rows.append(["cost of a million tokens", *_figures(cost, "per_million_total_tokens"), ""])
-    rows.append(["efficiency: output tokens per joule", Value(tokens, per_watt), DASH, _line(energy)])
+    ends = energy.get("tokens_per_watt_ci")
+    spread = f"{significant(ends[0])} .. {significant(ends[1])}" if ends and None not in ends else DASH
+    rows.append(["efficiency: output tokens per joule", Value(tokens, per_watt), spread, _line(energy)])
     rows.append(["value: good requests for $1", Value(count(worth), worth), DASH, _line(value)])
     return rows
 

@@ -24,7 +24,7 @@ from analysis.cost import (
     poisson_rate,
     rate_at_sla,
 )
-from analysis.economics import describe_economics, describe_value
+from analysis.economics import SearchTrial, describe_economics, describe_search, describe_value
 from analysis.energy import Energy, describe_energy
 from analysis.price import NoPrice, Price, price_of
 from analysis.report.cost import cost_picture, economy_lines, economy_rows
@@ -229,6 +229,28 @@ def test_cost_efficiency_and_value_are_three_lines() -> None:
         "efficiency: output tokens per joule", "value: good requests for $1",
     ]  # fmt: skip
     assert "not looked for" in cost_picture(summary["cost"])
+
+
+def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its_best_trial() -> None:
+    tokens = {"output": {"value": 10.0, "low": 9.0, "high": 11.0}, "total": None}
+    counted = Energy(100.0, None, None, 10.0, None, "a counter")
+    runs = [
+        {
+            "counts": {"measured": n},
+            "goodput": {"share_ci": [good, 1.0]},
+            "tokens_per_request": tokens | {"total": total},
+            "energy": describe_energy({"throughput": {"requests_per_s": rate, "output_tokens_per_s": 9.0}}, counted),
+        }
+        for n, good, rate, total in ((100, 0.99, 4.0, None), (900, 0.97, 7.0, tokens["output"]), (50, 0.5, 9.0, None))
+    ]  # fmt: skip
+    trials = [SearchTrial(4.0, True, runs[0]), SearchTrial(7.0, True, runs[1]), SearchTrial(9.0, False, runs[2])]
+    search = {"capacity": {"rate": 7.5, "low": 6.5, "high": 8.0}}
+    found = describe_search(search, manifest({"usd_per_hour": 3.6}), trials)
+    assert found["cost"]["per_request_usd_ci"] == [3.6 / (3600 * 8.0 * 0.8), 3.6 / (3600 * 6.5 * 0.8)]
+    assert found["value"]["good_requests_per_usd"] == 0.97 / found["cost"]["per_request_usd"]
+    assert found["energy"]["per_request_j"] == 100 / 70
+    assert found["tokens_per_request"]["total"] == tokens["output"]
+    assert describe_search(search, manifest(), []) == {}
 
 
 def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
