@@ -18,7 +18,7 @@ NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 CUDA_CACHE_PATH ?= $(CURDIR)/.cache/cuda
 export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT VLLM_CONFIG_ROOT \
   NUMBA_CACHE_DIR CUDA_CACHE_PATH
-export SCENARIO ENGINE URL GENERATOR ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
+export SCENARIO ENGINE URL GENERATOR LOCUSTFILE ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 
 SOAK ?= 60m
 FUZZ ?= 60
@@ -42,13 +42,14 @@ help:  ## targets and scenarios, a line each
 
 # What repeats a run, as it was typed; with ARGS, which may hold anything, the command itself says it.
 loadtest: export GAPMETER_AGAIN = $(if $(ARGS),,make loadtest SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
-  $(URL), URL=$(URL))$(if $(GENERATOR), GENERATOR=$(GENERATOR))$(if $(UI), UI=$(UI)))
-loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust UI=1 ARGS='...']
+  $(URL), URL=$(URL))$(if $(GENERATOR), GENERATOR=$(GENERATOR))$(if $(UI), UI=$(UI))$(if \
+  $(LOCUSTFILE), LOCUSTFILE=$(LOCUSTFILE)))
+loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust UI=1 LOCUSTFILE=... ARGS='...']
 	@test -n "$$SCENARIO" || { echo 'which scenario? make loadtest SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
 	$(setup) run
 	@$(own) -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
-	  $(if $(GENERATOR),--set load.generator=$(GENERATOR)) $(if $(UI),--ui) $(ARGS)
+	  $(if $(GENERATOR),--set load.generator=$(GENERATOR)) $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
 report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
 	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name a folder: make report RUN=FOLDER' >&2; exit 2; }

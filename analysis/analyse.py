@@ -68,6 +68,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), _energy(used)))
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
+    if "locustfile" in plan:
+        summary["load"]["locustfile"] = plan["locustfile"]["name"]
     summary |= _groups(requests, ledger, trace, manifest)
     summary["provenance"] = provenance_of(manifest, summary).facts()
     if definitions:
@@ -125,7 +127,7 @@ def _evidence(
         arrivals=load["arrivals"],
         requested_rate=_requested_rate(load, knots, window),
         burstiness=load.get("burstiness"),
-        concurrency=load.get("concurrency"),
+        concurrency=None if "locustfile" in plan else load.get("concurrency"),  # its users, or its shape's, are its own
         processes=load.get("processes", 1),
         planned=None if "shortened" in plan else plan["planned"],
         incomplete=_incomplete(manifest, generators),

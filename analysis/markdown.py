@@ -8,6 +8,7 @@ from typing import Any
 from analysis.figures import percentile_key
 from analysis.hdr import PERCENTILES
 from analysis.junit import slo_interval, slo_value
+from analysis.report.head import users
 from analysis.report.numbers import count, duration, rate
 from analysis.tail import owner_of
 from analysis.turns import turns_sentence
@@ -32,8 +33,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
 
 def _load(summary: Mapping[str, Any]) -> str:
     load, counts = summary["load"], summary["counts"]
-    users = f"{load['concurrency']} users, closed loop"
-    how = f"{rate(load['delivered_rate'])}, open loop" if load["loop"] == "open" else users
+    closed = f"{users(load)}, closed loop"
+    how = f"{rate(load['delivered_rate'])}, open loop" if load["loop"] == "open" else closed
     failed, trust = sum(counts["failed"].values()), summary["trust"]["sentence"]
     size = f"{load['window_s']:.0f} s, n = {count(counts['measured'])}, {count(failed)} failed"
     known = summary.get("closed_loop")

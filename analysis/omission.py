@@ -58,7 +58,7 @@ def describe_closed_loop(measured: pd.DataFrame, evidence: Evidence) -> dict[str
 
 def _pace_ns(measured: pd.DataFrame, evidence: Evidence) -> float | None:
     usual = percentile_of(request_values_ns(measured, "e2e")[succeeded(measured)], 50)
-    return None if usual is None else usual + evidence.think_time_ns
+    return None if usual is None or evidence.concurrency is None else usual + evidence.think_time_ns
 
 
 def _estimate(measured: pd.DataFrame, metric: str, pace_ns: float) -> dict[str, Any]:

@@ -326,6 +326,7 @@ def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
 def _lengths(requests: pd.DataFrame, good: Bools, rule: str, column: str, enforced: bool) -> Check:
     name = rule.replace("_length", "s")
     pair = requests.loc[good, [column, f"{column}_asked"]].dropna()
+    pair = pair[pair[f"{column}_asked"] > 0]  # 0: it was left open
     if not len(pair):
         return Check(rule, UNMEASURED, None, None, f"how many tokens {name} had was not reported")
     wrong = float((pair[column] != pair[f"{column}_asked"]).mean())

@@ -94,6 +94,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--live", action="store_true", help="serve a page that shows the run as it goes")
     parser.add_argument("--live-port", type=int, default=0, metavar="N", help="its port (default: any free one)")
     parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: an object a second")
+    parser.add_argument("--locustfile", type=Path, metavar="FILE", help="load by the users and the shape in this file")
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
     parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui (default: 8089)")
     parser.add_argument("--ui-keep", metavar="TIME", help="with --ui: end it so long after the run (default: Ctrl-C)")
@@ -206,13 +207,14 @@ def _run(arguments: argparse.Namespace) -> int:
     scenario = resolve(arguments.scenario, overrides)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
-    resolve(arguments.scenario, overrides)  # a mistake in it is told before a second goes into imports
     from gapmeter.locust_page import ui
+    from gapmeter.locustfile import checked
     from gapmeter.run import Options, run_repeats
     from gapmeter.sweep import run_sweep
     from gapmeter.worker import workers
 
     options = Options(
+        locustfile=checked(arguments.locustfile, scenario, arguments.workers),
         ui=ui(arguments.ui_port, arguments.ui_keep) if arguments.ui else None,
         runs=arguments.runs,
         workers=workers(arguments.workers, arguments.listen),
@@ -253,6 +255,7 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
         ("server.url", arguments.url),
         ("server.model", arguments.model),
         ("server.tokenizer", arguments.tokenizer),
+        ("load.generator", "locust" if getattr(arguments, "locustfile", None) else None),
     ]
     return [f"{key}={json.dumps(value)}" for key, value in named if value] + written
 

@@ -12,6 +12,7 @@ from gapmeter import errors
 from gapmeter.account import INTERRUPTED
 from gapmeter.errors import UserError
 from gapmeter.locust_page import Page
+from gapmeter.locustfile import ended_ns, own_users
 from gapmeter.options import Options, silent, tell
 from gapmeter.placement import Placement
 from gapmeter.serve import Target
@@ -46,6 +47,8 @@ def issue(
             progress = _progress(fleet, scenario, plan, t0_ns, options) if here else None
             stopping = Stopping(fleet.record_paths, stop_when) if stop_when is not None else None
             _watch(fleet, process, progress, stopping, manifest, options.page)
+            if options.locustfile and "ended_because" not in manifest and time.monotonic_ns() < t0_ns + plan.end_ns:
+                manifest["plan"]["shortened"] = {"at_ns": ended_ns(fleet.record_paths) + 1, "in_flight": "awaited"}
     except Unreachable as error:
         died = process.failure() if process else None
         said = str(died or f"{target.url} does not take connections: {error}")
@@ -67,8 +70,10 @@ def _generators(
     """What issues the plan: processes here, or workers elsewhere."""
     load, requests = scenario.load, folder.requests
     if options.workers is None:
-        cores = placement.generator
-        return make_fleet(plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator)
+        cores, own = placement.generator, own_users(options.locustfile, target.model, target.dialect)
+        return make_fleet(
+            plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator, own=own
+        )
     say = silent if options.quiet else tell
     return make_cluster(plan, target.url, requests, options.workers, generator=load.generator, say=say)
 

@@ -28,6 +28,7 @@ class Options:
     live_port: int | None = None
     progress: str = "auto"
     ui: Ui | None = None
+    locustfile: Path | None = None
     page: Page | None = None
 
 

@@ -21,6 +21,7 @@ from gapmeter.attach import find_probe_folder
 from gapmeter.calibration import load_calibration
 from gapmeter.errors import UserError
 from gapmeter.load import issue
+from gapmeter.locustfile import note_locustfile
 from gapmeter.manifest import describe_hardware, describe_run
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.placement import Placement, place
@@ -105,10 +106,11 @@ class Session:
         try:
             if self._tokenizer is None and target.tokenizer:
                 self._tokenizer = load_tokenizer(target.tokenizer)
-            return make_plan(
+            plan = make_plan(
                 scenario, self._tokenizer, model_name=target.model, repeat=repeat,
                 id_prefix=f"gap-{secrets.token_hex(4)}", dialect=target.dialect,
             )  # fmt: skip
+            return plan.without_requests() if self.options.locustfile else plan
         except PlanError as error:
             raise UserError(str(error), errors.BAD_SCENARIO) from error
 
@@ -117,7 +119,7 @@ class Session:
         manifest = describe_run(scenario.to_dict(), scenario.digest(), command or self.options.command)
         manifest |= {"repeat": repeat, "slo": [asdict(slo) for slo in scenario.slo]}
         manifest |= {"placement": placed(scenario).to_dict(), "calibration": load_calibration()}
-        return manifest | _describe(scenario, self.target, plan)
+        return note_locustfile(manifest | _describe(scenario, self.target, plan), self.options.locustfile)
 
     def issue(
         self, scenario: Scenario, plan: Plan, folder: RunFolder, manifest: dict[str, Any],

@@ -92,14 +92,14 @@ class Fleet:
 @contextlib.contextmanager
 def make_fleet(
     plan: Plan, url: str, api_key: str | None, folder: Path, cores: Sequence[int], processes: int,
-    *, warm: int | None = None, generator: str = "asyncio",
+    *, warm: int | None = None, generator: str = "asyncio", own: dict[str, str] | None = None,
 ) -> Iterator[Fleet]:  # fmt: skip
     """Generator processes with their shares of the plan, connected and waiting; none is left when the block ends.
 
     Each gets one of ``cores`` in turn, or all of them where there are fewer cores than processes. A closed loop gets no
-    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of GENERATORS. Raises
-    Unreachable when the target refuses them, NotStarted when a process ends before it is ready for another reason,
-    OSError when files cannot be written.
+    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of GENERATORS; ``own``:
+    as in Spec. Raises Unreachable when the target refuses them, NotStarted when a process ends before it is ready for
+    another reason, OSError when files cannot be written.
     """
     if plan.loop == "closed":
         processes = min(processes, plan.concurrency)
@@ -109,8 +109,8 @@ def make_fleet(
     try:
         for k in range(processes):
             share = plan.slice(k, processes) if processes > 1 else plan
-            own = (cores[k % len(cores)],) if len(cores) >= processes else tuple(cores)
-            spec = Spec(url, str(records[k].with_suffix(".plan.npz")), str(records[k]), own, _warm(share, warm))
+            mine = (cores[k % len(cores)],) if len(cores) >= processes else tuple(cores)
+            spec = Spec(url, str(records[k].with_suffix(".plan.npz")), str(records[k]), mine, _warm(share, warm), own)
             started.append(_spawn(GENERATORS[generator], share, spec, api_key, logs[k]))
         for process, log in zip(started, logs, strict=True):
             _await_ready(process, log)

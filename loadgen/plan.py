@@ -164,6 +164,14 @@ class Plan:
             places=mine,
         )
 
+    def without_requests(self) -> Plan:
+        """The same times, users and ids, for who makes the requests himself while it runs."""
+        return replace(
+            self, due_ns=_none(), bodies=[], request_ids=[], prompt_tokens=_none(), output_tokens=_none(),
+            prompt_tokens_exact=False, swaps=Swaps(np.zeros((0, 3), np.int64), ()), notes=(), pauses_ns=_none(),
+            prefix_share=None,
+        )  # fmt: skip
+
     def digest(self) -> str:
         """12 hex digits of the SHA-256 over what is issued and when; ids, which differ from run to run, left out."""
         digest = hashlib.sha256(

@@ -73,6 +73,12 @@ class Session:
         self.issued += 1
         self._send_now(exchange, due_ns)
 
+    def compose(self, index: int, path: str, body: bytes, output_tokens: int) -> Exchange:
+        """A request that the plan does not hold, under the id that it has for ``index``; 0 tokens: as many as come."""
+        name = self.plan.request_id(index)
+        data = self._address.request(path, body, name, traced=self.plan.traceparent)
+        return Exchange(self.plan.global_index(index), name, data, 0, output_tokens)
+
     @property
     def awaited(self) -> int:
         """Requests whose fate is open: in flight, or waiting to be asked again."""

@@ -52,13 +52,17 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a generator process is told. ``warm``: connections to open ahead; no ``cores``: run anywhere."""
+    """What a generator process is told. ``warm``: connections to open ahead; no ``cores``: run anywhere.
+
+    ``own``: a user's own locustfile issues (its path, and the model and dialect that bodies need), not the share.
+    """
 
     url: str
     share: str
     record: str
     cores: tuple[int, ...]
     warm: int
+    own: dict[str, str] | None = None
 
     @classmethod
     def read(cls, path: Path) -> Spec:

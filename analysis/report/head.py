@@ -96,11 +96,14 @@ def engine_words(manifest: Mapping[str, Any]) -> str:
 def load(summary: Mapping[str, Any]) -> str:
     """How it was loaded: rate and loop, how long, how many requests are behind the figures."""
     known, counts = summary["load"], summary["counts"]
-    if known["loop"] == "open":
-        how = f"{_asked(known)}{_shape(known)} open loop"
-    else:
-        how = f"{known['concurrency']} users, closed loop"
+    opened = known["loop"] == "open"
+    how = f"{_asked(known)}{_shape(known)} open loop" if opened else f"{users(known)}, closed loop"
     return f"{how}, {known['window_s']:.0f} s, n = {count(counts['measured'])}"
+
+
+def users(load: Mapping[str, Any]) -> str:
+    """Who asks in a closed loop. How many users of a locustfile there are may be its shape's affair."""
+    return f"users of {load['locustfile']}" if load.get("locustfile") else f"{load['concurrency']} users"
 
 
 def _asked(load: Mapping[str, Any]) -> str:

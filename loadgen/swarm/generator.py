@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from loadgen.plan import Plan
 from loadgen.pulse import Pulse
 from loadgen.session import Session
 from loadgen.swarm.loop import GreenLoop
+from loadgen.swarm.own import BadLocustfile, OwnTest
 from loadgen.swarm.pool import GreenPool
 from loadgen.swarm.test import Test
 from loadgen.worker import Exit, Spec, ending, leave, note_issued, note_window, stop_collecting
@@ -35,7 +37,10 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
         session.client.warm(spec.warm)
     except OSError as error:
         return leave(Exit.UNREACHABLE, reason(error))
-    test = Test(session, spec.url)
+    try:
+        test = _test(session, spec)
+    except BadLocustfile as error:
+        return leave(Exit.BAD_SPEC, str(error))
     test.begin()
     stop_collecting()
     print("ready", flush=True)
@@ -44,7 +49,16 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
         _timed(test, t0_ns)
     test.end()
     session.client.close()
+    if isinstance(test, OwnTest) and test.failed:
+        return leave(Exit.BAD_SPEC, test.failed)
     return ending(spec, session, broken)
+
+
+def _test(session: Session, spec: Spec) -> Test | OwnTest:
+    """The plan as a Locust test, or the user's own. Raises BadLocustfile."""
+    if spec.own is None:
+        return Test(session, spec.url)
+    return OwnTest(session, spec.url, Path(spec.own["path"]), spec.own["model"], spec.own["dialect"])
 
 
 def _start(session: Session) -> int | None:
@@ -64,7 +78,7 @@ def _start(session: Session) -> int | None:
     return int(told.get()) if told.ready() else None
 
 
-def _timed(test: Test, t0_ns: int) -> None:
+def _timed(test: Test | OwnTest, t0_ns: int) -> None:
     """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
     session = test.session
     pulse = Pulse(session, t0_ns)

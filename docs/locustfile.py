@@ -1,0 +1,32 @@
+"""An example of users and a shape of one's own; docs/locust.md says how it is run."""
+
+from locust import LoadTestShape, between, task
+
+from loadgen.swarm.user import GapmeterUser
+
+
+class Reader(GapmeterUser):
+    """Asks, reads the answer, asks on; now and then wants something long."""
+
+    wait_time = between(0.2, 0.6)
+
+    @task(3)
+    def talk(self) -> None:
+        said = [{"role": "user", "content": "Name a tool that every workshop has."}]
+        first = self.ask(messages=said, max_tokens=12)
+        if first.ok:
+            self.think(0.3)
+            said += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And what is it for?"}]
+            self.ask(messages=said, max_tokens=12)
+
+    @task
+    def summarize(self) -> None:
+        self.ask("Sum this up in one sentence: " + "The shop opens at nine. " * 20, max_tokens=24)
+
+
+class LunchBreak(LoadTestShape):
+    """Four users, then twelve, then four again: Locust asks once a second how many there shall be."""
+
+    def tick(self) -> tuple[int, float] | None:
+        seconds = self.get_run_time()
+        return (12, 12.0) if 5 <= seconds < 10 else (4, 12.0)

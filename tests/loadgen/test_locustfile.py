@@ -1,0 +1,122 @@
+"""Users and shapes of a user's own, through a real generator process against the null server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from loadgen.fleet import NotStarted, make_fleet
+from recording import Outcome, read_records
+from recording.stream import parse_answer
+from recording.wire import FINISHED, ISSUED, WireRecord, decode
+from tests.loadgen.null import null_server, plan
+
+MS = 1_000_000
+HEAD = """
+from locust import LoadTestShape, constant, task
+from loadgen.swarm.user import GapmeterUser
+"""
+
+
+def run(text: str, url: str, folder: Path, *, users: int = 2, seconds: float = 2) -> tuple[list[str], Path]:
+    """What went wrong, and the record file."""
+    file = folder / "mine.py"
+    file.write_text(HEAD + text)
+    what = plan([-1] * 4, users=users, end_ns=int(seconds * 1000) * MS).without_requests()
+    own = {"path": str(file), "model": "null", "dialect": "full"}
+    with make_fleet(what, url, None, folder, (), 1, warm=1, generator="locust", own=own) as fleet:
+        fleet.start()
+        fleet.wait(lambda: None, 0.05)
+        return fleet.troubles(), fleet.record_paths[0]
+
+
+def records(path: Path, code: int = FINISHED) -> list[WireRecord]:
+    found = [decode(payload) for kind, payload in read_records(path).blobs if kind == code]
+    return sorted(found, key=lambda record: record.index)
+
+
+async def test_a_request_is_due_a_think_time_after_the_answer_before_it(tmp_path: Path) -> None:
+    text = """
+class Mine(GapmeterUser):
+    wait_time = constant(0.05)
+
+    @task
+    def talk(self):
+        first = self.ask("hello", max_tokens=3, exact=True)
+        assert first.ok and first.text, first
+        self.think(0.02)
+        self.ask(messages=[{"role": "user", "content": first.text}], max_tokens=3, exact=True)
+"""
+    async with null_server() as (_, url):
+        troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
+    assert troubles == []
+    found = records(path)
+    assert len(found) > 8
+    assert {record.outcome for record in found} == {Outcome.OK}
+    assert {len(parse_answer(record).token_ns) for record in found} == {3}
+    assert len({record.request_id for record in found}) == len(found)
+    pauses = [after.due_ns - before.end_ns for before, after in itertools.pairwise(found)]
+    assert pauses == [20 * MS if place % 2 == 0 else 50 * MS for place in range(len(pauses))]
+    assert all(record.sent_ns >= record.due_ns for record in found)
+    assert [record.index for record in records(path, ISSUED)] == [record.index for record in found]
+
+
+async def test_a_shape_says_how_many_users_there_are_and_when_it_ends(tmp_path: Path) -> None:
+    text = """
+class Mine(GapmeterUser):
+    wait_time = constant(0.1)
+
+    @task
+    def talk(self):
+        self.ask("hello", max_tokens=2, exact=True)
+
+
+class Steps(LoadTestShape):
+    def tick(self):
+        seconds = self.get_run_time()
+        return None if seconds > 4.5 else (6, 50) if seconds > 2.5 else (1, 50)
+"""
+    async with null_server() as (_, url):
+        troubles, path = await asyncio.to_thread(run, text, url, tmp_path, seconds=30)
+    assert troubles == []
+    found = records(path)
+    begun = found[0].due_ns
+    assert (found[-1].due_ns - begun) / 1e9 < 15, "the shape had ended long before the plan's time"
+    early = [record for record in found if record.due_ns - begun < 1_500 * MS]
+    late = [record for record in found if record.due_ns - begun > 3_500 * MS]
+    most = [sum(other.sent_ns <= r.due_ns < other.end_ns + 100 * MS for other in found) for r in late]
+    assert all(a.end_ns <= b.due_ns for a, b in itertools.pairwise(early)), "one user waits for her answers"
+    assert max(most) > 3
+
+
+# what the file says, what standard error says
+BAD = [
+    ("class Mine(GapmeterUser:\n    pass\n", r"mine\.py.*SyntaxError"),
+    ("import nothing_of_this_name\n", r"mine\.py:4: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    ("from locust import User\nclass Plain(User):\n    @task\n    def t(self): pass\n", "Plain does not derive from"),
+    ("", "no class here derives from"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), BAD)
+async def test_a_file_that_cannot_be_used_is_told_before_the_start(text: str, said: str, tmp_path: Path) -> None:
+    async with null_server() as (_, url):
+        with pytest.raises(NotStarted, match=said):
+            await asyncio.to_thread(run, text, url, tmp_path)
+
+
+async def test_a_task_that_raises_ends_the_run_with_its_place(tmp_path: Path) -> None:
+    text = """
+class Mine(GapmeterUser):
+    @task
+    def talk(self):
+        self.ask("hello", max_tokens=2)
+        raise ValueError("out of words")
+"""
+    async with null_server() as (_, url):
+        (trouble,), path = await asyncio.to_thread(run, text, url, tmp_path, seconds=60)
+    assert f"{tmp_path / 'mine.py'}:9: ValueError: out of words" in trouble
+    assert records(path)
