@@ -6,12 +6,14 @@ device it is the machine's own, by the driver's name; a machine without a GPU is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from analysis.devices import CPU, Device, UnknownDevice, catalogue, find_device, recognise
 
+_PARALLEL = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 _SET_PRICE = "write cost.usd_per_hour"
 
 
@@ -46,7 +48,7 @@ def price_of(manifest: Mapping[str, Any]) -> Price:
     here = own_device(manifest)
     device, label = _device(asked.get("gpu"), here, manifest)
     own = asked.get("usd_per_hour")
-    count = int(asked.get("gpus_per_replica") or 1)
+    count = int(asked.get("gpus_per_replica") or split_over(manifest["scenario"]["server"].get("args") or {}))
     if device is None and own is None:
         raise NoPrice(
             f"{label} is not in the catalogue; {_SET_PRICE}, or cost.gpu with one of {', '.join(catalogue())}"
@@ -63,6 +65,13 @@ def price_of(manifest: Mapping[str, Any]) -> Price:
         utilisation=float(asked.get("utilisation") or 1.0),
         measured_on=here.key if here is not None and other else "",
     )
+
+
+def split_over(flags: Mapping[str, Any]) -> int:
+    """The GPUs that an engine's flags spread one model over: tensor x pipeline x data parallel, 1 without them."""
+    given = {str(name).strip("-").replace("-", "_"): value for name, value in flags.items()}
+    sizes = [next((given[name] for name in names if name in given), 1) for names in _PARALLEL]
+    return math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 
 def own_device(manifest: Mapping[str, Any]) -> Device | None:

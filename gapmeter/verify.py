@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,7 +24,8 @@ from recording import RunFolder
 _RAW = ("requests", "probe", "telemetry")
 _SAME = 1e-9  # relative: other builds of a numerical library may differ in the last digits
 _MOST_SHOWN = 3
-_UNDERIVABLE = (KeyError, ValueError, OSError, TypeError)  # what damaged records or manifests end in
+# What the analysis of damaged records or manifests may end in.
+_UNDERIVABLE = (LookupError, ValueError, OSError, TypeError, ArithmeticError, AttributeError, struct.error)
 _FIGURES_FROM = ("gapmeter", "numpy", "pandas", "scipy", "pyarrow")
 
 

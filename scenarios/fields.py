@@ -292,7 +292,10 @@ _ALONE: tuple[Field, ...] = (
         "Price of one GPU for an hour, or of the whole server where there is none; the catalogue's when left out.",
     ),
     Field(
-        "cost.gpus_per_replica", whole("a number of GPUs", 1, 4096, 1), 1, "GPUs that serve together as one replica."
+        "cost.gpus_per_replica",
+        whole("a number of GPUs", 1, 4096, 1),
+        None,
+        "GPUs that serve together as one replica; as many as the engine's flags split the model over when left out.",
     ),
     Field(
         "cost.utilisation",

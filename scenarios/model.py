@@ -146,13 +146,13 @@ class Telemetry:
 class Cost:
     """What serving costs. ``gpu`` None: the machine's own device. ``usd_per_hour`` None: the catalogue's price.
 
-    A price is that of one GPU, or of the whole server where there is none. ``utilisation``: the share of the rate that
-    holds the SLOs which the service is planned to carry.
+    ``gpus_per_replica`` None: as many as the engine's flags say. A price is that of one GPU, or of the whole server
+    where there is none. ``utilisation``: the share of the rate that holds the SLOs which the service is planned to carry.
     """
 
     gpu: str | None = None
     usd_per_hour: float | None = None
-    gpus_per_replica: int = 1
+    gpus_per_replica: int | None = None
     utilisation: float = 0.8
 
 

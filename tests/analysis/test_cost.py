@@ -110,6 +110,18 @@ def test_the_price_is_the_scenario_s_own_or_the_catalogue_s_for_the_named_or_rec
     assert found.usd_per_hour == units * usd
 
 
+@pytest.mark.parametrize(
+    ("flags", "gpus"),
+    [({}, 1), ({"tensor_parallel_size": 4}, 4), ({"tensor-parallel-size": "2", "pipeline_parallel_size": 2}, 4),
+     ({"tp": 8, "dp": 2}, 16), ({"tensor_parallel_size": "auto"}, 1)],
+)  # fmt: skip
+def test_a_model_that_is_split_over_gpus_costs_all_of_them(flags: dict[str, Any], gpus: int) -> None:
+    run = manifest({"gpus_per_replica": None}, (H100,))
+    run["scenario"]["server"]["args"] = flags
+    assert price_of(run).units == gpus
+    assert price_of(manifest({"gpus_per_replica": 3}, (H100,))).units == 3
+
+
 def test_pricing_another_device_than_the_one_measured_is_said() -> None:
     price = price_of(manifest({"gpu": "L4"}))
     assert price.measured_on == "CPU"
