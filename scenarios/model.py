@@ -147,7 +147,7 @@ class Cost:
     """What serving costs. ``gpu`` None: the machine's own device. ``usd_per_hour`` None: the catalogue's price.
 
     ``gpus_per_replica`` None: as many as the engine's flags say. A price is that of one GPU, or of the whole server
-    where there is none. ``utilisation``: the share of the rate that holds the SLOs which the service is planned to carry.
+    where there is none. ``utilisation``: the share of the rate that holds the SLOs that is planned to be used.
     """
 
     gpu: str | None = None
