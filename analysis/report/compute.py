@@ -55,10 +55,11 @@ def _busy(known: dict[str, Any], run: Run) -> str:
 
 
 def _utilisation(run: Run, device: str) -> str:
-    used = (run.summary.get("telemetry") or {}).get("gpu_utilisation_mean")
+    """What the device's own counter said, which is that some kernel ran, not for whom."""
+    used = ((run.summary.get("telemetry") or {}).get("utilisation") or {}).get("nvml_busy_share")
     if used is None:
         return f"The {device}'s own utilization figure is unmeasured here."
-    return f"The device itself reports a utilization of {share(used)}, which says that some kernel ran, not how well."
+    return f"NVML, the {device}'s own counter, calls it busy {share(used)} of the time: some kernel ran, for whomever."
 
 
 def _drawn(run: Run, known: dict[str, Any], metric: str, device: str) -> Fragment:

@@ -7,20 +7,34 @@ interval exist (analysis.quantiles); the interval is drawn as a band, an SLO as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.quantiles import Sample
 from analysis.quantiles import curve as supported_curve
+from analysis.report.figure import Table, Value, figure
 from analysis.report.numbers import count, duration, in_unit, significant, ticks, unit_of
-from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stretched
+from analysis.report.run import Run
+from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stamp_across, stretched
 
 _HEIGHT = 190
 _TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A percentile with a name: its fraction, value and interval in ms, and where it stands in summary.json."""
+
+    p: float
+    value_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +51,47 @@ class Curve:
     max_ms: float
     unanswered: int
     limits: tuple[tuple[float, float, str], ...]  # SLOs: percentile as a fraction, ms, expression
+    named: tuple[Named, ...] = ()
+    sent: Sample | None = None
 
 
-def curve_of(metric: str, values: Sample, limits: Sequence[tuple[float, float, str]]) -> Curve | None:
+def named_of(figures: Mapping[str, Any], key: str) -> tuple[Named, ...]:
+    """The percentiles that summary.json tells of one distribution, at ``key`` there; unsupported ones are left out."""
+    found = []
+    for name, value in figures.items():
+        if name.endswith("_ms") and name[0] == "p" and name[1:-3].isdigit() and value is not None:
+            digits = name[1:-3]
+            ends = figures.get(f"p{digits}_ci_ms") or [None, None]
+            found.append(Named(float(f"0.{digits}"), value, ends[0], ends[1], f"{key}.{name}"))
+    return tuple(sorted(found, key=lambda one: one.p))
+
+
+def curve_of(
+    metric: str, values: Sample, limits: Sequence[tuple[float, float, str]], named: tuple[Named, ...] = (),
+    sent: Sample | None = None, points: int = 400,
+) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
-    Requests that were never answered count as infinite: where they begin, the curve ends.
+    Requests that were never answered count as infinite: where they begin, the curve ends. ``named``: the percentiles
+    that get a dot; ``sent``: the same counted from when it was sent, for a second line.
     """
-    points = [e for e in supported_curve(values) if e.value is not None and math.isfinite(e.value)]
+    found = [e for e in supported_curve(values, points) if e.value is not None and math.isfinite(e.value)]
     answered = values.ordered[np.isfinite(values.ordered)]
-    if len(points) < 2 or points[-1].percentile < 50:
+    if len(found) < 2 or found[-1].percentile < 50:
         return None
     return Curve(
         metric=metric,
         n=values.count,
         n_eff=values.n_eff_tail,
-        p=np.array([e.percentile / 100 for e in points]),
-        value_ms=np.array([e.value for e in points], dtype=np.float64) / 1e6,
-        low_ms=np.array([e.low for e in points], dtype=np.float64) / 1e6,
-        high_ms=np.array([e.high for e in points], dtype=np.float64) / 1e6,
+        p=np.array([e.percentile / 100 for e in found]),
+        value_ms=np.array([e.value for e in found], dtype=np.float64) / 1e6,
+        low_ms=np.array([e.low for e in found], dtype=np.float64) / 1e6,
+        high_ms=np.array([e.high for e in found], dtype=np.float64) / 1e6,
         max_ms=float(answered[-1]) / 1e6,
         unanswered=values.count - len(answered),
         limits=tuple(limits),
+        named=named,
+        sent=sent,
     )
 
 
@@ -66,10 +99,10 @@ def picture(curve: Curve, name: str, stamp: str | None = None) -> Fragment:
     """One metric's curve with its band and its SLO steps."""
     scale = _Scale.of(curve)
     points = [(1000 * scale.x(p), scale.y(v)) for p, v in zip(curve.p, curve.value_ms, strict=True)]
-    band = [(1000 * scale.x(p), scale.y(v)) for p, v in zip(curve.p, curve.low_ms, strict=True)]
-    band += [(1000 * scale.x(p), scale.y(v)) for p, v in zip(curve.p[::-1], curve.high_ms[::-1], strict=True)]
+    bands = [el("path", d=path(one, closed=True), class_="band") for one in _bands(curve, scale)]
     drawn = stretched(
-        _HEIGHT, el("path", d=path(band, closed=True), class_="band"), el("path", d=path(points), class_="curve")
+        _HEIGHT, *bands, _from_sent(curve, scale),
+        el("path", d=path(points), class_="curve"),
     )  # fmt: skip
     last = float(curve.p[-1])
     x = percent(scale.x(last))
@@ -80,29 +113,41 @@ def picture(curve: Curve, name: str, stamp: str | None = None) -> Fragment:
             el("text", f"supported to p{_nines(last)}", x=x, y=_HEIGHT - 6, dx=dx, class_=f"note {side}"),
         ]
     )
-    mark = (
-        el("text", stamp, x="50%", y=_HEIGHT / 2 + 12, class_="stamp small", aria_hidden="true") if stamp else NOTHING
-    )
     return chart(
         name, _HEIGHT + 26, f"{curve.metric} by percentile", describe(curve),
-        scale.axes(), drawn, end, *(_step(limit, scale) for limit in curve.limits), *_hovers(curve, scale), mark,
+        scale.axes(), drawn, end, *(_step(limit, scale) for limit in curve.limits), *_hovers(curve, scale),
+        stamp_across(stamp, _HEIGHT / 2 + 12, "stamp small"),
     )  # fmt: skip
 
 
 def describe(curve: Curve) -> str:
     """The curve in a sentence."""
-    said = ", ".join(f"p{_nines(p)} {duration(v)}" for p, v, _, _ in samples(curve))
+    said = ", ".join(f"p{_nines(one.p)} {duration(one.value_ms)}" for one in curve.named)
     return f"{curve.metric} of {curve.n:,} samples: {said}; largest {duration(curve.max_ms)}."
 
 
-def samples(curve: Curve) -> list[tuple[float, float, float, float]]:
-    """(p, value, low, high) at the percentiles that have names, as far as they are supported."""
-    found = []
-    for wanted in (0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999):
-        if curve.p[0] <= wanted <= curve.p[-1] + 1e-12:
-            i = min(int(np.searchsorted(curve.p, wanted)), len(curve.p) - 1)
-            found.append((wanted, float(curve.value_ms[i]), float(curve.low_ms[i]), float(curve.high_ms[i])))
-    return found
+def _bands(curve: Curve, scale: _Scale) -> list[list[tuple[float, float]]]:
+    """The interval as closed outlines, interrupted where percentiles between are not supported."""
+    depth = -np.log10(1 - curve.p)
+    steps = np.diff(depth)
+    breaks = np.flatnonzero(steps > 1.5 * np.median(steps)) + 1
+    outlines = []
+    for rows in np.split(np.arange(len(curve.p)), breaks):
+        up = [(1000 * scale.x(float(curve.p[i])), scale.y(float(curve.low_ms[i]))) for i in rows]
+        outlines.append(
+            up + [(1000 * scale.x(float(curve.p[i])), scale.y(float(curve.high_ms[i]))) for i in rows[::-1]]
+        )
+    return outlines
+
+
+def _from_sent(curve: Curve, scale: _Scale) -> Fragment:
+    """The same from when it was sent: a thin dashed line, as far as the curve goes."""
+    if curve.sent is None or not curve.sent.count:
+        return NOTHING
+    ordered, n = curve.sent.ordered, curve.sent.count
+    rank = np.minimum(np.ceil(curve.p * n).astype(int), len(ordered)) - 1
+    points = [(1000 * scale.x(p), scale.y(v / 1e6)) for p, v in zip(curve.p, ordered[rank], strict=True)]
+    return el("path", d=path(points), class_="curve sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +235,27 @@ def _step(limit: tuple[float, float, str], scale: _Scale) -> Fragment:
 def _hovers(curve: Curve, scale: _Scale) -> list[Fragment]:
     """A dot with its figures at every percentile that has a name."""
     dots = []
-    for p, value, low, high in samples(curve):
-        title = f"p{_nines(p)}: {duration(value)} (95 % interval {duration(low)} to {duration(high)})"
+    for one in curve.named:
+        ends = f" (95 % interval {duration(one.low_ms)} to {duration(one.high_ms)})" if one.low_ms is not None else ""
+        title = el("title", f"p{_nines(one.p)}: {duration(one.value_ms)}{ends}")
+        x, y = percent(scale.x(one.p)), scale.y(one.value_ms)
         dots.append(
-            el("circle", el("title", title), cx=percent(scale.x(p)), cy=scale.y(value), r=3.5, class_="sample")
+            el("circle", title, cx=x, cy=y, r=3.5, class_="sample", data_key=one.key, data_value=repr(one.value_ms))
         )  # fmt: skip
     return dots
 
 
-def table(curve: Curve) -> list[dict[str, str]]:
-    """The same as rows of text."""
-    rows = [
-        {"percentile": f"p{_nines(p)}", "value": duration(v), "low": duration(low), "high": duration(high)}
-        for p, v, low, high in samples(curve)
+def table(curve: Curve) -> list[list[Value | str]]:
+    """The same as rows of a table: percentile, value, interval."""
+    rows: list[list[Value | str]] = [
+        [
+            f"p{_nines(one.p)}",
+            Value(duration(one.value_ms), repr(one.value_ms)),
+            *(Value(duration(end), "" if end is None else repr(end)) for end in (one.low_ms, one.high_ms)),
+        ]
+        for one in curve.named
     ]
-    return [*rows, {"percentile": "max", "value": duration(curve.max_ms), "low": "", "high": ""}]
+    return [*rows, ["max", Value(duration(curve.max_ms), repr(curve.max_ms)), "", ""]]
 
 
 def caption(curve: Curve) -> str:
@@ -219,3 +270,10 @@ def _nines(p: float) -> str:
         return "0"
     decimals = max(0, math.ceil(-math.log10(1 - p) - 1e-9) - 2) if p < 1 else 0
     return f"{math.floor(100 * p * 10**decimals + 1e-6) / 10**decimals:g}"
+
+
+def with_table(run: Run, curve: Curve, key: str, caption: str) -> Fragment:
+    """A curve with its caption and its table."""
+    headers, csv = ["percentile", "value", "from", "to"], ["percentile", "value (ms)", "from (ms)", "to (ms)"]
+    behind = Table(f"{curve.metric} by percentile", headers, table(curve), csv=csv)
+    return figure(picture(curve, key, run.stamp), behind, run.provenance, caption, "levels")

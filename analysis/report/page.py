@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from analysis.report import compute, cost, device, how, objectives, overtime, percentiles, requests, where
+from analysis.report import (
+    compute,
+    cost,
+    device,
+    explorer,
+    how,
+    objectives,
+    overtime,
+    percentiles,
+    requests,
+    where,
+)
 from analysis.report.run import Run, read_run
 from analysis.report.shell import Section, asset, page_shell
 from recording import RunFolder
@@ -27,6 +38,7 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     how.trust_section,
     how.upgrade_section,
     requests.requests_section,
+    explorer.explorer_section,
     how.repeat_section,
 )
 

@@ -6,15 +6,16 @@ from typing import Any
 
 from analysis.metrics import measured_requests, metric_sample
 from analysis.report import curves, head, reconcile, tables
-from analysis.report.figure import Row, Table, Value, figure, written
+from analysis.report.figure import Row, Table, Value, written
 from analysis.report.run import Run
 from analysis.report.shell import Section
+from analysis.report.stage_curves import stage_curves
 from analysis.report.svg import Fragment, el, group
 from analysis.report.tables import METRICS
 
 _LEAD = (
     "Counted from when a request was due. The axis spaces 90, 99 and 99.9 evenly; a curve ends where the sample can no "
-    "longer support a percentile. Shaded: the 95 % interval. Dashed: the objective."
+    "longer support a percentile. Shaded: the 95 % interval. Heavy dashes: the objective."
 )
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
@@ -33,19 +34,22 @@ def percentiles_section(run: Run) -> Section:
     limits = head.limits(run.summary)
     drawn = [_curve(run, name, measured, limits.get(name, [])) for name in METRICS]
     body = [el("div", *drawn, class_="grid2"), written(_metric_table(run), run.provenance)]
-    return Section("percentiles", "Percentiles", group([*body, el("p", _NOTE, class_="lead")]), _LEAD, "percentiles")
+    body += [el("p", _NOTE, class_="lead"), stage_curves(run)]
+    return Section("percentiles", "Percentiles", group(body), _LEAD, "percentiles")
 
 
 def _curve(run: Run, name: str, measured: Any, limits: list[tuple[float, float, str]]) -> Fragment:
     title, values = el("h3", METRICS[name]), metric_sample(measured, name, failures=True)
-    curve = curves.curve_of(METRICS[name], values, limits)
+    figures, key = run.summary["metrics"][name], f"metrics.{name}"
+    if "with_failures" in figures:
+        figures, key = figures["with_failures"], f"{key}.with_failures"
+    sent = metric_sample(measured, name, "sent") if name in ("ttft", "e2e") else None
+    curve = curves.curve_of(METRICS[name], values, limits, curves.named_of(figures, key), sent)
     if curve is None:
         none = f"{values.count:,} samples support no percentile."
         return el("div", title, el("p", none, class_="lead"))
-    rows = [list(row.values()) for row in curves.table(curve)]
-    table = Table(f"{METRICS[name]} by percentile", ["percentile", "value", "from", "to"], rows)
-    picture = curves.picture(curve, f"curve-{name}", run.stamp)
-    return el("div", title, figure(picture, table, run.provenance, curves.caption(curve), "levels"))
+    caption = curves.caption(curve) + ("; thin and dashed: counted from when it was sent" if sent else "")
+    return el("div", title, curves.with_table(run, curve, f"curve-{name}", caption))
 
 
 def _value(cell: tables.Cell, name: str) -> Value:
