@@ -146,8 +146,8 @@ def _described(requests: pd.DataFrame, rows: pd.DataFrame, limits_ns: Mapping[st
     return [{"key": p.key, "a": p.a_name, "b": p.b_name} | difference(rows, p.a, p.b) for p in known]
 
 
-def sentence(found: Mapping[str, Any], a: str, b: str) -> str:
-    """A difference in a sentence, with its uncertainty."""
+def sentence(found: Mapping[str, Any], a: str, b: str, device: str = "GPU") -> str:
+    """A difference in a sentence, with its uncertainty; ``device`` is what computed the forwards."""
     from analysis.report.numbers import duration
 
     first = found["ranked"][0]
@@ -158,6 +158,7 @@ def sentence(found: Mapping[str, Any], a: str, b: str) -> str:
         ends = f" (95 %: {duration(-high)} to {duration(-low)})"
     if low is not None and low <= 0 <= high:
         return f"{a}: {duration(found['a_ms'])}, {b}: {duration(found['b_ms'])}; no difference is proven{ends}"
+    owner = device if first["owner"] == "GPU" else first["owner"]
     more = "longer" if found["difference_ms"] >= 0 else "less"
-    part = f", {duration(abs(first['ms']))} of it {first['stage'].replace('_', ' ')} ({first['owner']})"
+    part = f", {duration(abs(first['ms']))} of it {first['stage'].replace('_', ' ')} ({owner})"
     return f"{a} waited {whole} {more} than {b}{ends}{part}"

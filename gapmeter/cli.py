@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
     _add_compare(commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is"))
     _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
+    _add_explain(commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower"))
     _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
     _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
     scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
@@ -194,6 +195,15 @@ def _add_runs_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs' folders are (default: runs)")
 
 
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--group", required=True, metavar="CONDITION", help="such as 'prompt_tokens > 64'")
+    parser.add_argument("--against", default="rest", metavar="CONDITION", help="the other group (default: the rest)")
+    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="the wait that is explained")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_explain)
+
+
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", help="a scenario's name or file")
     _add_overrides(parser)
@@ -324,6 +334,12 @@ def _sql(arguments: argparse.Namespace) -> int:
     from gapmeter.sql import print_answer
 
     return print_answer(arguments.query, arguments.runs, form=arguments.form)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from gapmeter.explain import explain
+
+    return explain(arguments.run, arguments.group, arguments.against, arguments.metric, as_json=arguments.json)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ def _title(pair: dict[str, Any]) -> str:
 
 
 def _pair(run: Run, found: dict[str, Any], metric: str) -> Fragment:
-    words = head.as_sentence(sentence(found, found["a"], found["b"]))
+    words = head.as_sentence(sentence(found, found["a"], found["b"], run.manifest.get("device", "GPU")))
     sizes = f" n = {found['a_count']:,} and {found['b_count']:,}, in {found['stretches']} stretches."
     name = f"explore-{metric}-{found['key']}"
     drawn = figure(picture(found, name, run.stamp), table(found), run.provenance, css="names")
