@@ -195,15 +195,22 @@ def _cached_share(measured: pd.DataFrame) -> float | None:
 
 
 def _counts(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any]:
-    """``planned`` and ``issued`` with the warm-up, the others without it."""
+    """``planned`` and ``issued`` with the warm-up, the others without it.
+
+    ``unissued``: planned, and not on record as sent, also where a worker took its records along; None where nothing was
+    planned one by one.
+    """
     failed = measured.loc[~succeeded(measured), "outcome"].value_counts()
     requests_alone = final(requests)
     sent = int(issued(requests_alone).sum())
+    abandoned = int((requests["outcome"] == "abandoned").sum())
+    left = None if evidence.planned is None else evidence.planned - sent - abandoned - (evidence.beyond_end or 0)
     return {
+        "unissued": left,
         "planned": len(requests_alone) if evidence.planned is None else evidence.planned,
         "issued": sent,
         "warmup": sent - len(measured),
-        "abandoned": int((requests["outcome"] == "abandoned").sum()),
+        "abandoned": abandoned,
         "beyond_end": evidence.beyond_end,
         "measured": len(measured),
         "succeeded": int(succeeded(measured).sum()),

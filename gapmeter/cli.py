@@ -95,6 +95,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--live", action="store_true", help="serve a page that shows the run as it goes")
     parser.add_argument("--live-port", type=int, default=0, metavar="N", help="its port (default: any free one)")
     parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: an object a second")
+    parser.add_argument("--patience", default="30s", metavar="TIME", help="give a worker up unheard for so long (30s)")
     parser.add_argument("--locustfile", type=Path, metavar="FILE", help="load by the users and the shape in this file")
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
     parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui (default: 8089)")
@@ -227,7 +228,7 @@ def _run(arguments: argparse.Namespace) -> int:
         locustfile=checked(arguments.locustfile, scenario, arguments.workers),
         ui=ui(arguments.ui_port, arguments.ui_keep) if arguments.ui else None,
         runs=arguments.runs,
-        workers=workers(arguments.workers, arguments.listen),
+        workers=workers(arguments.workers, arguments.listen, arguments.patience),
         probe_dir=arguments.probe_dir,
         api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
         quiet=arguments.quiet,

@@ -10,6 +10,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.account import INTERRUPTED
+from gapmeter.elsewhere import WorkersFollower
 from gapmeter.errors import UserError
 from gapmeter.locust_page import Page
 from gapmeter.locustfile import ended_ns, own_users
@@ -43,8 +44,7 @@ def issue(
             folder.write_json(folder.manifest, manifest)
             if options.page is not None:
                 options.page.show(folder.path, scenario.name, target.url)
-            here = not options.quiet and options.workers is None
-            progress = _progress(fleet, scenario, plan, t0_ns, options) if here else None
+            progress = None if options.quiet else _progress(fleet, scenario, plan, t0_ns, folder, options)
             stopping = Stopping(fleet.record_paths, stop_when) if stop_when is not None else None
             _watch(fleet, process, progress, stopping, manifest, options.page)
             if options.locustfile and "ended_because" not in manifest and time.monotonic_ns() < t0_ns + plan.end_ns:
@@ -60,8 +60,13 @@ def issue(
     manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
 
 
-def _progress(fleet: Fleet, scenario: Scenario, plan: Plan, t0_ns: int, options: Options) -> Watch:
-    return Watch(fleet.record_paths, scenario, plan, t0_ns, as_json=options.progress == "json")
+def _progress(
+    fleet: Fleet, scenario: Scenario, plan: Plan, t0_ns: int, folder: RunFolder, options: Options
+) -> Watch:  # fmt: skip
+    """From the record files; those of workers elsewhere come at the end, until then their histograms are known."""
+    follower = WorkersFollower(report_path(folder.requests), t0_ns) if options.workers is not None else None
+    as_json = options.progress == "json"
+    return Watch(fleet.record_paths, scenario, plan, t0_ns, as_json=as_json, follower=follower)
 
 
 def _generators(

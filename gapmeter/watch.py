@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gapmeter.elsewhere import WorkersFollower
 from gapmeter.follow import RATE_WINDOW_NS, Follower, phase
 from gapmeter.progress import JsonLines, Progress, ProgressLine
 from loadgen.plan import Plan
@@ -21,9 +22,10 @@ class Watch:
     """
 
     def __init__(
-        self, paths: Sequence[Path], scenario: Scenario, plan: Plan, t0_ns: int, *, as_json: bool = False
-    ) -> None:
-        self._follower = Follower(paths, t0_ns)
+        self, paths: Sequence[Path], scenario: Scenario, plan: Plan, t0_ns: int, *, as_json: bool = False,
+        follower: WorkersFollower | None = None,
+    ) -> None:  # fmt: skip
+        self._follower = follower or Follower(paths, t0_ns)
         self._line = JsonLines(sys.stderr) if as_json else ProgressLine(sys.stderr)
         self._plan, self._t0 = plan, t0_ns
         self._slo = next((slo for slo in scenario.slo if slo.metric == "ttft"), None)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from scenarios.errors import BadValue
+from scenarios.values import duration
 
 if TYPE_CHECKING:
     from loadgen.cluster import Workers
@@ -34,8 +36,8 @@ def serve(master: str, cores: str, api_key: str | None) -> int:
     return errors.OK
 
 
-def workers(count: int, listen: str) -> Workers | None:
-    """What ``--workers`` and ``--listen`` ask for; None without. Raises UserError."""
+def workers(count: int, listen: str, patience: str) -> Workers | None:
+    """What ``--workers``, ``--listen`` and ``--patience`` ask for; None without. Raises UserError."""
     if not count and not listen:
         return None
     if count < 1:
@@ -43,7 +45,10 @@ def workers(count: int, listen: str) -> Workers | None:
     from loadgen.cluster import Workers
 
     host, port = address(listen, "--listen") if listen else (_LOOPBACK, PORT)
-    return Workers(count, host, port)
+    try:
+        return Workers(count, host, port, duration(least_ns=5_000_000_000).read(patience) / 1e9)
+    except BadValue as error:
+        raise UserError(f"--patience {error}", errors.USAGE) from error
 
 
 def address(text: str, flag: str) -> tuple[str, int]:
