@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is"))
     _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
     _add_explain(commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower"))
+
+
+    _add_ui(commands.add_parser("ui", help="a local page over the runs folder: search, open, compare, delete"))
     _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
     _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
     scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
@@ -205,6 +208,12 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(call=_explain)
 
 
+def _add_ui(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the runs folder (default: runs)")
+    parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1 (default: any free port)")
+    parser.set_defaults(call=_ui)
+
+
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", help="a scenario's name or file")
     _add_overrides(parser)
@@ -341,6 +350,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     from gapmeter.explain import explain
 
     return explain(arguments.run, arguments.group, arguments.against, arguments.metric, as_json=arguments.json)
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from gapmeter.ui import serve_ui
+
+    return serve_ui(arguments.runs, arguments.port)
 
 
 def _config(arguments: argparse.Namespace) -> int:

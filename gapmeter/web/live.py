@@ -46,7 +46,7 @@ class Spec:
 
 
 class LivePage:
-    """Handlers, and who is looking."""
+    """One run that goes on: what its page shows, and who is looking."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._stream = folder, Stream(folder)
@@ -56,13 +56,13 @@ class LivePage:
         self.over = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/", self._page), web.get("/events", self._events), web.get("/report", self._report)]
+        return [web.get("/", self._page), web.get("/events", self.events), web.get("/report", self._report)]
 
     async def run(self) -> None:
         """Look once a second until it is over; then send open pages on, and wait until they have the report."""
         loop = asyncio.get_running_loop()
         due = loop.time()
-        while not self.over.is_set():
+        while not self._is_over():
             told = self._stream.look()
             for page in self._pages:
                 page.put_nowait(told)
@@ -76,10 +76,20 @@ class LivePage:
             if self._fetching:
                 await asyncio.wait_for(self._fetched.wait(), _PATIENCE_S)
 
+    def markup(self) -> str:
+        """The page, before anything has happened."""
+        return page(self._folder)
+
+    def _is_over(self) -> bool:
+        """Told so, or there is a report."""
+        if self._folder.report.exists():
+            self.over.set()
+        return self.over.is_set()
+
     async def _page(self, _: web.Request) -> web.StreamResponse:
         if self.over.is_set() and self._folder.report.exists():
             raise web.HTTPSeeOther("/report")
-        return web.Response(text=page(self._folder), content_type="text/html")
+        return web.Response(text=self.markup(), content_type="text/html")
 
     async def _report(self, _: web.Request) -> web.StreamResponse:
         if not self._folder.report.exists():
@@ -90,7 +100,7 @@ class LivePage:
             self._fetched.set()
         return response
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -86,14 +86,14 @@
     svg.replaceChildren(...parts);
   }
 
-  const source = new EventSource("/events");
+  const source = new EventSource("events");
   let first = true;
   source.addEventListener("message", (event) => {
     const told = JSON.parse(event.data);
     if (told.phase === "over") {
       source.close();
       at("phase").textContent = "over";
-      if (told.report) location.replace("/report");
+      if (told.report) location.replace("report");
       return;
     }
     dots = first ? told.dots : dots.concat(told.dots);

@@ -1,0 +1,93 @@
+"""The page over the runs folder: a table that can be searched, with boxes to tick for comparing and deleting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from analysis.provenance import UNKNOWN, Provenance
+from analysis.report.numbers import DASH, count, duration
+from analysis.report.shell import Section, page_shell
+from gapmeter.listing import Listed
+
+PER_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked to be shown: words that must all occur, a verdict, a kind, which page (from 0)."""
+
+    words: str = ""
+    verdict: str = ""
+    kind: str = ""
+    page: int = 0
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Wish:
+        page = query.get("page", "0")
+        number = int(page) if page.isdecimal() and len(page) < 7 else 0
+        return cls(query.get("q", "").strip(), query.get("verdict", ""), query.get("kind", ""), number)
+
+    def fits(self, run: Listed) -> bool:
+        """Whether a folder is wanted. Case does not matter."""
+        text = " ".join((run.name, run.scenario, run.engine, run.model, run.load, run.verdict, run.state)).casefold()
+        words = all(word in text for word in self.words.casefold().split())
+        return words and self.verdict in ("", run.verdict or run.state) and self.kind in ("", run.kind)
+
+
+def runs_page(everything: Sequence[Listed], wish: Wish, folder: str) -> str:
+    """The whole page, the newest first."""
+    found = [run for run in reversed(everything) if wish.fits(run)]
+    shown = found[wish.page * PER_PAGE : (wish.page + 1) * PER_PAGE]
+    body = fill(
+        "runs.html", rows=[_row(run) for run in shown], wish=wish, found=count(len(found)), all=count(len(everything)),
+        verdicts=sorted({run.verdict or run.state for run in everything}), kinds=sorted({run.kind for run in everything}),
+        older=wish.page + 1 if (wish.page + 1) * PER_PAGE < len(found) else None,
+        newer=wish.page - 1 if wish.page else None,
+    )  # fmt: skip
+    return _page(f"Runs in {folder}", body)
+
+
+def delete_page(chosen: Sequence[Listed]) -> str:
+    """Asks once more before folders are removed for good."""
+    return _page("Delete?", fill("delete.html", rows=[_row(run) for run in chosen], many=len(chosen) > 1))
+
+
+def message_page(title: str, text: str) -> str:
+    """A sentence, and the way back."""
+    return _page(title, fill("message.html", text=text))
+
+
+def fill(template: str, **context: object) -> Markup:
+    """A template of this package filled in; text is escaped."""
+    source = (files("gapmeter.web") / "assets" / template).read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Markup(environment.from_string(source).render(**context))
+
+
+def _row(run: Listed) -> dict[str, str]:
+    return {
+        "name": run.name,
+        "started": run.started.replace("T", " ")[:16],
+        "kind": run.kind,
+        "scenario": run.scenario or run.name,
+        "engine": run.engine or DASH,
+        "model": run.model or DASH,
+        "load": run.load or DASH,
+        "verdict": run.verdict or run.state,
+        "tone": run.verdict or "",
+        "n": DASH if run.n is None else count(run.n),
+        "ttft": duration(run.ttft_p99_ms),
+        "itl": duration(run.itl_p99_ms),
+        "e2e": duration(run.e2e_p99_ms),
+        "note": run.note,
+    }
+
+
+def _page(title: str, body: Markup) -> str:
+    about = Provenance(*[UNKNOWN] * 8, "each run's own", UNKNOWN, "gapmeter ui")
+    return page_shell(title, [Section("runs", title, body)], about, policy="form-action 'self'")
