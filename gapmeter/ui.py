@@ -27,4 +27,7 @@ def serve_ui(runs: Path, port: int) -> int:
 
 
 def _compare(chosen: Sequence[Path], runs: Path) -> Path:
-    raise UserError("comparing is not here yet", errors.USAGE)
+    """Each ticked run is a side of its own; what may not be compared is a page that says so."""
+    from gapmeter.compare import compare_folders
+
+    return compare_folders([[path] for path in chosen], runs=runs).folder

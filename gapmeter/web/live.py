@@ -56,7 +56,7 @@ class LivePage:
         self.over = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/", self._page), web.get("/events", self.events), web.get("/report", self._report)]
+        return [web.get("/", self._page), web.get("/events", self.events), web.get("/report.html", self._report)]
 
     async def run(self) -> None:
         """Look once a second until it is over; then send open pages on, and wait until they have the report."""
@@ -88,7 +88,7 @@ class LivePage:
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
         if self.over.is_set() and self._folder.report.exists():
-            raise web.HTTPSeeOther("/report")
+            raise web.HTTPSeeOther("/report.html")
         return web.Response(text=self.markup(), content_type="text/html")
 
     async def _report(self, _: web.Request) -> web.StreamResponse:

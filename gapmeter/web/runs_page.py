@@ -43,12 +43,18 @@ def runs_page(everything: Sequence[Listed], wish: Wish, folder: str) -> str:
     """The whole page, the newest first."""
     found = [run for run in reversed(everything) if wish.fits(run)]
     shown = found[wish.page * PER_PAGE : (wish.page + 1) * PER_PAGE]
+    last = (wish.page + 1) * PER_PAGE >= len(found)
     body = fill(
-        "runs.html", rows=[_row(run) for run in shown], wish=wish, found=count(len(found)), all=count(len(everything)),
-        verdicts=sorted({run.verdict or run.state for run in everything}), kinds=sorted({run.kind for run in everything}),
-        older=wish.page + 1 if (wish.page + 1) * PER_PAGE < len(found) else None,
+        "runs.html",
+        rows=[_row(run) for run in shown],
+        wish=wish,
+        found=count(len(found)),
+        all=count(len(everything)),
+        verdicts=sorted({run.verdict or run.state for run in everything}),
+        kinds=sorted({run.kind for run in everything}),
+        older=None if last else wish.page + 1,
         newer=wish.page - 1 if wish.page else None,
-    )  # fmt: skip
+    )
     return _page(f"Runs in {folder}", body)
 
 
@@ -89,5 +95,6 @@ def _row(run: Listed) -> dict[str, str]:
 
 
 def _page(title: str, body: Markup) -> str:
-    about = Provenance(*[UNKNOWN] * 8, "each run's own", UNKNOWN, "gapmeter ui")
+    unknown = [UNKNOWN] * 8
+    about = Provenance(*unknown, validity="each run's own", date=UNKNOWN, command="gapmeter ui")
     return page_shell(title, [Section("runs", title, body)], about, policy="form-action 'self'")

@@ -93,7 +93,7 @@
     if (told.phase === "over") {
       source.close();
       at("phase").textContent = "over";
-      if (told.report) location.replace("report");
+      if (told.report) location.replace("report.html");
       return;
     }
     dots = first ? told.dots : dots.concat(told.dots);

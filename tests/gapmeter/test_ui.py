@@ -1,0 +1,190 @@
+"""The page over the runs folder: it shows, searches, compares and deletes, for its owner only and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from tests.browser import Tab, browser_tab
+from tests.gapmeter.command import SIMULATED, Command
+from tests.gapmeter.command import gapmeter as command
+
+pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
+
+NASTY = '<img src=x onerror="alert(1)"><script>alert(2)</script>'
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A page that is being served. ``address`` has the token."""
+
+    runs: Path
+    address: str
+
+    @property
+    def base(self) -> str:
+        return self.address.split("?")[0].rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("two")
+    for batch in (4, 8):
+        done = command(*SIMULATED, "--set", f"server.max_batch={batch}", runs=runs)
+        assert done.code in (0, 98, 99), done.err
+    return runs
+
+
+@pytest.fixture
+def site(two_runs: Path, tmp_path: Path) -> Iterator[Site]:
+    runs = tmp_path / "runs"
+    shutil.copytree(two_runs, runs)
+    (tmp_path / "secret.html").write_text("secret")
+    broken = runs / "20200101-000000-broken-abc"
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    started = Command(("ui", "--runs", str(runs)), runs)
+    assert started.process.stdout is not None
+    yield Site(runs, started.process.stdout.readline().strip())
+    started.process.send_signal(2)
+    assert started.done().left == []
+
+
+@pytest.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+    async with browser_tab(tmp_path / "profile") as made:
+        yield made
+
+
+@pytest.fixture
+async def visitor(site: Site) -> AsyncIterator[aiohttp.ClientSession]:
+    """One who has opened the address with its token."""
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        async with session.get(site.address) as answer:
+            assert answer.status == 200 and "token" not in str(answer.url)
+        yield session
+
+
+def names(site: Site) -> list[str]:
+    return sorted(path.name for path in site.runs.iterdir() if "smoke" in path.name)
+
+
+async def test_strangers_other_hosts_and_other_origins_are_turned_away(
+    site: Site, visitor: aiohttp.ClientSession
+) -> None:
+    async with aiohttp.ClientSession() as stranger:
+        for path in ("/", f"/runs/{names(site)[0]}/report.html", "/?token=wrong"):
+            async with stranger.get(site.base + path) as answer:
+                assert answer.status == 403
+    async with visitor.get(site.base, headers={"Host": "rebound.example"}) as answer:
+        assert answer.status == 421
+    form = {"run": names(site)[0], "sure": "yes"}
+    for headers in ({}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+        async with visitor.post(f"{site.base}/delete", data=form, headers=headers) as answer:
+            assert answer.status == 403
+    assert len(names(site)) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/runs/../secret.html", "/runs/%2e%2e/secret.html", "/runs/NAME/../../secret.html",
+        "/runs/NAME/%2e%2e/%2e%2e/secret.html", "/runs/NAME/..%2f..%2fsecret.html", "/runs/NAME/link.html",
+        "/runs/linked/report.html", "/runs/NAME/%2fetc%2fpasswd", "/runs/NAME/requests/worker-0.gap", "/runs/%00/",
+        "/runs/nothing/",
+    ],
+)  # fmt: skip
+async def test_nothing_outside_the_runs_and_no_raw_record_is_served(
+    site: Site, visitor: aiohttp.ClientSession, path: str
+) -> None:
+    first = site.runs / names(site)[0]
+    (first / "link.html").symlink_to(site.runs.parent / "secret.html")
+    (site.runs / "linked").symlink_to(first)
+    async with visitor.get(URL(site.base + path.replace("NAME", first.name), encoded=True)) as answer:
+        assert answer.status in (400, 404), path
+        assert "secret" not in await answer.text()
+
+
+async def test_what_is_served_carries_what_a_browser_needs_to_be_careful(
+    site: Site, visitor: aiohttp.ClientSession
+) -> None:
+    async with visitor.get(f"{site.base}/runs/{names(site)[0]}/report.html") as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Security-Policy"].startswith("sandbox ")
+        assert "allow-same-origin" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_runs_are_listed_searched_and_opened(site: Site, tab: Tab) -> None:
+    manifest = site.runs / names(site)[0] / "manifest.json"
+    about = json.loads(manifest.read_text())
+    about["scenario"]["name"] = about["scenario"]["server"]["model"] = NASTY
+    manifest.write_text(json.dumps(about))
+    await tab.open(site.address)
+    rows = "document.querySelectorAll('table.runs tbody tr').length"
+    assert await tab.evaluate(rows) == 3
+    assert NASTY in await tab.evaluate("document.querySelector('table.runs').textContent")
+    assert await tab.evaluate("document.querySelector('table.runs img, table.runs script')") is None
+    assert "damaged" in await tab.evaluate("document.querySelector('table.runs').textContent")
+    await tab.evaluate(
+        "document.querySelector('[name=q]').value = 'onerror'; document.querySelector('.runs-search').submit()"
+    )
+    await tab.until("location.search.includes('onerror') && document.readyState === 'complete'")
+    assert await tab.evaluate(rows) == 1
+    await tab.evaluate("document.querySelector('table.runs a').click()")
+    await tab.until("location.pathname.endsWith('report.html') && document.querySelector('.verdict') !== null")
+    assert tab.complaints == []
+
+
+async def test_ticked_runs_are_compared(site: Site, tab: Tab) -> None:
+    await tab.open(site.address)
+    for name in names(site):
+        await tab.evaluate(f"document.querySelector('input[value=\"{name}\"]').click()")
+    await tab.evaluate("document.querySelector('.runs-do button').click()")
+    await tab.until("location.pathname.endsWith('report.html') && document.readyState === 'complete'")
+    assert "server.max_batch" in await tab.evaluate("document.body.textContent")
+
+
+async def test_deleting_asks_first_and_leaves_the_others(site: Site, tab: Tab) -> None:
+    await tab.open(site.address)
+    gone, kept = names(site)
+    await tab.evaluate(f"document.querySelector('input[value=\"{gone}\"]').click()")
+    await tab.evaluate("document.querySelector('.runs-do .runs-delete').click()")
+    await tab.until("location.pathname === '/delete' && document.readyState === 'complete'")
+    assert gone in await tab.evaluate("document.body.textContent")
+    assert names(site) == [gone, kept]
+    await tab.evaluate("document.querySelector('button.runs-delete').click()")
+    await tab.until("location.pathname === '/' && document.readyState === 'complete'")
+    assert names(site) == [kept]
+
+
+async def test_a_run_that_goes_on_is_shown_live_and_not_deleted(site: Site, tab: Tab) -> None:
+    going = Command(
+        ("run", "smoke", "--engine", "simulated", "--set", "load.duration=15s", "--set", "load.requests=null",
+         "--set", "load.rate=10", "--runs", str(site.runs)), site.runs,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while len(names(site)) < 3 and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.1)
+    name = names(site)[-1]
+    await tab.open(site.address)
+    await tab.open(f"{site.base}/runs/{name}/")
+    await tab.until("document.querySelectorAll('#dots circle').length > 3", 60)
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        async with session.get(site.address):
+            pass
+        form = {"run": name, "sure": "yes"}
+        async with session.post(f"{site.base}/delete", data=form, headers={"Origin": site.base}) as answer:
+            assert answer.status == 409 and re.search("still running", await answer.text())
+    await tab.until("location.pathname.endsWith('report.html') && document.querySelector('.verdict') !== null", 90)
+    assert going.done().code in (0, 98, 99)
