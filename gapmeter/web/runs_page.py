@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
@@ -95,6 +95,6 @@ def _row(run: Listed) -> dict[str, str]:
 
 
 def _page(title: str, body: Markup) -> str:
-    unknown = [UNKNOWN] * 8
-    about = Provenance(*unknown, validity="each run's own", date=UNKNOWN, command="gapmeter ui")
+    facts = dict.fromkeys((field.name for field in fields(Provenance)), UNKNOWN)
+    about = Provenance(**facts | {"validity": "each run's own", "command": "gapmeter ui"})
     return page_shell(title, [Section("runs", title, body)], about, policy="form-action 'self'")
