@@ -62,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
     _add_explain(commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower"))
 
-
     _add_ui(commands.add_parser("ui", help="a local page over the runs folder: search, open, compare, delete"))
     _add_config(commands.add_parser("config", help="print each value of a scenario and where it came from"))
     _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
