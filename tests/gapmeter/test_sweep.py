@@ -1,0 +1,171 @@
+"""Sweeps through the command line, on the simulated engine: one server, shuffled points, failures, resumption."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapmeter.order import visits
+from gapmeter.sweep import finished, resume_command
+from recording import RunFolder, read_records
+from tests.gapmeter.command import SHORT, Command, Done, gapmeter
+
+QUICK = ("run", "smoke", "--engine", "simulated", *SHORT)
+POINTS = [
+    {"load.rate": 40}, {"load.rate": 60}, {"server.max_batch": 2, "load.rate": 50},
+    {"server.args.no_such_flag": 1, "load.rate": 60},
+]  # fmt: skip
+
+
+def sweep_of(points: Any) -> tuple[str, str]:
+    return "--set", f"sweep={json.dumps(points)}"
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 4), st.integers(0, 99))
+def test_every_point_is_visited_once_a_repeat_and_servers_follow_each_other(
+    servers: list[str], repeats: int, seed: int
+) -> None:
+    groups = visits(servers, repeats, seed)
+    assert groups == visits(servers, repeats, seed)
+    assert len(groups) == len(set(servers)), "each server is started once"
+    assert sorted(v for group in groups for v in group) == [(p, r) for p in range(len(servers)) for r in range(repeats)]
+    for group in groups:
+        assert len({servers[point] for point, _ in group}) == 1
+        size = len(group) // repeats
+        for repeat in range(repeats):
+            assert {r for _, r in group[repeat * size : (repeat + 1) * size]} == {repeat}, "repeats are interleaved"
+
+
+def test_points_are_not_run_in_the_order_of_their_values() -> None:
+    orders = {tuple(point for point, _ in visits(["one"] * 6, 1, seed)[0]) for seed in range(20)}
+    assert len(orders) > 10
+
+
+def test_the_command_that_resumes_can_be_typed() -> None:
+    folder = Path("runs/a b")
+    assert resume_command("gapmeter run x", folder) == "gapmeter run x --resume 'runs/a b'"
+    assert resume_command("gapmeter run x --resume runs/old", folder) == "gapmeter run x --resume 'runs/a b'"
+    assert resume_command("make loadtest SCENARIO=x", Path("runs/a")) == (
+        'make loadtest SCENARIO=x ARGS="--resume runs/a"'
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    runs = tmp_path_factory.mktemp("sweep")
+    return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", runs=runs)
+
+
+def pids(folder: Path) -> set[int]:
+    return {int(read_records(file).process["pid"]) for file in (folder / "probe").glob("*.gap")}
+
+
+@pytest.mark.whole_run
+def test_a_sweep_measures_what_it_can_and_says_why_the_rest_failed(swept: Done) -> None:
+    assert (swept.code, swept.left) == (98, []), swept.err
+    assert swept.out.strip() == str(swept.folder.path), "one line for programs"
+    points = swept.summary["sweep"]["points"]
+    assert [point["values"] for point in points] == POINTS
+    assert [len(point["repeats"]) for point in points] == [2, 2, 2, 2]
+    assert [bool(point["metrics"]) for point in points] == [True, True, True, False]
+    assert points[3]["verdict"] == "FAILED"
+    assert "no_such_flag" in points[3]["reason"] or "no-such-flag" in points[3]["reason"]
+    assert "exit=98 not every point was measured" in swept.err
+    assert "Traceback" not in swept.err
+
+
+@pytest.mark.whole_run
+def test_the_server_is_started_anew_only_where_one_of_its_keys_changes(swept: Done) -> None:
+    points = swept.summary["sweep"]["points"]
+    first, second, third = (
+        set().union(*(pids(swept.folder.path / run["folder"]) for run in point["repeats"])) for point in points[:3]
+    )
+    assert first == second
+    assert not first & third
+    assert len(first) == len(third)
+
+
+@pytest.mark.whole_run
+def test_every_point_is_a_run_of_its_own_with_fresh_texts_and_balanced_ledgers(swept: Done) -> None:
+    repeats = []
+    for point in swept.summary["sweep"]["points"][:3]:
+        for run in point["repeats"]:
+            folder = RunFolder(swept.folder.path / run["folder"])
+            summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
+            assert summary["counts"]["succeeded"] == 30
+            assert summary["ledger"]["refused"] == []
+            assert folder.report.exists()
+            assert manifest["scenario"]["load"]["rate"] == point["values"]["load.rate"]
+            assert "--set 'sweep=[]'" in manifest["command"]
+            repeats.append(manifest["repeat"])
+    assert len(set(repeats)) == 6, "no two runs ask with the same texts"
+
+
+@pytest.mark.whole_run
+def test_figures_of_a_point_are_those_of_its_requests_and_stages_add_up(swept: Done) -> None:
+    point = swept.summary["sweep"]["points"][0]
+    valid = [run for run in point["repeats"] if run["verdict"] != "INVALID"] or point["repeats"]
+    assert point["metrics"]["ttft"]["count"] == 30 * len(valid)
+    for metric in ("ttft", "e2e", "itl"):
+        found = point["stages"][metric]
+        assert found["mean_ms"] == pytest.approx(point["metrics"][metric]["mean_ms"], rel=2e-3), metric
+        assert sum(found["stages_ms"].values()) == pytest.approx(found["mean_ms"])
+    assert 0 < point["batch"]["running"] <= 8
+    assert point["binding"]["resource"] in ("queue", "host", "device", "network", "load tester")
+
+
+@pytest.mark.whole_run
+def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tmp_path: Path) -> None:
+    copy = tmp_path / "moved"
+    shutil.copytree(swept.folder.path, copy)
+    (copy / "summary.json").unlink()
+    again = gapmeter("report", str(copy), runs=tmp_path)
+    assert again.code == 98, again.err
+    assert json.loads((copy / "summary.json").read_text()) == swept.summary
+    assert (copy / "report.html").stat().st_size < 500_000
+
+
+@pytest.mark.whole_run
+def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
+    points = sweep_of({"load.rate": [30, 40, 50]})
+    command = Command((*QUICK, *points, "--set", "load.requests=40"), tmp_path)
+    end = time.monotonic() + 90
+    while not list(tmp_path.glob("*/points/*/r1/summary.json")):
+        assert command.process.poll() is None, command.process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    command.process.send_signal(signal.SIGINT)
+    stopped = command.done()
+    assert (stopped.code, stopped.left) == (105, []), stopped.err
+    (folder,) = tmp_path.iterdir()
+    done = {path for path in folder.glob("points/*/r1") if finished(path)}
+    assert 1 <= len(done) < 3
+    assert f"--resume {folder}" in stopped.err
+    before = {path: (path / "manifest.json").stat().st_mtime_ns for path in done}
+    other = gapmeter(*QUICK, *sweep_of({"load.rate": [30]}), "--resume", str(folder), runs=tmp_path)
+    assert (other.code, "is a sweep of another scenario" in other.err) == (2, True)
+    resumed = gapmeter(*QUICK, *points, "--set", "load.requests=40", "--resume", str(folder), runs=tmp_path)
+    assert resumed.out.strip() == str(folder), resumed.err
+    assert [bool(point["metrics"]) for point in resumed.summary["sweep"]["points"]] == [True] * 3
+    assert {path: (path / "manifest.json").stat().st_mtime_ns for path in done} == before, "finished runs are kept"
+    assert RunFolder(folder).read_manifest()["status"] == "complete"
+
+
+@pytest.mark.whole_run
+def test_a_sweep_none_of_whose_servers_start_says_so(tmp_path: Path) -> None:
+    done = gapmeter(*QUICK, *sweep_of([{"server.args.no_such_flag": 1}]), "--json", runs=tmp_path)
+    assert done.code == 106, done.err
+    assert json.loads(done.out)["sweep"]["points"][0]["verdict"] == "FAILED"
+
+
+def test_what_is_no_sweep_cannot_be_taken_up(tmp_path: Path) -> None:
+    done = gapmeter("run", "smoke", "--resume", "anywhere", runs=tmp_path)
+    assert (done.code, "smoke has no sweep to take up" in done.err) == (2, True)
