@@ -126,11 +126,12 @@ def _begun(
 ) -> tuple[RunFolder, dict[str, Any]]:
     """A fresh folder with its manifest."""
     folder = make_parent(options.runs, scenario, KIND)
+    keys = list(dict.fromkeys(key for point in points for key in point.values))
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | {
         "kind": KIND,
         "repeat": scenario.repeat,
         "points": [
-            {"values": dict(point.values), "digest": point.scenario.digest(),
+            {"values": dict(point.values), "resolved": _resolved(point, keys), "digest": point.scenario.digest(),
              "folder": str(point_path(folder.path, at, point.values).relative_to(folder.path))}
             for at, point in enumerate(points)
         ],
@@ -138,6 +139,17 @@ def _begun(
     }  # fmt: skip
     folder.write_json(folder.manifest, manifest)
     return folder, manifest
+
+
+def _resolved(point: Point, keys: Sequence[str]) -> dict[str, Any]:
+    """What a point has at every swept key, also at those that it leaves to the scenario; None where that is unset."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        value: Any = point.scenario.to_dict()
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        found[key] = point.values.get(key, value)
+    return found
 
 
 def make_parent(runs: Path, scenario: Scenario, kind: str) -> RunFolder:

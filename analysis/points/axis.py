@@ -10,12 +10,14 @@ from analysis.report.numbers import significant
 
 # What a load is, then the server's size, then whatever else has numbers.
 _FIRST = ("load.concurrency", "load.rate", "server.max_batch", "workload.prompt_tokens", "workload.output_tokens")
+LOAD = "load"  # the key that orders points of both loops: users of the one, requests per second of the other
 _WORDS = {
     "load.concurrency": "{} users", "load.rate": "{} req/s", "server.max_batch": "max batch {}",
     "workload.prompt_tokens": "prompt {}", "workload.output_tokens": "output {}", "server.precision": "{}",
     "server.engine": "{}", "server.model": "{}",
 }  # fmt: skip
 _TITLES = {
+    LOAD: "users, or requests per second",
     "load.concurrency": "users (closed loop)", "load.rate": "requests per second asked for (open loop)",
     "server.max_batch": "max batch", "workload.prompt_tokens": "prompt tokens",
     "workload.output_tokens": "output tokens",
@@ -36,29 +38,44 @@ class Axis:
 
 
 def axis_of(points: Sequence[Mapping[str, Any]]) -> Axis:
-    """``points`` as in a sweep's manifest: mappings with ``values`` and ``loop``."""
-    keys = list(dict.fromkeys(key for point in points for key in point["values"]))
-    ordering = next((k for k in (*_FIRST, *keys) if k in keys and _numeric(points, k)), None)
+    """``points``: mappings with ``resolved`` (the same keys in each) and ``loop``."""
+    keys = list(dict.fromkeys(key for point in points for key in point["resolved"]))
+    loops = {point["loop"] for point in points}
+    ordering = next((k for k in (LOAD, *_FIRST, *keys) if (k in keys or k == LOAD) and _numeric(points, k)), None)
+    ordered_by = ("load.concurrency", "load.rate", "load.arrivals") if ordering == LOAD else (ordering,)
     groups: dict[str, list[int]] = {}
     for at, point in enumerate(points):
-        rest = {key: value for key, value in point["values"].items() if key != ordering}
-        name = label(rest)
-        if len({p["loop"] for p in points}) > 1:
+        name = label({key: value for key, value in point["resolved"].items() if key not in ordered_by})
+        if len(loops) > 1:
             name = ", ".join(filter(None, (name, f"{point['loop']} loop")))
         groups.setdefault(name, []).append(at)
 
-    def place(at: int) -> float:
-        return float(points[at]["values"][ordering]) if ordering else at
+    def rank(at: int) -> float:
+        return place(points[at], ordering) if ordering else at
 
     return Axis(
         ordering, _TITLES.get(ordering or "", (ordering or "").rpartition(".")[2]),
-        tuple((name, tuple(sorted(group, key=place))) for name, group in groups.items()),
+        tuple((name, tuple(sorted(group, key=rank))) for name, group in groups.items()),
     )  # fmt: skip
+
+
+def place(point: Mapping[str, Any], key: str) -> float:
+    """Where a point lies along the key that orders it."""
+    return float(_value(point, key))
+
+
+def _value(point: Mapping[str, Any], key: str) -> Any:
+    """A point's value; its load is how many users or requests per second its loop asked for, where both loops occur."""
+    if key != LOAD:
+        return point["resolved"].get(key)
+    swept = {"load.concurrency", "load.rate"} <= set(point["resolved"])
+    closed = point["loop"] == "closed"
+    return point["resolved"].get("load.concurrency" if closed else "load.rate") if swept else None
 
 
 def label(values: Mapping[str, Any]) -> str:
     """A point's values in words: ``8 users, float32``."""
-    return ", ".join(_word(key, value) for key, value in values.items())
+    return ", ".join(_word(key, value) for key, value in values.items() if value is not None)
 
 
 def _word(key: str, value: Any) -> str:
@@ -71,6 +88,6 @@ def _word(key: str, value: Any) -> str:
 
 def _numeric(points: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Whether every point has a number here, and they differ."""
-    found = [point["values"].get(key) for point in points]
+    found = [_value(point, key) for point in points]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
     return numbers and len({str(value) for value in found}) > 1

@@ -12,9 +12,10 @@ import pandas as pd
 from analysis import figures as fig
 from analysis import verdict
 from analysis.binding import decide
+from analysis.binding_evidence import binding_evidence
 from analysis.hdr import PERCENTILES
 from analysis.metrics import METRICS, metric_sample
-from analysis.points.axis import Axis, axis_of, label
+from analysis.points.axis import Axis, axis_of, label, place
 from analysis.points.economy import describe_economy
 from analysis.points.growth import describe_growth, means_ms, slow_band
 from analysis.points.knee import find_knee
@@ -86,8 +87,9 @@ def _describe_point(
     used = [run for run in done if run.valid] or done
     described: dict[str, Any] = {
         "index": index,
-        "label": label(point["values"]),
+        "label": label(point["resolved"]),
         "values": point["values"],
+        "resolved": point["resolved"],
         "folder": point["folder"],
         "verdict": _MISSING if not runs else _FAILED,
         "reason": next((run.reason for run in runs if run.reason), None if runs else "not run yet"),
@@ -96,7 +98,7 @@ def _describe_point(
         "metrics": None, "between": None, "stages": None, "slow_stages": None, "throughput": None,
         "delivered_rate": None, "goodput_per_s": None, "batch": None, "binding": None, "slo": [], "device": None,
         "economy": None,
-        **_load_of(used, point["values"]),
+        **_load_of(used, point["resolved"]),
     }  # fmt: skip
     if not used:
         return described, None
@@ -110,7 +112,7 @@ def _load_of(runs: Sequence[PointRun], values: Mapping[str, Any]) -> dict[str, A
         if run.summary is not None:
             load = run.summary["load"]
             return {"loop": load["loop"], "concurrency": load["concurrency"], "requested_rate": load["requested_rate"]}
-    closed = "load.concurrency" in values
+    closed = values.get("load.concurrency") is not None
     return {"loop": "closed" if closed else "open", "concurrency": values.get("load.concurrency"),
             "requested_rate": values.get("load.rate")}  # fmt: skip
 
@@ -158,7 +160,9 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
         "slow_stages": {metric: means_ms(slow_band(getattr(frames, name), 99)) for metric, name in _EVENT_OF.items()
                         if len(getattr(frames, name))},
         "batch": batch(frames.steps),
-        "binding": decide(stages["e2e"], checks, summaries[0].get("roofline")).to_dict(),
+        "binding": decide(
+            stages["e2e"], checks, binding_evidence(summaries[0]), device=str(manifest.get("device", "GPU"))
+        ).to_dict(),
         "device": manifest.get("device"),
     }  # fmt: skip
     return told | {"economy": describe_economy(told, summaries, manifest, frames.measured)}
@@ -216,7 +220,7 @@ def _along(
     key = f"{fig.percentile_key(level)}_ms"
     for name, members in axis.series:
         shown = [at for at in members if points[at]["metrics"] and points[at]["verdict"] != verdict.INVALID]
-        load = [float(points[at]["values"][axis.key]) for at in shown]
+        load = [place(points[at], axis.key) for at in shown]
         knee = find_knee(load, [points[at]["metrics"][main][key] for at in shown])
         at = None if knee.at is None else shown[knee.at]
         knees.append({"series": name, "point": at, "label": None if at is None else points[at]["label"],

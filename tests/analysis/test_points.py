@@ -1,0 +1,173 @@
+"""What a sweep's points say together: knee, order, growth, what binds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.binding import decide
+from analysis.binding_evidence import BindingEvidence
+from analysis.points.axis import axis_of, label
+from analysis.points.growth import describe_growth, means_ms, slow_band
+from analysis.points.knee import find_knee
+from analysis.points.scale import Scale
+
+LOADS = [1, 2, 4, 8, 16, 32]
+
+
+def test_the_knee_of_a_server_that_saturates_is_where_it_does() -> None:
+    """Latency is flat until all eight places are taken, then proportional to the users."""
+    knee = find_knee(LOADS, [10 * max(1, users / 8) for users in LOADS])
+    assert (knee.at, round(knee.bend or 0, 2)) == (3, 0.23)
+
+
+def test_the_knee_of_an_open_queue_lies_before_its_pole() -> None:
+    """M/M/1 with service rate 10: the wait bends up towards rate 10."""
+    rates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9.5]
+    knee = find_knee(rates, [1 / (10 - rate) for rate in rates])
+    assert knee.at is not None
+    assert 6 <= rates[knee.at] <= 9
+
+
+@pytest.mark.parametrize(
+    ("load", "latency", "says"),
+    [
+        ([1, 2, 4], [1, 1, 9], "too few"),
+        (LOADS, [10, 10, 10, 11, 11, 12], "hardly rises"),
+        (LOADS, [10 * users for users in LOADS], "in proportion"),
+        (LOADS, [1, 8, 12, 14, 15, 16], "in proportion"),
+    ],
+)
+def test_where_there_is_no_knee_the_reason_is_told(load: list[float], latency: list[float], says: str) -> None:
+    knee = find_knee(load, latency)
+    assert knee.at is None
+    assert says in knee.why
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=4, max_size=12), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_a_knee_does_not_depend_on_units(latency: list[float], of_load: float, of_latency: float) -> None:
+    load = [float(2**at) for at in range(len(latency))]
+    one, other = find_knee(load, latency), find_knee([x * of_load for x in load], [y * of_latency for y in latency])
+    assert (one.bend is None) == (other.bend is None)
+    if one.bend is not None:
+        assert one.bend == pytest.approx(other.bend, abs=1e-9)
+
+
+def point(loop: str = "closed", **resolved: Any) -> dict[str, Any]:
+    return {"loop": loop, "resolved": {key.replace("__", "."): value for key, value in resolved.items()}}
+
+
+def test_curves_join_points_that_differ_in_the_load_alone() -> None:
+    points = [
+        point(server__max_batch=batch, load__concurrency=users) for users in (8, 1) for batch in (2, 4)
+    ]  # fmt: skip
+    axis = axis_of(points)
+    assert axis.key == "load.concurrency"
+    assert axis.series == (("max batch 2", (2, 0)), ("max batch 4", (3, 1)))
+
+
+def test_closed_and_open_points_are_never_on_one_curve() -> None:
+    closed = [point("closed", load__concurrency=users, load__rate=None) for users in (4, 1)]
+    opened = [point("open", load__concurrency=None, load__rate=rate) for rate in (5.0, 2.5)]
+    axis = axis_of([*closed, *opened])
+    assert axis.series == (("closed loop", (1, 0)), ("open loop", (3, 2)))
+
+
+def test_points_without_numbers_have_no_order_and_words_of_their_own() -> None:
+    points = [point("open", server__precision=name) for name in ("float32", "bfloat16")]
+    axis = axis_of(points)
+    assert axis.key is None
+    assert [label(p["resolved"]) for p in points] == ["float32", "bfloat16"]
+    assert label({"load.rate": 2.5, "load.concurrency": 1}) == "2.5 req/s, 1 user"
+
+
+def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
+    """Requests of 20 ms and an exponential queue with this mean."""
+    rng = np.random.default_rng(3)
+    queue = rng.exponential(queue_ms * 1e6, count) if queue_ms else np.zeros(count)
+    prefill = rng.normal(15e6, 1e5, count)
+    rest = np.full(count, 5e6)
+    return pd.DataFrame(
+        {"queue_ns": queue, "prefill_ns": prefill, "unexplained_ns": rest, "total_ns": queue + prefill + rest}
+    )
+
+
+def described(rows: pd.DataFrame, name: str) -> dict[str, Any]:
+    total = np.sort(rows["total_ns"]) / 1e6
+    value = float(total[int(0.99 * len(total))])
+    return {"label": name, "metrics": {"ttft": {"p99_ms": value, "p99_ci_ms": [value * 0.9, value * 1.1]}}}
+
+
+def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> None:
+    one, two = ledgers(0), ledgers(60)
+    found = describe_growth(
+        described(one, "8 users"), described(two, "16 users"), "ttft", 99, (one, two), "GPU"
+    )  # fmt: skip
+    assert (found["stage"], found["owner"]) == ("queue", "capacity")
+    assert found["share"] == pytest.approx(1, abs=0.02)
+    assert found["share_ci"][0] <= found["share"] <= found["share_ci"][1]
+    assert found["band_grows_ms"] == pytest.approx(sum(found["stages_ms"].values()))
+    assert found["grows_ci_ms"][0] < found["grows_ms"] < found["grows_ci_ms"][1]
+    assert found["sentence"].startswith("From 8 users to 16 users p99 TTFT grows by ")
+    assert "is queue (capacity)" in found["sentence"]
+
+
+def test_what_does_not_grow_is_given_no_stage() -> None:
+    one, two = ledgers(60), ledgers(0)
+    found = describe_growth(described(one, "a"), described(two, "b"), "ttft", 99, (one, two), "GPU")
+    assert found["stage"] is None
+    assert "falls by" in found["sentence"]
+
+
+@given(st.floats(0, 100), st.integers(1, 300))
+def test_mean_stages_add_up_to_the_mean_wait(queue_ms: float, count: int) -> None:
+    rows = ledgers(queue_ms, count)
+    for band in (rows, slow_band(rows, 99)):
+        assert sum(means_ms(band).values()) == pytest.approx(band["total_ns"].mean() / 1e6)
+
+
+CHECKS = [{"rule": "delivered", "status": "broken", "text": "20 requests per second were due, 12 were sent"}]
+KNOWN = BindingEvidence(0.8, 0.2, "memory bandwidth", "compute", 0.9, 0.8, None, 0.05)
+# Mean stages of an answer in ms, checks, evidence, device; what binds, what is behind it, and a word of the reason.
+BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence | None, str, str, str | None, str]] = {
+    "decode, roofline known": ({"decode": 80, "scheduling": 10}, [], KNOWN, "GPU", "memory bandwidth", None, "decode"),
+    "prefill, roofline known": ({"prefill": 80, "decode": 30}, [], KNOWN, "GPU", "compute", None, "prefill"),
+    "decode, roofline unknown": ({"decode": 80, "scheduling": 10}, [], None, "CPU", "device", None, "unmeasured"),
+    "host": ({"decode": 20, "scheduling": 30, "egress": 10}, [], KNOWN, "GPU", "host", None, "scheduling"),
+    "a queue before a device": ({"queue": 80, "decode": 30}, [], KNOWN, "GPU", "queue", "memory bandwidth", "queue"),
+    "a queue before a host": ({"queue": 80, "core_wait": 30}, [], None, "CPU", "queue", "host", "core wait"),
+    "preemptions": ({"preempted": 80, "decode": 30}, [], KNOWN, "GPU", "KV memory", None, "preempted"),
+    "the load tester": ({"decode": 80}, CHECKS, KNOWN, "GPU", "load tester", None, "12 were sent"),
+    "no stages": ({"unexplained": 80}, [], None, "GPU", "unmeasured", None, "no stage"),
+    "a busy link": (
+        {"decode": 80}, [], replace(KNOWN, pcie_share=0.7), "GPU", "PCIe transfer", None, "PCIe",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BINDINGS)
+def test_the_resource_that_binds_follows_the_stated_rule(case: str) -> None:
+    stages, checks, evidence, device, resource, behind, word = BINDINGS[case]
+    found = decide(stages, checks, evidence, device=device)
+    assert (found.resource, found.behind) == (resource, behind)
+    assert word in found.why
+
+
+def test_what_the_resource_could_not_be_told_from_is_listed() -> None:
+    assert decide({"decode": 9}).unmeasured == ("whether memory bandwidth or compute bounds decode", "PCIe transfer")
+    assert decide({"decode": 9}, evidence=KNOWN).unmeasured == ()
+    assert decide({"queue": 1, "egress": 9}, device="CPU").unmeasured == ()
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=20), st.floats(1e-3, 1e6))
+def test_an_axis_has_room_for_its_values_in_their_order(values: list[float], limit: float) -> None:
+    scale = Scale.of(values, limit)
+    places = [scale.part(value) for value in sorted(values)]
+    assert places == sorted(places)
+    assert 0 <= places[0] <= places[-1] < 1
