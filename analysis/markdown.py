@@ -20,8 +20,8 @@ _NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 def markdown(summary: Mapping[str, Any]) -> str:
     """A heading with the verdict, the SLOs, where the time goes, percentiles, warnings. Ends with a line feed."""
     parts = [
-        f"### {summary['verdict']}: {_plain(summary['name'] or 'run')}",
-        _plain(summary["headline"]),
+        f"### {summary['verdict']}: {plain(summary['name'] or 'run')}",
+        plain(summary["headline"]),
         _load(summary),
         _slos(summary["slo"]),
         _tail(summary["tail"]),
@@ -39,8 +39,8 @@ def _load(summary: Mapping[str, Any]) -> str:
     size = f"{load['window_s']:.0f} s, n = {count(counts['measured'])}, {count(failed)} failed"
     known = summary.get("closed_loop")
     told = known["sentence"] if known else turns_sentence(summary.get("turns", []))
-    caveat = f" {_plain(told)}." if told else ""
-    return f"{how}, {size}. Trust: {_plain(trust)}.{caveat}"
+    caveat = f" {plain(told)}." if told else ""
+    return f"{how}, {size}. Trust: {plain(trust)}.{caveat}"
 
 
 def _slos(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -90,8 +90,8 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _warnings(warnings: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(
-        f"- {_plain(w['text'])}."
-        + (f" Likely: {_plain(w['cause'])}." if w["cause"] else "")
+        f"- {plain(w['text'])}."
+        + (f" Likely: {plain(w['cause'])}." if w["cause"] else "")
         + (f" Try `{w['flag']}`." if w["flag"] else "")
         for w in warnings
     )
@@ -102,7 +102,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown and HTML leave as it is, on one line."""
     flat = " ".join(text.split())
     return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -36,8 +36,6 @@ class Outlets:
 
 def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outlets) -> None:
     """One more result: its folder as a line at once, the files anew with all so far. Raises UserError."""
-    from analysis.markdown import markdown  # by now analysed, so that this import costs nothing more
-
     if not outlets.as_json:
         print(result.folder, flush=True)
     summaries = [each.summary for each in (*earlier, result)]
@@ -45,7 +43,7 @@ def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outlets) -
         if outlets.junit:
             outlets.junit.write_text(join_junit(summaries), encoding="utf-8")
         if outlets.markdown:
-            outlets.markdown.write_text("\n".join(map(markdown, summaries)), encoding="utf-8")
+            outlets.markdown.write_text("\n".join(map(_markdown, summaries)), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}", errors.USAGE) from error
 
@@ -57,11 +55,24 @@ def print_document(results: Sequence[RunResult]) -> None:
     print(flush=True)
 
 
-def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """One JUnit document with a suite a run."""
-    from analysis.junit import junit
+def _markdown(summary: Mapping[str, Any]) -> str:
+    from analysis.markdown import markdown  # by now analysed, so that this import costs nothing more
+    from analysis.points.markdown import markdown_of_points
 
-    roots = [ET.fromstring(junit(summary)) for summary in summaries]
+    return markdown_of_points(summary) if _is_sweep(summary) else markdown(summary)
+
+
+def _is_sweep(summary: Mapping[str, Any]) -> bool:
+    return summary.get("kind") == "sweep"
+
+
+def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """One JUnit document with a suite a run, or a point of a sweep."""
+    from analysis.junit import junit
+    from analysis.points.suites import suites_of
+
+    runs = [each for summary in summaries for each in (suites_of(summary) if _is_sweep(summary) else (summary,))]
+    roots = [ET.fromstring(junit(run)) for run in runs]
     first = roots[0]
     for root in roots[1:]:
         first.extend(root)

@@ -34,10 +34,11 @@ def render_sweep(summary: Mapping[str, Any], folder: Path, code: int) -> Text:
     rows = _rows(sweep)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):
-        cells = [cell.ljust(width) if at in (0, 7, 8) else cell.rjust(width)
+        words = (0, len(row) - 2, len(row) - 1)
+        cells = [cell.ljust(width) if at in words else cell.rjust(width)
                  for at, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
         line = "  ".join(cells).rstrip()
-        style = _STYLES.get(row[7], "") if number else "dim"
+        style = _STYLES.get(row[-2], "") if number else "dim"
         text.append(f"\n {line}", style)
     for point in sweep["points"]:
         if point["reason"]:
@@ -51,24 +52,31 @@ def render_sweep(summary: Mapping[str, Any], folder: Path, code: int) -> Text:
 
 
 def _rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The table's cells, its head first; p50 beside the percentile that all points support, unless that is it."""
     ttft, itl = (percentile_key(sweep["levels"][metric] or 99.0) for metric in ("ttft", "itl"))
-    head = ("point", "tokens/s", "TTFT p50", f"TTFT {ttft}", "95 % interval", f"ITL {itl}", "95 % interval", "verdict",
-            "binds")  # fmt: skip
+    middle = () if ttft == "p50" else ("TTFT p50",)
+    head = ("point", "tokens/s", "batch", *middle, f"TTFT {ttft}", "95 % interval", f"ITL {itl}", "95 % interval",
+            "verdict", "binds")  # fmt: skip
     order = [at for series in sweep["series"] for at in series["points"]]
-    return [head, *(_row(sweep["points"][at], ttft, itl) for at in order)]
+    return [head, *(_row(sweep["points"][at], ttft, itl, len(head)) for at in order)]
 
 
-def _row(point: Mapping[str, Any], ttft: str, itl: str) -> tuple[str, ...]:
+def _row(point: Mapping[str, Any], ttft: str, itl: str, cells: int) -> tuple[str, ...]:
     if not point["metrics"]:
-        return (point["label"], *[DASH] * 6, point["verdict"], "")
+        return (point["label"], *[DASH] * (cells - 3), point["verdict"], "")
     first, gaps = point["metrics"]["ttft"], point["metrics"]["itl"]
-    tokens = point["throughput"]["output_tokens_per_s"]
+    middle = () if ttft == "p50" else (duration(first["p50_ms"]),)
+    tokens, batch = point["throughput"]["output_tokens_per_s"], point["batch"]["running"]
     return (
-        point["label"], DASH if tokens is None else significant(tokens),
-        duration(first["p50_ms"]), duration(first[f"{ttft}_ms"]), bounds(*(first[f"{ttft}_ci_ms"] or (None, None))),
+        point["label"], _number(tokens), _number(batch), *middle,
+        duration(first[f"{ttft}_ms"]), bounds(*(first[f"{ttft}_ci_ms"] or (None, None))),
         duration(gaps[f"{itl}_ms"]), bounds(*(gaps[f"{itl}_ci_ms"] or (None, None))), point["verdict"],
         _binds(point),
     )  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else significant(value)
 
 
 def _binds(point: Mapping[str, Any]) -> str:

@@ -87,9 +87,9 @@ def _describe_point(
     used = [run for run in done if run.valid] or done
     described: dict[str, Any] = {
         "index": index,
-        "label": label(point["resolved"]),
+        "label": label(point.get("resolved", point["values"])),
         "values": point["values"],
-        "resolved": point["resolved"],
+        "resolved": point.get("resolved", point["values"]),
         "folder": point["folder"],
         "verdict": _MISSING if not runs else _FAILED,
         "reason": next((run.reason for run in runs if run.reason), None if runs else "not run yet"),
@@ -98,7 +98,7 @@ def _describe_point(
         "metrics": None, "between": None, "stages": None, "slow_stages": None, "throughput": None,
         "delivered_rate": None, "goodput_per_s": None, "batch": None, "binding": None, "slo": [], "device": None,
         "economy": None,
-        **_load_of(used, point["resolved"]),
+        **_load_of(used, point.get("resolved", point["values"])),
     }  # fmt: skip
     if not used:
         return described, None

@@ -54,8 +54,8 @@ def provenance(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Prove
     """Where a sweep's figures are from; what differs from point to point is named with all its values."""
     scenario, sweep = manifest["scenario"], summary["sweep"]
     server = scenario["server"]
-    values = {key: list(dict.fromkeys(str(p["resolved"][key]) for p in sweep["points"]))
-              for key in sweep["points"][0]["resolved"]}  # fmt: skip
+    values = {key: list(dict.fromkeys(str(p["resolved"].get(key)) for p in sweep["points"]))
+              for key in {key: None for p in sweep["points"] for key in p["resolved"]}}  # fmt: skip
     n = sum(p["metrics"]["ttft"]["count"] for p in sweep["points"] if p["metrics"])
     bad = [p for p in sweep["points"] if p["verdict"] in ("INVALID", "FAILED", "MISSING")]
     return Provenance(

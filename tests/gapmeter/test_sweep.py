@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,16 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
     copy = tmp_path / "moved"
     shutil.copytree(swept.folder.path, copy)
     (copy / "summary.json").unlink()
-    again = gapmeter("report", str(copy), runs=tmp_path)
+    outlets = ("--junit", str(tmp_path / "junit.xml"), "--markdown", str(tmp_path / "sweep.md"))
+    again = gapmeter("report", str(copy), *outlets, runs=tmp_path)
     assert again.code == 98, again.err
     assert json.loads((copy / "summary.json").read_text()) == swept.summary
     assert (copy / "report.html").stat().st_size < 500_000
+    suites = ET.parse(tmp_path / "junit.xml").getroot()
+    assert [suite.get("name") for suite in suites] == [
+        f"smoke: {point['label']}" for point in swept.summary["sweep"]["points"]
+    ]
+    assert "| 40 req/s, max batch 8 |" in (tmp_path / "sweep.md").read_text()
 
 
 @pytest.mark.whole_run

@@ -1,0 +1,35 @@
+"""A sweep as Markdown, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.figures import percentile_key
+from analysis.markdown import plain
+from analysis.report.numbers import DASH, bounds, duration, significant
+
+
+def markdown_of_points(summary: Mapping[str, Any]) -> str:
+    """What was found, and a table with a line a point. Ends with a line feed."""
+    sweep = summary["sweep"]
+    levels = {metric: percentile_key(sweep["levels"][metric] or 99.0) for metric in ("ttft", "itl")}
+    head = ["point", "verdict", "tokens/s", f"TTFT {levels['ttft']}", "95 %", f"ITL {levels['itl']}", "95 %", "binds"]
+    rows = [_row(sweep["points"][at], levels) for series in sweep["series"] for at in series["points"]]
+    lines = [head, ["---"] * 2 + ["--:"] * 5 + ["---"], *rows]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    said = "\n\n".join(plain(sentence) for sentence in sweep["headline"])
+    return f"### {plain(str(summary['name']))}: {len(rows)} points\n\n{said}\n\n{table}\n"
+
+
+def _row(point: Mapping[str, Any], levels: Mapping[str, str]) -> list[str]:
+    name = plain(str(point["label"]))
+    if not point["metrics"]:
+        return [name, str(point["verdict"]), *[DASH] * 5, plain(str(point["reason"] or ""))]
+    cells = []
+    for metric, key in levels.items():
+        found = point["metrics"][metric]
+        cells += [duration(found[f"{key}_ms"]), bounds(*(found[f"{key}_ci_ms"] or (None, None)))]
+    tokens = point["throughput"]["output_tokens_per_s"]
+    return [name, str(point["verdict"]), DASH if tokens is None else significant(tokens), *cells,
+            str(point["binding"]["resource"])]  # fmt: skip

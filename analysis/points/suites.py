@@ -1,0 +1,21 @@
+"""A sweep's points as the suites of a JUnit file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from analysis.verdict import INVALID
+
+
+def suites_of(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every point as ``analysis.junit`` takes a run; one that has no figures is a run that is not valid."""
+    for point in summary["sweep"]["points"]:
+        lost = not point["metrics"]
+        yield {
+            "name": f"{summary['name']}: {point['label']}",
+            "verdict": INVALID if lost else point["verdict"],
+            "invalid_reasons": [str(point["reason"] or point["verdict"])],
+            "slo": [] if lost else point["slo"],
+            "load": {"window_s": (point["throughput"] or {}).get("span_s", 0.0)},
+        }
