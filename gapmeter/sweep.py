@@ -58,8 +58,8 @@ def run_sweep(
     """Run all points of a scenario's sweep, each ``repeat`` times, and put them side by side.
 
     A point that cannot be run (its server does not start, say) is a failed point with its reason, and the sweep goes
-    on. ``resume``: the folder of an earlier, interrupted one of the same scenario. Raises UserError for what the user
-    can mend, with INTERRUPTED after Ctrl-C; what was measured by then is reported first.
+    on. ``resume``: the folder of an earlier, interrupted one of the same scenario. After Ctrl-C what was finished by
+    then is reported, with exit code INTERRUPTED. Raises UserError for what the user can mend.
     """
     sweep, manifest = _prepared(name, overrides, options, resume)
     say = silent if options.quiet else tell
@@ -75,15 +75,20 @@ def run_sweep(
             raise
         ended = _INTERRUPTED
     sweep.folder.write_json(sweep.folder.manifest, manifest | {"status": ended})
-    if ended == _INTERRUPTED:
-        _report_if_any(sweep, options)
-        again = resume_command(str(manifest["command"]), sweep.folder.path)
-        raise UserError(f"interrupted; what is finished is kept, go on with: {again}", errors.INTERRUPTED)
-    return report_sweep(sweep.folder.path, quiet=options.quiet)
+    if ended == _COMPLETE:
+        return report_sweep(sweep.folder.path, quiet=options.quiet)
+    again = resume_command(str(manifest["command"]), sweep.folder.path)
+    if not any(finished(path) for path in _all_paths(sweep)):
+        raise UserError(f"interrupted before a point was finished; go on with: {again}", errors.INTERRUPTED)
+    tell(f"interrupted; what is finished is kept, go on with: {again}")
+    return report_sweep(sweep.folder.path, quiet=options.quiet, code=errors.INTERRUPTED)
 
 
-def report_sweep(path: Path, *, quiet: bool = False) -> RunResult:
-    """Summary and page of a sweep from its points' folders. Raises UserError when none of them holds a run."""
+def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) -> RunResult:
+    """Summary and page of a sweep from its points' folders.
+
+    ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
+    """
     from analysis.points import analyse_points  # its import takes a second: mistakes are told before
     from gapmeter.table import print_sweep
 
@@ -91,7 +96,7 @@ def report_sweep(path: Path, *, quiet: bool = False) -> RunResult:
         summary = analyse_points(RunFolder(path))
     except OSError as error:
         raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
-    code = int(summary["exit_code"])
+    code = int(summary["exit_code"]) if code is None else code
     if not quiet:
         print_sweep(summary, path, code)
     return RunResult(path, summary, code)
@@ -126,6 +131,7 @@ def _begun(
 ) -> tuple[RunFolder, dict[str, Any]]:
     """A fresh folder with its manifest."""
     folder = make_parent(options.runs, scenario, KIND)
+    _tell_of_unfinished(options, scenario, folder.path)
     keys = list(dict.fromkeys(key for point in points for key in point.values))
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | {
         "kind": KIND,
@@ -139,6 +145,15 @@ def _begun(
     }  # fmt: skip
     folder.write_json(folder.manifest, manifest)
     return folder, manifest
+
+
+def _tell_of_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
+    """Whoever begins a sweep again may have meant to go on with it."""
+    for path in sorted(options.runs.glob(f"*-{scenario.name}-{KIND}-{scenario.digest()[:6]}*"), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            if path != own and RunFolder(path).read_manifest()["status"] != _COMPLETE and not options.quiet:
+                tell(f"an unfinished sweep of the same lies in {path}; to take it up instead, add --resume {path}")
+                return
 
 
 def _resolved(point: Point, keys: Sequence[str]) -> dict[str, Any]:
@@ -263,11 +278,6 @@ def _command(sweep: _Sweep, point: Point) -> str:
 
 def _spelled(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _report_if_any(sweep: _Sweep, options: Options) -> None:
-    if any(finished(path) for path in _all_paths(sweep)):
-        report_sweep(sweep.folder.path, quiet=options.quiet)
 
 
 def _all_paths(sweep: _Sweep) -> Iterator[Path]:

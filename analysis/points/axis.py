@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,11 @@ def axis_of(points: Sequence[Mapping[str, Any]]) -> Axis:
     )  # fmt: skip
 
 
+def is_load(key: str | None) -> bool:
+    """Whether a key says how much load there is, so that its curve may have a knee."""
+    return key in (LOAD, "load.concurrency", "load.rate")
+
+
 def place(point: Mapping[str, Any], key: str) -> float:
     """Where a point lies along the key that orders it."""
     return float(_value(point, key))
@@ -82,8 +88,12 @@ def _word(key: str, value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if key == "load.concurrency" and value == 1:
         return "1 user"
-    text = significant(value, 4).rstrip("0").rstrip(".") if isinstance(value, float) and number else str(value)
+    text = significant(value, 4).rstrip("0").rstrip(".") if isinstance(value, float) and number else _text(value)
     return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _numeric(points: Sequence[Mapping[str, Any]], key: str) -> bool:

@@ -15,7 +15,7 @@ from analysis.binding import decide
 from analysis.binding_evidence import binding_evidence
 from analysis.hdr import PERCENTILES
 from analysis.metrics import METRICS, metric_sample
-from analysis.points.axis import Axis, axis_of, label, place
+from analysis.points.axis import Axis, axis_of, is_load, label, place
 from analysis.points.economy import describe_economy
 from analysis.points.growth import describe_growth, means_ms, slow_band
 from analysis.points.knee import find_knee
@@ -71,12 +71,16 @@ def build_summary(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_level(points: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    """The highest of p99, p95, p90 and p50 that every measured point's sample supports: one percentile to compare."""
+    """One percentile to compare: the highest of p99, p95, p90 and p50 that every measured point's sample supports.
+
+    Where there is none, the highest that most of them support; None where no sample supports any.
+    """
     shown = [point["metrics"][metric] for point in points if point["metrics"]]
-    for level in LEVELS:
-        if shown and all(found[f"{fig.percentile_key(level)}_ms"] is not None for found in shown):
-            return level
-    return None
+    supported = {
+        level: sum(found[f"{fig.percentile_key(level)}_ms"] is not None for found in shown) for level in LEVELS
+    }  # fmt: skip
+    most = max(supported.values(), default=0)
+    return next((level for level in LEVELS if supported[level] == most), None) if most else None
 
 
 def _describe_point(
@@ -219,12 +223,15 @@ def _along(
         return growths, knees
     key = f"{fig.percentile_key(level)}_ms"
     for name, members in axis.series:
-        shown = [at for at in members if points[at]["metrics"] and points[at]["verdict"] != verdict.INVALID]
-        load = [place(points[at], axis.key) for at in shown]
-        knee = find_knee(load, [points[at]["metrics"][main][key] for at in shown])
-        at = None if knee.at is None else shown[knee.at]
-        knees.append({"series": name, "point": at, "label": None if at is None else points[at]["label"],
-                      "bend": knee.bend, "why": knee.why})  # fmt: skip
+        shown = [at for at in members if _counts(points[at], main, key)]
+        at = None
+        if is_load(axis.key):
+            knee = find_knee(
+                [place(points[k], axis.key) for k in shown], [points[k]["metrics"][main][key] for k in shown]
+            )
+            at = None if knee.at is None else shown[knee.at]
+            knees.append({"series": name, "point": at, "label": None if at is None else points[at]["label"],
+                          "bend": knee.bend, "why": knee.why})  # fmt: skip
         for one, two in pairwise(shown):
             before, after = frames[one], frames[two]
             if before is None or after is None:
@@ -235,6 +242,11 @@ def _along(
                 | describe_growth(points[one], points[two], main, level, ledgers, device)
             )
     return growths, knees
+
+
+def _counts(point: Mapping[str, Any], metric: str, key: str) -> bool:
+    """Whether a curve may run through a point: a valid measurement whose sample supports the percentile."""
+    return bool(point["metrics"]) and point["verdict"] != verdict.INVALID and point["metrics"][metric][key] is not None
 
 
 def _headline(
@@ -249,10 +261,20 @@ def _headline(
             continue
         growth = next((g for g in growths if g["at_knee"] and g["from_point"] == knee["point"]), None)
         told.append(f"{lead}The knee is at {knee['label']}. {growth['sentence'] + '.' if growth else ''}".strip())
+    if not knees and growths:
+        told.append(_largest_change(growths))
     lost = [point["label"] for point in points if not point["metrics"]]
     if lost:
         told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")
     return told
+
+
+def _largest_change(growths: Sequence[Mapping[str, Any]]) -> str:
+    """The largest difference between neighbours that is beyond its interval."""
+    sure = [g for g in growths if g["grows_ci_ms"] and g["grows_ci_ms"][0] * g["grows_ci_ms"][1] > 0]
+    if not sure:
+        return "Between no two neighbouring points does the difference go beyond its interval."
+    return f"{max(sure, key=lambda g: abs(g['grows_ms']))['sentence']}."
 
 
 def _exit_code(points: Sequence[Mapping[str, Any]]) -> int:

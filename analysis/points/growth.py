@@ -64,8 +64,8 @@ def describe_growth(
         "band_grows_ms": whole if gain else None, "stages_ms": gain,
         "stage": None, "owner": None, "share": None, "share_ci": None,
     }  # fmt: skip
-    if gain and whole > 0:
-        stage = max(gain, key=lambda name: gain[name])
+    if gain and whole:
+        stage = max(gain, key=lambda name: gain[name] / whole)
         told |= {"stage": stage, "owner": owner_of(stage), "share": gain[stage] / whole,
                  "share_ci": _share_interval(bands, stage)}  # fmt: skip
     return told | {"sentence": _sentence(told, device)}
@@ -79,10 +79,13 @@ def _sentence(told: Mapping[str, Any], device: str) -> str:
     interval = told["grows_ci_ms"]
     spread = f" (95 % interval {duration(interval[0])} to {duration(interval[1])})" if interval else ""
     start += f"{'grows' if grows >= 0 else 'falls'} by {duration(abs(grows))}{spread}"
-    if told["stage"] is None or grows <= 0:
+    if told["stage"] is None or grows * told["band_grows_ms"] <= 0:
         return start
     owner = device if told["owner"] == "GPU" else told["owner"]
-    which = "of what the slowest ones wait longer" if told["percentile"] >= 95 else "of the mean's growth"
+    way = "longer" if grows > 0 else "less"
+    which = (
+        f"of what the slowest ones wait {way}" if told["percentile"] >= 95 else f"of what they wait {way} on average"
+    )
     ends = told["share_ci"]
     between = f" ({share(ends[0])} to {share(ends[1])})" if ends else ""
     return f"{start}; {share(told['share'])}{between} {which} is {words(told['stage'])} ({owner})"
@@ -95,7 +98,7 @@ def _share_interval(bands: list[pd.DataFrame], stage: str) -> list[float] | None
     rng = np.random.default_rng(0)
     drawn = [_resampled(band, stage, rng) for band in bands]
     more = drawn[1] - drawn[0]
-    more = more[more[:, 1] > 0]
+    more = more[more[:, 1] * np.mean(more[:, 1]) > 0]
     if len(more) < _RESAMPLES // 2:
         return None
     low, high = np.quantile(more[:, 0] / more[:, 1], [0.025, 0.975])

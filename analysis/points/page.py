@@ -102,12 +102,20 @@ def _tradeoff_section(sight: Sight, origin: Provenance) -> Section:
     name = _NAMES[sight.metric]
     lead = (
         f"Every point is one load; lines join points of one curve in the order of their load, and never a closed loop "
-        f"with an open one. Vertical bars: the 95 % interval of p{sight.level:g}, the highest percentile that every "
-        f"point's sample supports. Horizontal ones and small dots: from repeat to repeat. Green: SLOs met; red: "
+        f"with an open one. Vertical bars: the 95 % interval of p{sight.level:g}, the highest percentile that "
+        f"{_supporters(sight)}. Horizontal ones and small dots: from repeat to repeat. Green: SLOs met; red: "
         f"missed; hollow: undecided; ✕: not valid as a measurement."
     )
     picture = figure(tradeoff(sight, "tradeoff"), _tradeoff_table(sight), origin, css="levels")
     return Section("tradeoff", f"Throughput against {name}", picture, lead, "throughput and latency")
+
+
+def _supporters(sight: Sight) -> str:
+    if sight.partial:
+        return (
+            "most points' samples support; a ? stands at the mean of those that do not (no steady state, or too short)"
+        )
+    return "every point's sample supports"
 
 
 def _tradeoff_table(sight: Sight) -> Table:

@@ -35,6 +35,11 @@ class Sight:
     def key(self) -> str:
         return f"{percentile_key(self.level)}_ms"
 
+    @property
+    def partial(self) -> bool:
+        """Whether some point's sample does not support the percentile."""
+        return any(self.value(point) is None for point in self.shown())
+
     def shown(self) -> list[Point]:
         return [point for _, points in self.series for point in points if point["metrics"]]
 
@@ -49,9 +54,9 @@ class Sight:
 
 def tradeoff(sight: Sight, name: str) -> Fragment:
     """Throughput against latency: what more load brings, and what it costs."""
-    points = [p for p in sight.shown() if _tokens(p) is not None and sight.value(p) is not None]
+    points = [p for p in sight.shown() if _tokens(p) is not None and _height(sight, p) is not None]
     ends = [end for p in points for end in (sight.interval(p) or ())]
-    y = Scale.of([v for p in points if (v := sight.value(p)) is not None] + ends, sight.limit[0] if sight.limit else 0)
+    y = Scale.of([_height(sight, p) or 0.0 for p in points] + ends, sight.limit[0] if sight.limit else None)
     x = Scale(0.0, max([_tokens(p) or 0.0 for p in points], default=1.0) * 1.14, logarithmic=False)
     drawn: list[Fragment] = []
     for number, (title, members) in enumerate(sight.series):
@@ -69,9 +74,9 @@ def tradeoff(sight: Sight, name: str) -> Fragment:
 def latency(sight: Sight, name: str) -> Fragment:
     """The same percentile point by point, p50 beside it, on the order that the stacks have."""
     places = _places(sight)
-    points = [p for p in sight.shown() if sight.value(p) is not None]
-    values = [v for p in points for v in (sight.value(p), sight.value(p, "p50_ms"), *(sight.interval(p) or ())) if v]
-    y = Scale.of(values, sight.limit[0] if sight.limit else 0)
+    points = [p for p in sight.shown() if _height(sight, p) is not None]
+    values = [v for p in points for v in (_height(sight, p), sight.value(p, "p50_ms"), *(sight.interval(p) or ())) if v]
+    y = Scale.of(values, sight.limit[0] if sight.limit else None)
     parts: list[Fragment] = []
     for _, members in sight.series:
         for key, css in (("p50_ms", "curve thin faint"), (sight.key, "curve")):
@@ -126,6 +131,12 @@ def _tokens(point: Point) -> float | None:
     return None if found is None else float(found)
 
 
+def _height(sight: Sight, point: Point) -> float | None:
+    """Where a point is drawn: at its percentile, or where its sample supports none, with a ? at its mean."""
+    value = sight.value(point)
+    return sight.value(point, "mean_ms") if value is None else value
+
+
 def _joined(point: Point) -> bool:
     """Whether a line may run through a point: not through one that is no valid measurement."""
     return bool(point["metrics"]) and point["verdict"] not in _BROKEN
@@ -148,7 +159,7 @@ def _dot(sight: Sight, point: Point, x: Scale, y: Scale) -> Fragment:
     at = x.part(_tokens(point) or 0.0)
     place = percent(at)
     right = at < 0.86
-    top = _HEIGHT * (1 - y.part(sight.value(point) or 0.0))
+    top = _HEIGHT * (1 - y.part(_height(sight, point) or 0.0))
     words = el("text", point["label"] + (" ◂ knee" if point["index"] in sight.knees else ""), x=place,
                y=top + 4, dx=9 if right else -9, class_=f"{'start' if right else 'end'} halo")  # fmt: skip
     return group([_range(point, x, top), _bar(sight, point, place, y, _HEIGHT),
@@ -189,6 +200,8 @@ def _bar(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment:
 
 def _mark(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment:
     """The point itself: filled where its SLOs hold, ringed where not decided, crossed where it is no measurement."""
+    if sight.value(point) is None:
+        return _unsupported(sight, point, x, y, height)
     value = sight.value(point) or 0.0
     top = height * (1 - y.part(value))
     interval = sight.interval(point)
@@ -201,6 +214,14 @@ def _mark(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment
     css = {"PASS": "point met", "FAIL": "point missed"}.get(point["verdict"], "point open")
     return el("circle", title, cx=x, cy=top, r=6 if point["index"] in sight.knees else 4.5, class_=css,
                data_point=point["index"], data_ms=f"{value:.6g}")  # fmt: skip
+
+
+def _unsupported(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment:
+    mean = _height(sight, point)
+    title = f"{point['label']}: p{sight.level:g} not estimable, mean {duration(mean)}, {point['verdict']}"
+    return el(
+        "text", el("title", title), "?", x=x, y=height * (1 - y.part(mean or 0.0)) + 5, class_="strong halo middle"
+    )
 
 
 def _in_order(sight: Sight) -> list[Point]:

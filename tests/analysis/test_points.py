@@ -118,11 +118,12 @@ def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> Non
     assert "is queue (capacity)" in found["sentence"]
 
 
-def test_what_does_not_grow_is_given_no_stage() -> None:
+def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
     one, two = ledgers(60), ledgers(0)
     found = describe_growth(described(one, "a"), described(two, "b"), "ttft", 99, (one, two), "GPU")
-    assert found["stage"] is None
+    assert (found["stage"], round(found["share"], 1)) == ("queue", 1.0)
     assert "falls by" in found["sentence"]
+    assert "wait less is queue (capacity)" in found["sentence"]
 
 
 @given(st.floats(0, 100), st.integers(1, 300))

@@ -153,6 +153,8 @@ def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> N
     stopped = command.done()
     assert (stopped.code, stopped.left) == (105, []), stopped.err
     (folder,) = tmp_path.iterdir()
+    assert stopped.out.strip() == str(folder), "what is finished is reported"
+    assert "Not finished." in (folder / "report.html").read_text()
     done = {path for path in folder.glob("points/*/r1") if finished(path)}
     assert 1 <= len(done) < 3
     assert f"--resume {folder}" in stopped.err
