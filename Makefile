@@ -30,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -93,6 +93,10 @@ bench-peers:  ## gapmeter beside guidellm, aiperf, vllm bench serve and genai-be
 	$(setup) core transformers locust vllm
 	@for peer in guidellm aiperf genai-bench; do $(PYTHON) setup/environment.py $$peer || echo "$$peer is left out" >&2; done
 	@$(own) -m bench peers $(ARGS)
+
+evidence:  ## do the intervals keep their promise? queues with known quantiles, into docs/results (three minutes)
+	$(setup) core
+	@$(own) -m bench coverage $(ARGS)
 
 streams:  ## 10,000 answers open at once against the null server: none lost, memory of each
 	$(setup) core

@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.chosen import chosen
 from analysis.cores import core_warning
 from analysis.definitions import describe_definitions
+from analysis.drift import describe_drift, throttled
 from analysis.economics import describe_economics, emulation_warning
 from analysis.energy import Energy
 from analysis.explained import explain_groups
@@ -23,6 +24,7 @@ from analysis.provenance import provenance_of
 from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
 from analysis.roofline_summary import describe_roofline
+from analysis.steadiness import describe_steady, growth_warning
 from analysis.steady import detect_warmup
 from analysis.summary import build_summary, json_safe, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
@@ -56,15 +58,21 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     window = measured_window(requests)
     telemetry = read_telemetry(folder)
     watched = describe_telemetry(telemetry, trace, manifest, window)
+    state = describe_steady(
+        requests, warmup, loop=plan["loop"], searched=steady, offered=evidence.requested_rate
+    )  # fmt: skip
     summary = build_summary(
         requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
         name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
-        warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(watched, manifest)],
+        warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(watched, manifest),
+                  *growth_warning(state)],
     )  # fmt: skip
     used = measured_energy(telemetry, manifest, window)
     summary["telemetry"] = json_safe(watched)
     summary["roofline"] = json_safe(describe_roofline(trace, manifest, window))
     summary["ledger"] = describe_ledger(ledger, trace)
+    summary["steady"] = json_safe(state)
+    summary["drift"] = json_safe(describe_drift(requests, [g.canary_ns for g in generators], throttled(watched)))
     summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), _energy(used)))
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}

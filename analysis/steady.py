@@ -28,7 +28,7 @@ from analysis.quantiles import Floats
 BATCH = 5
 FEWEST_BATCHES = 10
 MOST_LEFT_OUT = 0.2
-_SIGMAS = 3.0
+SIGMAS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _of_metric(ordered: pd.DataFrame, metric: str) -> Warmup:
     series = values[known]
     logs = np.log(np.maximum(series, 1.0))
     cut, edge = mser5(logs)
-    if not cut or not _differs(logs[:cut], logs[cut:]):
+    if not cut or not differs(logs[:cut], logs[cut:]):
         return Warmup("steady", 0, int(due[0]) if len(due) else 0, metric, 1.0)
     ratio = float(series[:cut].mean() / series[cut:].mean())
     first_kept = int(known[cut])
@@ -87,8 +87,8 @@ def _of_metric(ordered: pd.DataFrame, metric: str) -> Warmup:
     return Warmup("warmed", first_kept, int(due[first_kept]), metric, ratio)
 
 
-def _differs(head: Floats, rest: Floats) -> bool:
-    """Whether the head lies three standard errors from the rest, and beyond every stretch of its length in there."""
+def differs(head: Floats, rest: Floats, sigmas: float = SIGMAS) -> bool:
+    """Whether the head lies so many standard errors from the rest, and beyond every stretch of its length in there."""
     tau = quantiles.autocorrelation_time(rest)
     error = np.sqrt(rest.var() * tau * (1 / len(head) + 1 / len(rest)))
     sums = np.concatenate([[0.0], np.cumsum(rest)])
@@ -96,4 +96,4 @@ def _differs(head: Floats, rest: Floats) -> bool:
     stretches = (sums[length:] - sums[:-length]) / length
     mean = head.mean()
     extreme = mean > stretches.max() or mean < stretches.min()
-    return bool(abs(mean - rest.mean()) > _SIGMAS * error and extreme)
+    return bool(abs(mean - rest.mean()) > sigmas * error and extreme)

@@ -42,6 +42,7 @@ from analysis.validity import Check, Evidence, RunWarning
 from analysis.verdict import SloResult
 
 SCHEMA_VERSION = 1
+CONFIDENCE_PART = {"interval": quantiles.CONFIDENCE, "verdict": 1 - quantiles.TAIL}
 _LEDGER_METRICS = {"ttft": "first_token", "e2e": "last_token"}
 
 
@@ -87,6 +88,7 @@ def build_summary(
         "name": name,
         "verdict": decided,
         "exit_code": verdict.EXIT_CODES[decided],
+        "confidence": CONFIDENCE_PART,
         "headline": _headline(decided, results, reasons, anatomies),
         "invalid_reasons": reasons,
         "slo": [slo_row(result) for result in results],
@@ -138,6 +140,10 @@ def slo_row(result: SloResult) -> dict[str, Any]:
         "infinite": result.value == math.inf or result.low == math.inf,
         "count": result.count,
         "n_eff": result.n_eff,
+        "confidence": quantiles.CONFIDENCE,
+        "estimable_with": None
+        if result.estimable_requests is None
+        else _needs(result.estimable_requests, result.estimable_minutes),
         "needs": None if result.more_requests is None else _needs(result.more_requests, result.more_minutes),
         "stage": result.stage,
         "owner": result.owner,

@@ -33,7 +33,8 @@ class SloResult:
     ``value`` is None where the percentile is not supported; infinite where answers that never came reach it. ``low``
     and ``high`` are None where the sample does not reach. ``status`` INVALID: the metric never occurred. ``stage`` and
     ``owner`` name what explains the slow requests, where a ledger says so. ``more_requests`` and ``more_minutes`` say
-    what would settle an INCONCLUSIVE, None when nothing reasonable would.
+    what would settle an INCONCLUSIVE, None when nothing reasonable would. ``estimable_requests`` and
+    ``estimable_minutes`` are how much more gives the interval both its ends, None where it has them.
     """
 
     text: str
@@ -51,6 +52,8 @@ class SloResult:
     stage: str | None
     owner: str | None
     sentence: str
+    estimable_requests: int | None = None
+    estimable_minutes: float | None = None
 
 
 def judge(
@@ -93,10 +96,14 @@ def _judge_latency(
         growth = quantiles.growth_to_decide(over, values.count, found.n_eff, 1 - percentile / 100)
         more, minutes = _more(growth, requests)
     value = found.value if found.supported else None
-    sentence = _latency_sentence(slo, status, found, more, minutes)
+    whole = (None, None) if found.supported or not found.count else _more(1 + found.more / found.count, requests)
+    sentence = _latency_sentence(slo, status, found, whole) + _outcome(
+        status, more, minutes, f"the limit of {_time(limit)}"
+    )
     return SloResult(
         str(slo["text"]), str(slo["metric"]), percentile, limit, status, value, found.low, found.high, found.count,
         found.n_eff, more, minutes, anatomy.stage if anatomy else None, anatomy.owner if anatomy else None, sentence,
+        *whole,
     )  # fmt: skip
 
 
@@ -137,7 +144,7 @@ def _more(growth: float | None, requests: pd.DataFrame) -> tuple[int | None, flo
 
 
 def _latency_sentence(
-    slo: Mapping[str, Any], status: str, found: quantiles.Estimate, more: int | None, minutes: float | None
+    slo: Mapping[str, Any], status: str, found: quantiles.Estimate, whole: tuple[int | None, float | None]
 ) -> str:
     name = f"p{found.percentile:g} {str(slo['metric']).upper()}"
     if status == INVALID:
@@ -147,10 +154,16 @@ def _latency_sentence(
         value, low, high = (_time(ns) for ns in (found.value, found.low, found.high))
         text = f"{name} {value}, 95 % interval {low} .. {high} ({size})"
     elif found.low is not None:
-        text = f"{name} above {_time(found.low)}, no upper end from this sample ({size})"
+        text = f"{name} above {_time(found.low)}, no upper end from this sample ({size}; {_longer(*whole)})"
     else:
-        text = f"{name} not estimable ({size})"
-    return text + _outcome(status, more, minutes, f"the limit of {_time(float(slo['limit_ns']))}")
+        text = f"{name} not estimable ({size}; {_longer(*whole)})"
+    return text
+
+
+def _longer(requests: int | None, minutes: float | None) -> str:
+    """The run length from which the interval would have both ends."""
+    span = f", about {minutes:.0f} min," if minutes and minutes >= 1 else ""
+    return f"estimable with {count_text(requests)} more requests{span} like these"
 
 
 def _outcome(status: str, more: int | None, minutes: float | None, limit: str) -> str:

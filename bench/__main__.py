@@ -1,8 +1,8 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
-Parts: client, residual, agreement, probe_pairs; and, only when they are named, peers, streams, soak. A part's figures
-are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds the tables of
-all parts that have been measured.
+Parts: client, residual, agreement, probe_pairs; and, only when they are named, peers, streams, soak, coverage. A
+part's figures are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds
+the tables of all parts that have been measured.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agreement, client, peers, probe_pairs, residual, soak, streams
+from bench import agreement, client, coverage, peers, probe_pairs, residual, soak, streams
 from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
 
-ON_REQUEST = ("peers", "streams", "soak")  # they have make targets of their own
+ON_REQUEST = ("peers", "streams", "soak", "coverage")  # they have make targets of their own
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -121,17 +121,22 @@ def _soak(options: argparse.Namespace, _: Path) -> Any:
     return soak.measure(options.soak)
 
 
+def _coverage(_: argparse.Namespace, __: Path) -> Any:
+    return coverage.measure()
+
+
 def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
-    "streams": _streams, "soak": _soak,
+    "streams": _streams, "soak": _soak, "coverage": _coverage,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
     "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
+    "coverage": coverage.table,
 }  # fmt: skip
 
 

@@ -172,6 +172,8 @@ def _economy(summary: Mapping[str, Any], width: int) -> Text:
 def _facts(summary: Mapping[str, Any], width: int) -> Text:
     trust = "valid" if summary["trust"]["valid"] else "NOT valid"
     text = Text(f"\n{_wrap(f'{trust}: {head.trust_figures(summary)}', width, ' trust   ', '         ')}")
+    if steady := head.steady_sentence(summary):
+        text.append(f"\n{_wrap(steady, width, ' steady  ', '         ')}")
     for name, part, key in (("device", "telemetry", "sentence"), ("roof", "roofline", "line")):
         if said := (summary.get(part) or {}).get(key):
             text.append(f"\n{_wrap(said.replace(' %', f'{_TOGETHER}%'), width, f' {name:<8}', ' ' * 9)}")

@@ -55,6 +55,20 @@ def sentence(summary: Mapping[str, Any]) -> str:
     return f"{len(slos)} of {len(slos)} SLOs met; the first: {told}"
 
 
+def confidence_sentence(summary: Mapping[str, Any]) -> str:
+    """How sure an answer is; nothing for a summary of an older version."""
+    known = summary.get("confidence")
+    if not known:
+        return ""
+    return f"Met and missed are each said at {known['verdict']:.1%} confidence (one side of the 95 % interval)."
+
+
+def steady_sentence(summary: Mapping[str, Any]) -> str:
+    """Whether there was a steady state, and how the first seconds differed; nothing for an older summary."""
+    parts = (summary.get("steady"), summary.get("drift"))
+    return " ".join(as_sentence(part["sentence"]) for part in parts if part and part["sentence"])
+
+
 def owner_sentence(summary: Mapping[str, Any]) -> str:
     """What slow requests wait for beyond typical ones, and whose it is; nothing without a ledger."""
     told, stage = summary["tail"]["sentence"], summary["tail"]["stage"]

@@ -60,7 +60,8 @@ def slo_section(run: Run) -> Section:
     headers = ["answer", "objective", "largest part, or what is missing", "measured", "95 % interval", "n"]
     table = Table("Service level objectives", headers, rows, words=3)
     body = written(table, run.provenance) if rows else el("p", _NONE)
-    return Section("slo", "Service level objectives", body, short="objectives")
+    lead = head.confidence_sentence(run.summary) if rows else ""
+    return Section("slo", "Service level objectives", body, lead, short="objectives")
 
 
 def failed_section(run: Run) -> Section | None:

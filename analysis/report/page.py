@@ -14,6 +14,7 @@ from analysis.report import (
     overtime,
     percentiles,
     requests,
+    sustained,
     where,
 )
 from analysis.report.run import Run, read_run
@@ -32,6 +33,7 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     percentiles.percentiles_section,
     percentiles.definitions_section,
     overtime.time_section,
+    sustained.sustained_section,
     device.device_section,
     device.roofline_section,
     percentiles.stages_section,

@@ -35,8 +35,13 @@ def cell(key: str, figures: Mapping[str, Any], name: str) -> Cell:
     if value is None and short in figures.get("infinite", ()):
         return Cell(f"{key}.{name}", "null", "∞", "so many requests were never answered")
     needs = figures.get("needs", {}).get(short)
-    hint = f"needs {count(needs['requests'])} more requests" if needs else ""
+    hint = f"not estimable: needs {count(needs['requests'])} more requests{_span(needs)}" if needs else ""
     return Cell(f"{key}.{name}", "null" if value is None else repr(value), duration(value), hint)
+
+
+def _span(needs: Mapping[str, Any]) -> str:
+    minutes = needs.get("minutes")
+    return f", about {minutes:.0f} min" if minutes and minutes >= 1 else ""
 
 
 def percentile_names(summary: Mapping[str, Any]) -> dict[str, str]:

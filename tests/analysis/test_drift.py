@@ -1,0 +1,57 @@
+"""The first seconds against the rest, each ratio with an interval that holds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.drift import describe_drift, ratio_of_means
+
+
+def run(seconds: int, slow: float = 1.0, seed: int = 0) -> pd.DataFrame:
+    """Twenty requests a second with four tokens each; TTFT of the first ten seconds ``slow`` times the rest's."""
+    due = np.arange(seconds * 20, dtype=np.int64) * 50_000_000 + 10**12
+    ttft = np.random.default_rng(seed).lognormal(3, 0.4, len(due)) * 1e6
+    ttft[:200] *= slow
+    first = due + ttft.astype(np.int64)
+    tokens = [at + np.arange(4) * 5_000_000 for at in first]
+    return pd.DataFrame(
+        {"due_ns": due, "first_token_ns": first, "last_token_ns": first + 15_000_000, "output_tokens": 4,
+         "outcome": "ok", "token_ns": tokens}
+    )  # fmt: skip
+
+
+def test_a_slow_start_is_a_ratio_with_its_interval() -> None:
+    told = describe_drift(run(60, slow=2.0))
+    low, high = told["ttft"]["ratio_ci"]
+    assert low < 2.0 < high < 2.5
+    assert told["sentence"].endswith("; TTFT differed")
+    assert told["tpot"]["ratio"] == pytest.approx(1.0)
+    assert told["output_tokens_per_s"]["ratio"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_interval_of_a_ratio_holds_one_when_nothing_differs() -> None:
+    held = 0
+    for seed in range(200):
+        logs = np.random.default_rng(seed).normal(0, 1, 300)
+        found = ratio_of_means(logs[:40], logs[40:])
+        assert found is not None
+        held += found["ratio_ci"][0] <= 1 <= found["ratio_ci"][1]
+    assert 0.90 <= held / 200 <= 0.995
+
+
+def test_a_run_too_short_for_two_parts_has_no_ratio() -> None:
+    told = describe_drift(run(8))
+    assert [told[key] for key in ("ttft", "tpot", "output_tokens_per_s", "machine_time", "sentence")] == [None] * 5
+
+
+def test_a_machine_that_slows_down_is_told_from_its_canary_and_blamed_on_nothing_unmeasured() -> None:
+    rng = np.random.default_rng(1)
+    canaries = [np.r_[rng.normal(20e3, 300, 10), rng.normal(26e3, 300, 40)].astype(np.int64) for _ in range(2)]
+    told = describe_drift(run(50), canaries)
+    assert told["machine_time"]["ratio"] == pytest.approx(20 / 26, rel=0.03)
+    assert "time of a fixed piece of CPU work differed" in told["sentence"]
+    assert "thermal" not in told["sentence"]
+    heated = describe_drift(run(50), canaries, "thermal: the clock was lowered")
+    assert "(thermal: the clock was lowered)" in heated["sentence"]

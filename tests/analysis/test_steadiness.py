@@ -1,0 +1,106 @@
+"""No steady state is an answer: a growing queue and a changed level are found, a steady queue's bursts are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from analysis import steadiness
+from analysis.steady import Warmup, detect_warmup
+from bench.false_alarms import _run as queue_run
+
+Floats = NDArray[np.float64]
+STEADY = Warmup("steady", 0, 0, "ttft", 1.0)
+
+
+def run(ttft_ms: Floats, gap_ms: float = 100.0) -> pd.DataFrame:
+    due = (np.arange(len(ttft_ms)) * gap_ms * 1e6).astype(np.int64) + 10**12
+    first = due + (ttft_ms * 1e6).astype(np.int64)
+    last = first + 10_000_000
+    return pd.DataFrame(
+        {"due_ns": due, "first_token_ns": first, "last_token_ns": last, "end_ns": last, "output_tokens": 2,
+         "outcome": "ok", "measured": True}
+    )  # fmt: skip
+
+
+def described(requests: pd.DataFrame, **how: object) -> dict[str, object]:
+    known = {"loop": "open", "searched": True, **how}
+    return steadiness.describe_steady(requests, detect_warmup(requests), **known)  # type: ignore[arg-type]
+
+
+def test_steady_queues_are_not_said_to_grow_and_overloaded_ones_are() -> None:
+    def growing(load: float) -> int:
+        runs = [queue_run(np.random.default_rng([seed, 9]), load) for seed in range(40)]
+        return sum(slope.grows for slope in map(steadiness.queue_slope, runs) if slope)
+
+    assert growing(0.5) + growing(0.9) <= 3
+    assert growing(1.4) >= 38
+
+
+def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity() -> None:
+    requests = queue_run(np.random.default_rng(4), 1.5)
+    told = described(requests, offered=30.0)
+    assert (told["state"], told["valid_for_capacity"]) == ("unsteady", False)
+    assert "requests in flight grew by" in str(told["sentence"])
+    assert "more was offered (30/s) than served (2" in str(told["sentence"])
+    assert [w.code for w in steadiness.growth_warning(told)] == ["overload"]
+
+
+def test_the_number_in_flight_is_exact() -> None:
+    requests = run(np.full(100, 240.0))  # due every 100 ms, in flight for 250 ms
+    edges = np.linspace(10**12 + 1e9, 10**12 + 9e9, 5)
+    assert steadiness._in_flight(requests, edges) == pytest.approx([2.5] * 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_level_that_changes_is_found_where_it_changes(seed: int) -> None:
+    ttft = np.random.default_rng(seed).lognormal(3, 0.4, 800)
+    ttft[480:] *= 2
+    [change] = [c for c in steadiness.level_changes(run(ttft)) if c.certain]
+    assert abs(change.request - 480) <= 15
+    assert change.metric == "ttft"
+    assert change.ratio == pytest.approx(2, rel=0.15)
+
+
+def test_where_pelt_and_mser_disagree_the_sentence_says_so() -> None:
+    ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
+    ttft[600:] *= 2
+    requests = run(ttft)
+    told = steadiness.describe_steady(requests, STEADY, loop="open", searched=True)
+    assert told["state"] == "steady"
+    assert not told["methods"]["pelt"]["agrees"]
+    assert "PELT disagrees: it sees TTFT at" in told["sentence"]
+    calm = described(run(np.random.default_rng(2).lognormal(3, 0.3, 800)))
+    assert "PELT" not in str(calm["sentence"])
+
+
+def test_a_start_that_both_find_is_agreed_on() -> None:
+    ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
+    ttft[:60] *= 8
+    requests = run(ttft)
+    warmup = detect_warmup(requests)
+    requests.loc[: warmup.excluded - 1, "measured"] = False
+    told = steadiness.describe_steady(requests, warmup, loop="open", searched=True)
+    assert told["methods"]["pelt"]["agrees"]
+    assert told["sentence"] == f"steady after the first {warmup.excluded} requests"
+
+
+def test_a_start_that_a_fixed_warm_up_keeps_is_said() -> None:
+    ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
+    ttft[:60] *= 8
+    told = steadiness.describe_steady(run(ttft), None, loop="open", searched=True)
+    assert told["state"] == "steady"
+    assert "are kept, as load.warmup says" in told["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("count", "how", "state"),
+    [(30, {}, "unknown"), (400, {"searched": False}, "not_applicable"), (400, {"loop": "closed"}, "steady")],
+)
+def test_what_cannot_be_asked_is_not_answered(count: int, how: dict[str, object], state: str) -> None:
+    told = described(run(np.random.default_rng(3).lognormal(3, 0.3, count)), **how)
+    assert told["state"] == state
+    assert told["methods"]["queue_slope"] is None  # type: ignore[index]
+    assert told["valid_for_capacity"] is (state == "steady")
