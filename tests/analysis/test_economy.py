@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,8 @@ import pytest
 from analysis.cost import poisson_rate
 from analysis.points.economy import describe_economy, economy_row, economy_section
 from analysis.provenance import UNKNOWN, Provenance
+from analysis.search_economy import search_economy
+from recording import RunFolder
 
 ORIGIN = Provenance(*[UNKNOWN] * 11)
 METRICS = {"ttft": {"p99_ms": 40.0, "p99_ci_ms": [35.0, 48.0]}, "itl": {"p99_ms": 9.0, "p99_ci_ms": None}}
@@ -63,3 +66,21 @@ def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None
     assert section.lead.endswith("The price is 1 x H100-SXM at $2.00 an hour, the scenario's price.")
     assert "bfloat16" in section.body and "float32" in section.body and "fp8" not in section.body
     assert economy_section({"points": points[2:], "series": [{"points": [0]}], "levels": levels}, ORIGIN) is None
+
+
+def test_a_search_takes_its_price_and_tokens_from_its_trials_folders(tmp_path: Path) -> None:
+    tokens = {"output": {"value": 8.0, "low": 8.0, "high": 8.0}, "total": None}
+    noted = []
+    for number, (verdict, rate, n) in enumerate((("holds", 4.0, 100), ("fails", 9.0, 50), ("invalid", 5.0, 900))):
+        folder = RunFolder(tmp_path / f"trials/{number}")
+        folder.path.mkdir(parents=True)
+        told = summary(10.0, 400.0) | {"tokens_per_request": tokens, "counts": {"measured": n}}
+        folder.write_json(folder.summary, told)
+        folder.write_json(folder.manifest, manifest("bfloat16"))
+        noted.append({"rate": rate, "verdict": verdict, "folder": f"trials/{number}"})
+    noted.append({"rate": 6.0, "verdict": "holds", "folder": None})
+    found = search_economy(tmp_path, {"capacity": {"rate": 5.0, "low": 4.5, "high": 6.0, "trials": noted}})
+    assert found["cost"]["per_request_usd_ci"] == [2.0 / (3600 * 6.0 * 0.5), 2.0 / (3600 * 4.5 * 0.5)]
+    assert found["energy"]["per_request_j"] == 4.0
+    assert found["value"]["good_requests_per_usd"] == 0.97 / found["cost"]["per_request_usd"]
+    assert search_economy(tmp_path, {"capacity": {"low": None, "high": 1.0, "trials": []}}) == {}
