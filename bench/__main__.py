@@ -1,8 +1,8 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
-Parts: client, residual, agreement, probe_pairs; and, only when they are named, peers, streams, soak, coverage. A
-part's figures are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds
-the tables of all parts that have been measured.
+Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, coverage.
+A part's figures are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md``
+holds the tables of all parts that have been measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agreement, client, coverage, peers, probe_pairs, residual, soak, streams
+from bench import agreement, client, compare, coverage, peers, probe_pairs, residual, soak, streams
 from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
 
@@ -125,18 +125,22 @@ def _coverage(_: argparse.Namespace, __: Path) -> Any:
     return coverage.measure()
 
 
+def _compare(_: argparse.Namespace, __: Path) -> Any:
+    return compare.measure()
+
+
 def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
-    "streams": _streams, "soak": _soak, "coverage": _coverage,
+    "streams": _streams, "soak": _soak, "coverage": _coverage, "compare": _compare,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
     "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
-    "coverage": coverage.table,
+    "coverage": coverage.table, "compare": compare.table,
 }  # fmt: skip
 
 

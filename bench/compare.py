@@ -1,0 +1,215 @@
+"""Does ``gapmeter compare`` keep its promise? Identical runs must not differ, and a known change must be found.
+
+Runs in virtual time: the simulated engine's own loop and scheduler, jitter in every stage (log-normal, 10 %), at light
+load and at one where requests queue. *A/A*: the same arrivals, other service times. *A/B*: the same, and one stage's
+nominal time changed. Each run is compared in pairs with the same arrivals, and once more with other arrivals (unpaired).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.compare import claims
+from analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, UNKNOWN
+from analysis.compare.differences import Differences, compare_sides
+from analysis.compare.sides import Run
+from analysis.quantiles import share_bounds
+from bench.virtual_run import Traffic, virtual_run
+from servers.simulated.scheduler import Limits
+from servers.simulated.times import StageTimes
+from servers.simulated.virtual import Settings
+
+PAIRS = 400
+RESAMPLES = 300
+_LEVEL = 0.05
+LOADS: dict[str, Traffic] = {
+    "light": Traffic(requests=450, rate=20.0, output_median=6.0),
+    "queueing": Traffic(requests=300, rate=50.0, output_median=6.0),
+}
+_TIMES = StageTimes(
+    template_ns=0, update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, forward_ns=5_000_000, jitter="lognormal",
+    spread=0.1,
+)  # fmt: skip
+_LIMITS = Limits(max_sequences=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One stage's nominal time multiplied; ``expected`` is the ledger's stage that it must be put into."""
+
+    name: str
+    field: str
+    factor: float
+    expected: str
+    pairs: int
+
+
+CHANGES = (
+    Change("forward +5 %", "forward_ns", 1.05, "decode", 100),
+    Change("forward +1 %", "forward_ns", 1.01, "decode", 60),
+    Change("input preparation +5 %", "input_prep_ns", 1.05, "input_prep", 60),
+    Change("input preparation +50 %", "input_prep_ns", 1.5, "input_prep", 60),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The comparisons of one seed: an A/A pair, an unpaired one, and the A/B pairs that take this seed."""
+
+    load: str
+    seed: int
+    changes: tuple[Change, ...]
+
+
+def measure(pairs: int = PAIRS, processes: int | None = None) -> dict[str, Any]:
+    """All comparisons, by kind: see ``summarize``. Half of the pairs at each load."""
+    loads = list(LOADS)
+    jobs = [
+        Job(loads[i % len(loads)], i, tuple(c for c in CHANGES if i < c.pairs * pairs // PAIRS)) for i in range(pairs)
+    ]
+    count = processes or len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        rows = [row for found in pool.imap_unordered(compare_seed, jobs, chunksize=4) for row in found]
+    return summarize(sorted(rows, key=lambda row: (row["kind"], row["load"], row["seed"])))
+
+
+def compare_seed(job: Job) -> list[dict[str, Any]]:
+    """One row a comparison: which figures differ by themselves, what is claimed, and which stage is named."""
+    a, again, elsewhere = (_run(job, service, arrivals, _TIMES) for service, arrivals in ((0, 0), (1, 0), (2, 1)))
+    rows = [_row("A/A", job, a, again), _row("A/A, other arrivals", job, a, elsewhere)]
+    for change in job.changes:
+        times = replace(_TIMES, **{change.field: round(getattr(_TIMES, change.field) * change.factor)})
+        rows.append(_row(change.name, job, a, _run(job, 3, 0, times), change.expected))
+    return rows
+
+
+def _run(job: Job, service: int, arrivals: int, times: StageTimes) -> Run:
+    """``service`` and ``arrivals`` number the independent streams of this seed."""
+    traffic = LOADS[job.load]
+    settings = Settings(_LIMITS, replace(times, seed=10 * job.seed + service))
+    return virtual_run(traffic.arrivals(10 * job.seed + arrivals), settings, f"{job.seed}/{service}", traffic.warmup)
+
+
+def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, Any]:
+    found = compare_sides([a], [b], dict.fromkeys(NAMES, FAMILY), resamples=RESAMPLES)
+    (verdict,) = claims.judge([found], [("A", "B")], {})
+    change = claims.what_changed(found, verdict, "GPU")
+    figures = {f"{NAMES[c.metric]} p{c.percentile:g}": c.difference.p for c in verdict.claims}
+    means = {f"mean {NAMES[m]}": found.totals[e].p for m, e in (("ttft", "first_token"), ("e2e", "last_token"))}
+    return {
+        "kind": kind,
+        "load": job.load,
+        "seed": job.seed,
+        "p": figures | means,
+        "word": verdict.word,
+        "metrics": dict(verdict.metrics),
+        "stage": change.stage if change else None,
+        "cause": change.cause if change else None,
+        "expected": expected,
+        "left_over_ns": _left_over(found),
+    }
+
+
+def _left_over(found: Differences) -> float:
+    """By how much the stages' differences miss that of the whole, in ns."""
+    return max(
+        abs(sum(d.difference or 0.0 for d in found.stages[event].values()) - (found.totals[event].difference or 0.0))
+        for event in found.stages
+    )
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """For A/A: shares of false differences; for A/B: of found ones, and of those put into the right stage."""
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    return {
+        "nominal": _LEVEL,
+        "resamples": RESAMPLES,
+        "left_over_ns": max(row["left_over_ns"] for row in rows),
+        "null": {kind: _null(own) for kind in kinds if kind.startswith("A/A") and (own := _of(rows, kind))},
+        "change": {kind: _found(own) for kind in kinds if not kind.startswith("A/A") and (own := _of(rows, kind))},
+    }
+
+
+def _of(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def _null(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    figures = {}
+    for name in rows[0]["p"]:
+        known = [row["p"][name] for row in rows if row["p"][name] is not None]
+        figures[name] = _share(sum(p <= _LEVEL for p in known), len(known))
+    return {
+        "headline": _share(sum(row["word"] not in (NOTHING, UNKNOWN) for row in rows), len(rows)),
+        "by_load": {
+            load: _share(sum(r["word"] not in (NOTHING, UNKNOWN) for r in own), len(own))
+            for load in LOADS
+            if (own := [row for row in rows if row["load"] == load])
+        },
+        "metrics": {
+            metric: _share(sum(row["metrics"][metric] not in (NOTHING, UNKNOWN) for row in rows), len(rows))
+            for metric in NAMES
+        },
+        "figures_alone": figures,
+    }
+
+
+def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    slower = [row for row in rows if row["word"] == SLOWER]
+    named = [row for row in slower if row["stage"]]
+    expected = rows[0]["expected"]
+    return {
+        "expected": expected,
+        "found": _share(len(slower), len(rows)),
+        "explained": _share(len(named), len(slower)),
+        "right_cause": _share(sum(row["cause"] == expected for row in named), len(named)),
+        "largest_stage": dict(Counter(str(row["stage"]) for row in named)),
+        "by_load": {
+            load: _share(sum(r["word"] == SLOWER for r in own), len(own))
+            for load in LOADS
+            if (own := [row for row in rows if row["load"] == load])
+        },
+    }
+
+
+def _share(hits: int, count: int) -> dict[str, Any]:
+    """With Clopper and Pearson's 95 % interval."""
+    low, high = share_bounds(hits, count)
+    return {"hits": hits, "of": count, "share": hits / count if count else None, "ci": [low, high]}
+
+
+def table(figures: Mapping[str, Any]) -> list[str]:
+    """As Markdown."""
+    lines = ["| identical runs | pairs | false headlines, % | light | queueing | TTFT | ITL | TPOT | E2E |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for kind, own in figures["null"].items():
+        cells = [own["headline"], *(own["by_load"].get(load) for load in LOADS), *own["metrics"].values()]
+        lines.append(f"| {kind} | {own['headline']['of']} | {' | '.join(map(_percent, cells))} |")
+    lines += ["", "| one figure by itself, at 5 % | " + " | ".join(figures["null"]) + " |"]
+    lines.append("|---|" + "---|" * len(figures["null"]))
+    names = next(iter(figures["null"].values()))["figures_alone"]
+    for name in names:
+        cells = [own["figures_alone"][name] for own in figures["null"].values()]
+        lines.append(f"| {name} | {' | '.join(map(_percent, cells))} |")
+    lines += [
+        "",
+        "| one stage changed | pairs | found, % | light | queueing | put into that stage, % | largest stage |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for kind, own in figures["change"].items():
+        cells = [own["found"], *(own["by_load"].get(load) for load in LOADS), own["right_cause"]]
+        largest = ", ".join(f"{stage} {n}" for stage, n in sorted(own["largest_stage"].items(), key=lambda e: -e[1]))
+        lines.append(f"| {kind} | {own['found']['of']} | {' | '.join(map(_percent, cells))} | {largest} |")
+    return lines
+
+
+def _percent(found: Mapping[str, Any] | None) -> str:
+    if not found or not found["of"]:
+        return "–"
+    low, high = (100 * end for end in found["ci"])
+    return f"{100 * found['share']:.1f} ({low:.1f} .. {high:.1f})"
