@@ -27,6 +27,7 @@ def junit(summary: Mapping[str, Any]) -> str:
     invalid = "; ".join(summary["invalid_reasons"]) if summary["verdict"] == INVALID else ""
     name = _clean(summary["name"] or "run")
     cases = [_case(name, row, invalid) for row in summary["slo"]] or [_validity(name, invalid)]
+    cases += _regressions(name, summary.get("regression"))
     found = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error")}
     attributes = {"tests": str(len(cases)), "failures": str(found["failure"]), "errors": str(found["error"])}
     suites = ET.Element("testsuites", {"name": "gapmeter", **attributes})
@@ -63,6 +64,27 @@ def _case(suite: str, row: Mapping[str, Any], invalid: str) -> ET.Element:
     problem = ET.SubElement(case, kind, type=INVALID if invalid else row["status"], message=_clean(message))
     problem.text = _clean("\n".join(f"{key}: {value}" for key, value in _details(row)))
     return case
+
+
+def _regressions(suite: str, regression: Mapping[str, Any] | None) -> list[ET.Element]:
+    """A case for each percentile that was held against a baseline; an undecided one is skipped, with its reason."""
+    if regression is None:
+        return []
+    against = f"against {regression['baseline']}"
+    if not regression["rows"]:
+        case = ET.Element("testcase", classname=suite, name=_clean(f"comparable {against}"))
+        ET.SubElement(case, "error", type=regression["status"], message=_clean(regression["sentence"]))
+        return [case]
+    cases = []
+    for row in regression["rows"]:
+        name = f"{row['name']} at most {share(regression['limit'])} slower {against}"
+        case = ET.Element("testcase", classname=suite, name=_clean(name))
+        if row["status"] == "REGRESSED":
+            ET.SubElement(case, "failure", type=row["status"], message=_clean(row["sentence"]))
+        elif row["status"] != "WITHIN":
+            ET.SubElement(case, "skipped", message=_clean(row["sentence"]))
+        cases.append(case)
+    return cases
 
 
 def _details(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from analysis.figures import percentile_key
 from analysis.hdr import PERCENTILES
 from analysis.junit import slo_interval, slo_value
 from analysis.report.head import users
-from analysis.report.numbers import count, duration, rate
+from analysis.report.numbers import bounds, count, duration, rate, share
 from analysis.tail import owner_of
 from analysis.turns import turns_sentence
 
@@ -26,6 +26,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _slos(summary["slo"]),
         _tail(summary["tail"]),
         _metrics(summary["metrics"]),
+        _regression(summary.get("regression")),
         _warnings(summary["warnings"]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -86,6 +87,23 @@ def _metrics(metrics: Mapping[str, Mapping[str, Any]]) -> str:
         for name, known in metrics.items()
     ]
     return _table(("", *(f"p{p:g}" for p in PERCENTILES), "max", "n"), lines)
+
+
+def _regression(regression: Mapping[str, Any] | None) -> str:
+    """How the run compares with its baseline, where it was held against one."""
+    if regression is None:
+        return ""
+    head = f"**{regression['status']}** against {_plain(regression['baseline'])}: {_plain(regression['sentence'])}."
+    rows = [
+        (row["status"], row["name"], duration(row["a_ms"]), duration(row["b_ms"]),
+         bounds(*row["ci_ms"]) if row["ci_ms"] else "not estimable",
+         share(row["relative"]))
+        for row in regression["rows"]
+    ]  # fmt: skip
+    if not rows:
+        return head
+    headers = ("", "percentile", "baseline", "now", "difference, 95 % interval", "relative")
+    return f"{head}\n\n{_table(headers, rows)}"
 
 
 def _warnings(warnings: Iterable[Mapping[str, Any]]) -> str:

@@ -1,8 +1,8 @@
 """Does ``gapmeter compare`` keep its promise? Identical runs must not differ, and a known change must be found.
 
 Runs in virtual time: the simulated engine's own loop and scheduler, jitter in every stage (log-normal, 10 %), at light
-load and at one where requests queue. *A/A*: the same arrivals, other service times. *A/B*: the same, and one stage's
-nominal time changed. Each run is compared in pairs with the same arrivals, and once more with other arrivals (unpaired).
+load and at one where requests queue. *A/A*: the same arrivals, other service times; and once more with other arrivals,
+which are not compared in pairs. *A/B*: the same arrivals, and one stage's nominal time changed.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _say_exit(code: int) -> int:
+def _say_exit(code: int, meaning: str = "") -> int:
     if code != errors.OK:
-        print(f"exit={code} {errors.MEANING[code]}", file=sys.stderr)
+        print(f"exit={code} {meaning or errors.MEANING[code]}", file=sys.stderr)
     return code
 
 
@@ -103,6 +103,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui (default: 8089)")
     parser.add_argument("--ui-keep", metavar="TIME", help="with --ui: end it so long after the run (default: Ctrl-C)")
     _add_outputs(parser)
+    parser.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="hold it against this run: exit 99 if it regressed"
+    )
+    parser.add_argument(
+        "--max-regression", metavar="SHARE", help="by how much an SLO's percentile may grow (default: 5%%)"
+    )
+    parser.add_argument(
+        "--factor", action="append", default=[], metavar="KEY", help="what may differ from the baseline"
+    )
     parser.set_defaults(call=_run)
 
 
@@ -124,6 +133,7 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, one case per SLO")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+    parser.add_argument("--annotations", action="store_true", help="GitHub's, of what failed (there: always)")
 
 
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
@@ -226,6 +236,9 @@ def _run(arguments: argparse.Namespace) -> int:
     scenario = resolve(arguments.scenario, overrides)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
+    from gapmeter.regression import held_against, read_baseline
+
+    baseline = read_baseline(arguments.baseline, arguments.max_regression, arguments.factor, scenario)
     from gapmeter.locust_page import ui
     from gapmeter.locustfile import checked
     from gapmeter.run import Options, run_repeats
@@ -246,7 +259,14 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     if scenario.sweep:
         return _publish(arguments, lambda: [run_sweep(arguments.scenario, overrides, options, arguments.resume)])
-    return _publish(arguments, lambda: run_repeats(arguments.scenario, overrides, options))
+
+    def results() -> Iterable[RunResult]:
+        runs = run_repeats(arguments.scenario, overrides, options)
+        if baseline is None:
+            return runs
+        return held_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
+
+    return _publish(arguments, results)
 
 
 def _worker(arguments: argparse.Namespace) -> int:
@@ -289,19 +309,26 @@ def _report(arguments: argparse.Namespace) -> int:
 def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
     """Standard output is for programs: a line with each run's folder, or one document; the worst exit code."""
     from gapmeter.publish import Outlets, print_document, publish
+    from gapmeter.regression import annotate, wants_annotations
 
     outlets = Outlets(arguments.json, arguments.junit, arguments.markdown)
     outlets.check()
     done: list[RunResult] = []
+    annotated = wants_annotations(asked=arguments.annotations)
     try:
         for result in results():
             publish(result, done, outlets)
             done.append(result)
+            if annotated:
+                annotate(result.summary)
     finally:
         if done and arguments.json:
             print_document(done)
     code = max(result.exit_code for result in done)
-    return _say_exit(code) if arguments.quiet or len(done) > 1 else code  # a single summary ends with it
+    judged = done[-1].summary.get("regression")
+    meaning = "SLO missed, or a regression" if judged and code == errors.SLO_MISSED else ""
+    last = arguments.quiet or annotated or judged or len(done) > 1  # else a single summary ends with it
+    return _say_exit(code, meaning) if last else code
 
 
 def _compare(arguments: argparse.Namespace) -> int:

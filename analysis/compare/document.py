@@ -236,12 +236,13 @@ def _figure(d: Difference) -> dict[str, Any]:
 def _claim_part(claim: Claim | None) -> dict[str, Any]:
     """What Holm's correction left of it; a figure outside the family is shown, never claimed."""
     if claim is None:
-        return {"in_family": False, "p_adjusted": None, "confirmed": False, "least_ms": None}
+        return {"in_family": False, "p_adjusted": None, "confirmed": False, "least_ms": None, "floor_ms": None}
     return {
         "in_family": True,
         "p_adjusted": claim.p_adjusted,
         "confirmed": claim.confirmed,
         "least_ms": _ms(claim.least_ns),
+        "floor_ms": _ms(claim.floor_ns),
     }
 
 

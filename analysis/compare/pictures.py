@@ -98,7 +98,7 @@ def _bar(number: int, row: Mapping[str, Any], x: Any) -> Fragment:
     y, ms = _ROW * number + 4, row["difference_ms"]
     left, right = sorted((x(0.0), x(ms)))
     title = el("title", f"{marks.words(row['stage'])} ({row['owner']}): {difference(row)} ({interval(row)})")
-    label = el("text", marks.words(row["stage"]), x=0, y=y + 14)
+    label = el("text", f"{marks.words(row['stage'])}  {difference(row)}", x=0, y=y + 14)
     bar = el("rect", x=percent(left), width=percent(right - left), y=y, height=_ROW - 8, fill=marks.fill(row["stage"]),
              class_="segment")  # fmt: skip
     ends = [x(end) for end in row["ci_ms"]] if row["ci_ms"] else []
