@@ -93,7 +93,7 @@ def _regression(regression: Mapping[str, Any] | None) -> str:
     """How the run compares with its baseline, where it was held against one."""
     if regression is None:
         return ""
-    head = f"**{regression['status']}** against {_plain(regression['baseline'])}: {_plain(regression['sentence'])}."
+    head = f"**{regression['status']}** against {plain(regression['baseline'])}: {plain(regression['sentence'])}."
     rows = [
         (row["status"], row["name"], duration(row["a_ms"]), duration(row["b_ms"]),
          bounds(*row["ci_ms"]) if row["ci_ms"] else "not estimable",
