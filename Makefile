@@ -98,12 +98,12 @@ evidence:  ## do the intervals keep their promise? queues with known quantiles, 
 	$(setup) core
 	@$(own) -m bench coverage $(ARGS)
 
-streams:  ## 10,000 answers open at once against the null server: none lost, memory of each
-	$(setup) core
+streams:  ## 10,000 answers open at once against the null server: none lost, memory of each [ARGS='--generator locust']
+	$(setup) core locust
 	@$(own) -m bench streams $(ARGS)
 
 soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift?
-	$(setup) core
+	$(setup) core locust
 	@$(own) -m bench soak --soak $(SOAK) $(ARGS)
 
 fuzz:  ## atheris against the HTTP and SSE path, from the seeds in tests/fuzz/corpus [FUZZ=60 seconds]

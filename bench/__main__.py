@@ -20,6 +20,7 @@ from typing import Any
 from bench import agreement, client, compare, coverage, peers, probe_pairs, residual, soak, streams
 from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
+from loadgen.fleet import GENERATORS
 
 ON_REQUEST = ("peers", "streams", "soak", "coverage")  # they have make targets of their own
 RESULTS = Path("docs/results")
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison with other load testers")
     parser.add_argument("--add", action="store_true", help="after the rounds that are kept already")
     parser.add_argument("--soak", type=soak.seconds, default=3600.0, metavar="60m", help="how long")
+    parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args(arguments)
     unknown = set(options.parts) - PARTS.keys()
@@ -53,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"bench {part}: {error}", file=sys.stderr)
             return 1
         kept = {"machine": machine(), "load_average_before": load, "figures": figures}
-        (options.results / f"{part}.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
+        name = part if options.generator == "asyncio" else f"{part}-{options.generator}"
+        (options.results / f"{name}.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
         (options.results / "figures.md").write_text(page(options.results))
         print("\n".join(TABLES[part](figures)), flush=True)
     return 0
@@ -113,12 +116,12 @@ def _peers(options: argparse.Namespace, folder: Path) -> Any:
     return peers.measure(folder, options.rounds, earlier)
 
 
-def _streams(_: argparse.Namespace, __: Path) -> Any:
-    return streams.measure()
+def _streams(options: argparse.Namespace, _: Path) -> Any:
+    return streams.measure(generator=options.generator)
 
 
 def _soak(options: argparse.Namespace, _: Path) -> Any:
-    return soak.measure(options.soak)
+    return soak.measure(options.soak, options.generator)
 
 
 def _coverage(_: argparse.Namespace, __: Path) -> Any:

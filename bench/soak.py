@@ -33,7 +33,7 @@ def seconds(text: str) -> float:
     return float(told[1]) * _UNITS[told[2]]
 
 
-def measure(length_s: float) -> dict[str, Any]:
+def measure(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
     """Raises NotMeasured when a generator process fails."""
     cores = sorted(os.sched_getaffinity(0))
     placed = Cores((cores[0],), (cores[-1],))
@@ -42,7 +42,7 @@ def measure(length_s: float) -> dict[str, Any]:
         path = Path(folder)
         with null_server(placed, Timing(), log=None, most_tokens=_TOKENS) as port:
             url = f"http://127.0.0.1:{port}"
-            with make_fleet(plan, url, None, path, placed.client, 1) as fleet:
+            with make_fleet(plan, url, None, path, placed.client, 1, generator=generator) as fleet:
                 memory = _run(fleet)
         size = (path / "worker-0.gap").stat().st_size
         records = [decode(load) for code, load in read_records(path / "worker-0.gap").blobs if code == FINISHED]
@@ -50,6 +50,7 @@ def measure(length_s: float) -> dict[str, Any]:
     lags = [np.array([lag for _, lag in part]) / 1e6 for part in _thirds(good)]
     settled = memory[len(memory) // 10 : -1]  # the last look may meet a process that is leaving
     return {
+        "generator": generator,
         "length_s": length_s,
         "rate": _RATE,
         "asked": len(plan),

@@ -22,7 +22,7 @@ _GAP_S = 2.0
 _HELD_S = 10.0  # all are open
 
 
-def measure(streams: int = 10_000, processes: int = 1) -> dict[str, Any]:
+def measure(streams: int = 10_000, processes: int = 1, generator: str = "asyncio") -> dict[str, Any]:
     """Open them over some seconds, hold them all, let them end. Raises NotMeasured when this machine cannot."""
     if few := too_few_files(-(-streams // processes), allow_many_files()):
         raise NotMeasured(few)
@@ -34,11 +34,15 @@ def measure(streams: int = 10_000, processes: int = 1) -> dict[str, Any]:
         path = Path(folder)
         with null_server(placed, Timing(gap_ms=_GAP_S * 1e3), log=None, most_tokens=tokens) as port:
             url = f"http://127.0.0.1:{port}"
-            with make_fleet(plan, url, None, path, placed.client, processes, warm=1) as fleet:
+            with make_fleet(plan, url, None, path, placed.client, processes, warm=1, generator=generator) as fleet:
                 before, most = _own_kib(fleet), _run(fleet)
         files = [read_records(file) for file in sorted(path.glob("worker-*.gap"))]
         records = [decode(payload) for file in files for code, payload in file.blobs if code == FINISHED]
-    return _judge(records, streams, tokens) | {"processes": processes, "kib_per_stream": (most - before) / streams}
+    return _judge(records, streams, tokens) | {
+        "generator": generator,
+        "processes": processes,
+        "kib_per_stream": (most - before) / streams,
+    }
 
 
 def _run(fleet: Fleet) -> float:

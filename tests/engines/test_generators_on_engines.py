@@ -1,0 +1,48 @@
+"""asyncio and Locust issue one plan to one real engine: they differ by no more than two runs of one of them do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gapmeter.options import Options, RunResult
+from gapmeter.resolve import resolve
+from gapmeter.session import open_session
+from recording import RunFolder
+
+ORDER = ("asyncio", "locust", "asyncio")
+LOAD = (
+    "load.arrivals=constant", "load.rate=4", "load.requests=20", "load.warmup=1s", "workload.prompt_tokens=48",
+    "workload.output_tokens=8",
+)  # fmt: skip
+EAGER = ("server.args.enforce_eager=true",)  # half the start
+# Beside what the two runs of asyncio differ by: a busy machine's step may be slower in one run as a whole.
+SPREADS, SHARE = 3.0, 0.35
+
+
+def runs(engine: str, more: tuple[str, ...], tmp_path: Path) -> list[RunResult]:
+    """Three runs of the same planned times and lengths on one server, texts of their own."""
+    settings = [f"server.engine={engine}", *more, *LOAD]
+    options = Options(runs=tmp_path, quiet=True)
+    with open_session(resolve("smoke", settings), options, home=tmp_path / "server") as session:
+        return [session.load(resolve("smoke", [*settings, f"load.generator={name}"])) for name in ORDER]
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [
+        pytest.param("transformers", (), marks=pytest.mark.transformers),
+        pytest.param("vllm", EAGER, marks=pytest.mark.vllm),
+    ],
+)
+def test_the_generators_differ_by_no_more_than_two_runs_do(engine: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    found = runs(engine, more, tmp_path)
+    plans = [RunFolder(run.folder).read_manifest()["plan"] for run in found]
+    assert len({(plan["planned"], plan["prompt_tokens"], plan["output_tokens"]) for plan in plans}) == 1
+    assert [run.summary["counts"]["succeeded"] for run in found] == [20] * 3
+    assert [run.summary["ledger"]["refused"] for run in found] == [[]] * 3
+    for metric in ("ttft", "itl"):
+        one, locust, other = (run.summary["metrics"][metric]["p50_ms"] for run in found)
+        usual = (one + other) / 2
+        assert abs(locust - usual) <= SPREADS * abs(one - other) + SHARE * usual, (metric, one, locust, other)
