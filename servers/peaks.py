@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 _BUDGET_S = 0.22  # a kernel, once its arrays are there
-_FEWEST = 5
+_FEWEST = 3
 _LARGEST_BYTES = 1 << 30
 _SIZE = 768  # of the matrices
 _CACHES = Path("/sys/devices/system/cpu")
@@ -36,7 +36,7 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS
 Work = Callable[[], None]
 
 
-def measure_peaks(cores: Sequence[int], weight_bytes: float | None, timeout_s: float = 30.0) -> dict[str, Any] | None:
+def measure_peaks(cores: Sequence[int], weight_bytes: float | None, timeout_s: float = 15.0) -> dict[str, Any] | None:
     """The peaks of these cores in a process of their own; None when it could not be measured.
 
     Rates are ``{"median", "low", "high", "repeats"}``: GB/s (10^9 bytes) for ``triad``, ``read`` and ``cached``, TFLOPS

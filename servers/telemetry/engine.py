@@ -6,8 +6,8 @@ the answer took.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
+import math
 import re
 import time
 from urllib.parse import urlsplit
@@ -39,14 +39,22 @@ def parse_metrics(page: str) -> dict[str, float]:
     for line in page.splitlines():
         matched = None if line.startswith("#") else _LINE.match(line)
         ours = _OURS.get(matched[1]) if matched else None
-        if matched and ours:
-            with contextlib.suppress(ValueError):
-                found.setdefault(ours, []).append(float(matched[2]))
+        if matched and ours and (value := _number(matched[2])) is not None:
+            found.setdefault(ours, []).append(value)
     row = {name: sum(values) / (len(values) if name.endswith("_share") else 1) for name, values in found.items()}
     blocks, free = row.pop("kv_blocks", 0.0), row.pop("kv_blocks_free", None)
     if blocks and free is not None:
         row["kv_used_share"] = 1 - free / blocks
     return row
+
+
+def _number(text: str) -> float | None:
+    """A sample's value; None for what is none, and for NaN, by which Prometheus says that there is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 class EngineMetrics:

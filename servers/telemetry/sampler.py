@@ -26,7 +26,7 @@ from servers.telemetry.processes import open_processes
 from servers.telemetry.rapl import open_rapl
 from servers.telemetry.source import Absent, ReadFailed, Source
 
-NICE = 19
+NICE = 10
 API_KEY = "GAPMETER_API_KEY"
 _PCIE_EVERY_NS = 1_000_000_000
 _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell what that costs

@@ -1,0 +1,222 @@
+"""Samples read back: gaps, energy by counter and by power with its bounds, what warns. Figures by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped, window_energy
+from analysis.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
+from recording import RunFolder
+
+S = 1_000_000_000
+GPU = {"gpu": 0, "name": "NVIDIA H100 80GB HBM3", "pids": [7], "pcie_generation": 5, "pcie_width": 16}
+BITS = {"power cap": 4, "too hot (driver)": 32}
+MANIFEST: dict[str, Any] = {"plan": {"t0_ns": 2 * S}, "placement": {"server": [0, 1]}, "hardware": {"memory_gib": 64}}
+
+
+def write(folder: Path, source: str, rows: list[dict[str, Any]]) -> None:
+    (folder / "telemetry").mkdir(exist_ok=True)
+    with (folder / "telemetry" / f"{source}.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def started(folder: Path, gpus: list[dict[str, Any]], **sources: Any) -> None:
+    known = {"gpu": {"every_ns": S // 10, "gpus": gpus, "throttle_bits": BITS}, **sources}
+    write(folder, "sampler", [{"at_ns": 0, "type": "start", "hz": 10, "cpu_ns": 5, "sources": known}])
+
+
+def samples(until_s: float, watts_idle: float, watts: float, load_s: float, **more: Any) -> list[dict[str, Any]]:
+    """Ten a second: idle power until the load, then the other; the counter is their integral, in mJ."""
+    rows = []
+    for tenth in range(int(until_s * 10) + 1):
+        at = tenth / 10
+        joules = watts_idle * min(at, load_s) + watts * max(at - load_s, 0)
+        now = watts if at >= load_s else watts_idle
+        rows.append({"at_ns": int(at * S), "gpu": 0, "energy_mj": round(joules * 1e3), "power_mw": now * 1e3, **more})
+    return rows
+
+
+def read(folder: Path) -> Any:
+    found = read_telemetry(RunFolder(folder))
+    assert found is not None
+    return found
+
+
+def test_energy_is_the_counters_difference_and_its_idle_share_is_from_before_the_load(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", samples(10, 100, 500, 2))
+    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
+    found = window_energy(RunFolder(tmp_path), 4 * S, 8 * S)
+    assert found is not None
+    assert (found.method, found.joules, found.idle_w) == ("counter", pytest.approx(2000), pytest.approx(100))
+    assert found.low_j == pytest.approx(2000) and found.high_j == pytest.approx(2100)  # a sample at either edge
+    assert found.idle_j == pytest.approx(400) and found.idle_share == pytest.approx(0.2)
+    assert found.source == "energy counter of GPU 0"
+
+
+def test_power_is_summed_only_where_there_is_no_counter_and_then_has_no_bounds(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    rows = samples(10, 100, 500, 2)
+    write(tmp_path, "gpu", [{key: value for key, value in row.items() if key != "energy_mj"} for row in rows])
+    found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
+    assert found is not None
+    assert (found.method, found.joules, found.idle_w) == ("power", pytest.approx(2000), pytest.approx(100))
+    assert found.low_j is None and found.high_j is None
+    assert "no counter" in found.source
+
+
+def test_a_window_that_a_gap_leaves_half_unseen_has_no_energy(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    rows = [row for row in samples(10, 100, 500, 2) if not 4.5 * S < row["at_ns"] < 7 * S]
+    write(tmp_path, "gpu", [{key: value for key, value in row.items() if key != "energy_mj"} for row in rows])
+    assert energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S) is None
+    assert energy_of(read(tmp_path), 20 * S, 30 * S, 2 * S) is None
+
+
+def test_a_counter_bridges_a_gap_inside_the_window_exactly(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", [row for row in samples(10, 100, 500, 2) if not 4.5 * S < row["at_ns"] < 7 * S])
+    found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
+    assert found is not None and found.joules == pytest.approx(2000)
+
+
+def test_only_the_gpus_on_which_the_server_computes_are_counted(tmp_path: Path) -> None:
+    other = GPU | {"gpu": 1, "pids": [99]}
+    started(tmp_path, [GPU, other])
+    write(tmp_path, "gpu", samples(10, 100, 500, 2) + samples(10, 60, 60, 2, gpu=1))
+    write(tmp_path, "processes", [{"at_ns": S, "pid": 7, "name": "core", "cpu_ns": 0}])
+    assert servers_gpus(read(tmp_path)) == {0}
+    found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
+    assert found is not None and found.parts_j == {"GPU 0": pytest.approx(2000)}
+
+
+def test_where_the_driver_does_not_say_whose_gpus_they_are_all_count(tmp_path: Path) -> None:
+    started(tmp_path, [GPU | {"pids": None}, GPU | {"gpu": 1, "pids": None}])
+    write(tmp_path, "gpu", samples(10, 100, 500, 2) + samples(10, 100, 250, 2, gpu=1))
+    found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
+    assert found is not None and found.joules == pytest.approx(3000)
+
+
+def test_rapl_counts_packages_and_memory_but_no_part_of_a_package_and_survives_its_wrap(tmp_path: Path) -> None:
+    domains = [
+        {"domain": "intel-rapl:0", "name": "package-0", "range_uj": 1_000_000_000},
+        {"domain": "intel-rapl:0:0", "name": "core", "range_uj": 1_000_000_000},
+        {"domain": "intel-rapl:1", "name": "psys", "range_uj": 1_000_000_000},
+        {"domain": "intel-rapl:0:1", "name": "dram", "range_uj": 1_000_000_000},
+    ]
+    write(tmp_path, "sampler", [{"at_ns": 0, "type": "start", "sources": {"rapl": {"domains": domains}}}])
+    rows = [
+        {"at_ns": second * S, "domain": domain["domain"], "energy_uj": (base + watts * second * 1_000_000) % 10**9}
+        for domain, base, watts in zip(domains, (900_000_000, 0, 0, 0), (50, 30, 90, 10), strict=True)
+        for second in range(11)
+    ]
+    write(tmp_path, "rapl", rows)
+    found = energy_of(read(tmp_path), 2 * S, 8 * S, 1 * S)
+    assert found is not None
+    assert found.joules == pytest.approx(6 * 60)
+    assert set(found.parts_j) == {"CPU package-0 (intel-rapl:0)", "CPU dram (intel-rapl:0:1)"}
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=50), st.integers(0, 999))
+def test_a_counter_that_wraps_is_the_sum_of_its_steps(steps: list[int], first: int) -> None:
+    true = first + np.concatenate([[0], np.cumsum(steps)])
+    assert unwrapped((true % 1000).astype(np.float64), 1000.0).tolist() == true.astype(np.float64).tolist()
+
+
+def test_a_half_written_line_is_counted_and_passed_over(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", samples(1, 100, 500, 2))
+    with (tmp_path / "telemetry" / "gpu.jsonl").open("a") as file:
+        file.write('{"at_ns":1234,"gpu":0,"ener')
+    found = read(tmp_path)
+    assert found.broken_lines == 1 and len(found.tables["gpu"]) == 11
+    assert not found.ended
+
+
+def test_missed_deadlines_and_failed_reads_are_gaps(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    notes = [
+        {"at_ns": 5 * S, "type": "missed", "lane": "fast", "sources": ["gpu"], "count": 7, "since_ns": 3 * S,
+         "until_ns": 4 * S},
+        {"at_ns": 6 * S, "type": "failed", "source": "gpu", "why": "GPU is lost"},
+    ]  # fmt: skip
+    write(tmp_path, "sampler", notes)
+    first, second = read(tmp_path).gaps
+    assert (first.since_ns, first.until_ns, first.missed) == (3 * S, 4 * S, 7)
+    assert (second.since_ns, second.missed, second.why) == (6 * S, 1, "GPU is lost")
+
+
+def test_a_folder_without_samples_has_no_telemetry(tmp_path: Path) -> None:
+    assert read_telemetry(RunFolder(tmp_path)) is None
+    assert describe_telemetry(None, None, MANIFEST, (0, S)) is None
+    assert window_energy(RunFolder(tmp_path), 0, S) is None
+
+
+def described(folder: Path, **more: Any) -> dict[str, Any]:
+    started(folder, [GPU])
+    write(folder, "gpu", samples(12, 100, 500, 2, **more))
+    found = describe_telemetry(read(folder), None, MANIFEST, (2 * S, 12 * S))
+    assert found is not None
+    return found
+
+
+def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> None:
+    found = described(tmp_path, throttle_mask=4 | 1)
+    assert found["gpus"][0]["throttled"] == {"power cap": 1.0}
+    (warning,) = telemetry_warnings(found, MANIFEST)
+    assert warning.text == "GPU 0 was throttled for 100 % of the run: power cap"
+
+
+def test_clocks_that_fell_and_memory_that_is_full_are_warnings(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    rows = samples(12, 100, 500, 2, memory_used_bytes=79 * 2**30, memory_total_bytes=80 * 2**30)
+    for row in rows:
+        row["sm_mhz"] = 1980 if row["at_ns"] < 7 * S else 1782
+    write(tmp_path, "gpu", rows)
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S))
+    told = {warning.code: warning.text for warning in telemetry_warnings(found, MANIFEST)}
+    assert told["clocks"] == "GPU 0: the SM clock fell by 10 % from the run's first fifth to its last"
+    assert told["gpu-memory"] == "GPU 0: 79.0 of 80.0 GiB of memory were used"
+
+
+def test_nvml_s_utilisation_and_pcie_are_means_over_the_window(tmp_path: Path) -> None:
+    write(
+        tmp_path, "pcie", [{"at_ns": t * S, "gpu": 0, "pcie_rx_kb_s": 6_300_000, "pcie_tx_kb_s": 0} for t in range(9)]
+    )
+    found = described(tmp_path, busy_percent=97)
+    gpu = found["gpus"][0]
+    assert gpu["busy_share"]["mean"] == pytest.approx(0.97)
+    assert gpu["pcie"]["rx_gb_s"]["mean"] == pytest.approx(6.3)
+    assert gpu["pcie"]["link_gb_s"] == pytest.approx(63.0, abs=0.1)
+    assert found["utilisation"]["sentence"].startswith("NVML calls the GPU busy 97 % of the time")
+    assert found["sources"]["gpu"]["samples"] == 101 and found["sources"]["gpu"]["expected"] == 100
+
+
+def test_cpu_of_a_process_is_its_time_over_the_windows(tmp_path: Path) -> None:
+    write(tmp_path, "sampler", [{"at_ns": 0, "type": "start", "hz": 10, "sources": {}}])
+    rows = [
+        {"at_ns": t * S // 10, "pid": 7, "name": "core", "cpu_ns": t * S // 20, "rss_bytes": 2**30, "threads": 4,
+         "voluntary": 10 * t, "involuntary": t}
+        for t in range(101)
+    ]  # fmt: skip
+    write(tmp_path, "processes", rows)
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S))
+    assert found is not None
+    (process,) = found["processes"]
+    assert process["cpu_cores"] == pytest.approx(0.5) and process["cpu_cores_max"] == pytest.approx(0.5)
+    assert process["voluntary_per_s"] == pytest.approx(100) and process["rss_gib"] == 1.0
+    assert found["utilisation"]["server_cpu_share"] == pytest.approx(0.25)  # of two cores
+
+
+def test_the_measured_window_is_from_the_first_due_to_the_last_end() -> None:
+    requests = pd.DataFrame({"measured": [False, True, True], "due_ns": [1, 5, 9], "end_ns": [99, 30, 20]})
+    assert measured_window(requests) == (5, 30)
+    assert measured_window(requests[:1]) is None

@@ -1,0 +1,153 @@
+"""The sampler as its own process beside a real server: deadlines, gaps, and what a killed one leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.telemetry import Telemetry, read_telemetry
+from recording import RunFolder
+from servers.telemetry.sampler import Spec
+from tests.servers.simulated_run import Server, simulated
+
+EVERY_NS = 50_000_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with simulated(tmp_path_factory.mktemp("watched")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subprocess.Popen[bytes]]:
+    """A sampler that samples already; it is ended by closing its standard input."""
+    (folder / "telemetry").mkdir()
+    spec = Spec(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, pids, ())
+    command = [sys.executable, "-m", "servers.telemetry", spec.to_json()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process
+        finally:
+            process.stdin.close()
+            process.wait(60)
+
+
+def read(folder: Path) -> Telemetry:
+    found = read_telemetry(RunFolder(folder))
+    assert found is not None
+    return found
+
+
+def await_rows(folder: Path, source: str, rows: int) -> None:
+    await_true(lambda: len(read(folder).tables.get(source, ())) >= rows)
+
+
+def await_true(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def test_processes_and_metrics_are_sampled_and_what_is_not_here_is_told_once(server: Server, tmp_path: Path) -> None:
+    with sampler(tmp_path, server.url, (server.process.pid,)):
+        await_rows(tmp_path, "engine", 2)
+        await_rows(tmp_path, "processes", 8)
+    found = read(tmp_path)
+    assert found.ended and found.broken_lines == 0
+    rows = found.tables["processes"]
+    assert {"servers.simulated", "servers.simulated.process"} <= set(rows["name"])
+    assert (rows["rss_bytes"] > 1 << 20).all() and (rows["threads"] >= 1).all()
+    for _, mine in rows.groupby("pid"):
+        assert mine["cpu_ns"].is_monotonic_increasing and mine["at_ns"].is_monotonic_increasing
+    assert (found.tables["engine"]["running"] == 0).all()
+    assert {"gpu", "rapl", "pcie"} - set(found.absent) <= set(found.tables)
+    absent = [note["source"] for note in found.notes if note["type"] == "absent"]
+    assert len(absent) == len(set(absent))
+    share = found.cpu_share()
+    assert share is not None and 0 < share < 1
+
+
+def test_samples_and_missed_deadlines_together_are_all_deadlines(server: Server, tmp_path: Path) -> None:
+    with sampler(tmp_path, server.url, (server.process.pid,)):
+        await_rows(tmp_path, "processes", 8)
+    found = read(tmp_path)
+    at = sorted(set(found.tables["processes"]["at_ns"]))
+    missed = sum(note["count"] for note in found.notes if note["type"] == "missed" and note["lane"] == "fast")
+    deadlines = (at[-1] - at[0]) / EVERY_NS
+    assert abs(len(at) - 1 + missed - deadlines) <= 2
+
+
+def test_a_sampler_that_was_stopped_says_which_deadlines_it_missed(server: Server, tmp_path: Path) -> None:
+    with sampler(tmp_path, server.url, (server.process.pid,)) as process:
+        await_rows(tmp_path, "processes", 5)
+        os.kill(process.pid, signal.SIGSTOP)
+        stopped = time.monotonic_ns()
+        time.sleep(1.0)
+        woken = time.monotonic_ns()
+        os.kill(process.pid, signal.SIGCONT)
+        await_true(lambda: bool((read(tmp_path).tables["processes"]["at_ns"] > woken).any()))
+    found = read(tmp_path)
+    at = found.tables["processes"]["at_ns"]
+    assert not ((at > stopped + EVERY_NS) & (at < woken)).any()
+    gaps = [gap for gap in found.gaps if gap.source == "processes" and gap.until_ns > stopped and gap.since_ns < woken]
+    assert sum(gap.missed for gap in gaps) >= (woken - stopped) // EVERY_NS - 2
+
+
+def test_a_killed_sampler_leaves_all_that_it_had_seen(server: Server, tmp_path: Path) -> None:
+    with sampler(tmp_path, server.url, (server.process.pid,)) as process:
+        await_rows(tmp_path, "processes", 8)
+        process.kill()
+        process.wait()
+    found = read(tmp_path)
+    assert len(found.tables["processes"]) >= 8
+    assert not found.ended
+    assert found.start["hz"] == 1e9 / EVERY_NS
+    assert found.broken_lines <= 1
+
+
+def test_a_server_that_dies_leaves_failed_reads_not_old_values(tmp_path: Path) -> None:
+    (tmp_path / "server").mkdir()
+    with simulated(tmp_path / "server") as running, sampler(tmp_path, running.url, (running.process.pid,)):
+        await_rows(tmp_path, "engine", 2)
+        running.process.stop()
+        died = time.monotonic_ns()
+        await_true(lambda: {"processes", "engine"} <= {g.source for g in read(tmp_path).gaps if g.since_ns > died})
+    for source in ("processes", "engine"):
+        late = [at for at in read(tmp_path).tables[source]["at_ns"] if at > died]
+        assert not late
+
+
+class _NoMetrics(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the test's output."""
+
+
+def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _NoMetrics) as plain:
+        threading.Thread(target=plain.serve_forever, daemon=True).start()
+        with sampler(tmp_path, f"http://127.0.0.1:{plain.server_port}", (os.getpid(),)):
+            await_rows(tmp_path, "processes", 8)
+            await_true(lambda: "engine" in read(tmp_path).absent)
+        plain.shutdown()
+    found = read(tmp_path)
+    assert "answered 404" in found.absent["engine"]
+    assert "engine" not in found.tables
+    assert len([note for note in found.notes if note.get("source") == "engine"]) == 1

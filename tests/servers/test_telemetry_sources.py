@@ -1,0 +1,144 @@
+"""What the sampler reads: /metrics pages of several engines, NVML's own names, a powercap tree."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from servers.telemetry import gpu
+from servers.telemetry.engine import parse_metrics
+from servers.telemetry.rapl import open_rapl
+from servers.telemetry.source import Absent
+from tests.servers.metrics_pages import OURS, SGLANG, VLLM
+
+HAS_NVML = True
+try:
+    pynvml.nvmlInit()
+except pynvml.NVMLError:
+    HAS_NVML = False
+
+
+def test_figures_of_vllm_are_found_among_its_histograms() -> None:
+    found = parse_metrics(VLLM)
+    assert found == {
+        "running": 3.0, "waiting": 5.0, "kv_used_share": pytest.approx(0.0421875), "preemptions": 2.0,
+        "prefix_queries": 4096.0, "prefix_hits": 1024.0,
+    }  # fmt: skip
+
+
+def test_several_engines_behind_one_page_are_added_up_and_their_shares_averaged() -> None:
+    page = VLLM + VLLM.replace('engine="0"', 'engine="1"').replace("0.0421875", "0.0621875")
+    assert parse_metrics(page)["running"] == 6.0
+    assert parse_metrics(page)["kv_used_share"] == pytest.approx(0.0521875)
+
+
+def test_our_servers_blocks_become_a_share_of_the_kv_cache() -> None:
+    assert parse_metrics(OURS) == {"running": 4.0, "waiting": 1.0, "preemptions": 0.0, "kv_used_share": 0.25}
+
+
+def test_other_engines_pages_are_read_too_and_unknown_ones_give_nothing() -> None:
+    assert parse_metrics(SGLANG) == {"running": 7.0, "waiting": 2.0, "kv_used_share": 0.28}
+    assert parse_metrics("# HELP up x\nup 1\nnot a metric at all\nvllm:num_requests_running{} NaNope\n") == {}
+    assert parse_metrics("vllm:num_requests_running 2\nvllm:num_requests_waiting NaN\n") == {"running": 2.0}
+
+
+def test_a_label_with_a_brace_or_a_space_does_not_hide_its_value() -> None:
+    assert parse_metrics('vllm:num_requests_running{model_name="a } b \\" c"} 2.0 1700000000\n') == {"running": 2.0}
+
+
+def names_of_nvml() -> set[str]:
+    """Every attribute of NVML that the reader names."""
+    tree = ast.parse(inspect.getsource(gpu))
+    mine = {"nvml", "pynvml", "self._nvml"}
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) in mine}
+
+
+def test_every_function_and_constant_of_nvml_that_is_used_exists() -> None:
+    used = names_of_nvml()
+    assert {"nvmlDeviceGetTotalEnergyConsumption", "NVMLError_LibraryNotFound", "NVML_CLOCK_SM"} <= used
+    assert not [name for name in used if not hasattr(pynvml, name)]
+
+
+def test_nvml_functions_take_the_arguments_that_they_are_given() -> None:
+    calls = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(gpu)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("nvml")
+    ]
+    assert len(calls) > 15
+    for call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        inspect.signature(getattr(pynvml, call.func.attr)).bind(*call.args)
+
+
+def test_throttle_reasons_have_nvml_s_own_bits() -> None:
+    bits = gpu.throttle_bits(pynvml)
+    assert bits["power cap"] == pynvml.nvmlClocksThrottleReasonSwPowerCap
+    assert bits["too hot (hardware)"] == 0x40
+    assert pynvml.nvmlClocksThrottleReasonGpuIdle not in bits.values()
+
+
+@pytest.mark.skipif(HAS_NVML, reason="this machine has NVML")
+def test_without_nvidia_s_library_there_is_no_gpu_and_a_reason() -> None:
+    with pytest.raises(Absent, match="no NVIDIA GPU"):
+        gpu.open_gpus(None, "gpu", gpu.READINGS)
+
+
+@pytest.mark.skipif(HAS_NVML, reason="this machine has NVML")
+def test_every_reading_of_a_gpu_that_cannot_be_asked_fails_with_nvml_s_error() -> None:
+    for read in (*gpu.READINGS.values(), *gpu.PCIE_READINGS.values()):
+        with pytest.raises(pynvml.NVMLError):
+            read(pynvml, None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"),
+    [(None, [0, 1, 2]), ("", []), ("1", [1]), ("2,0", [2, 0]), ("GPU-bb", [1]), ("0,7,1", [0]), ("GPU-", [])],
+)
+def test_cuda_visible_devices_is_understood_as_cuda_does(visible: str | None, left: list[int]) -> None:
+    assert gpu.visible_gpus(visible, {0: "GPU-aa1", 1: "GPU-bb2", 2: "GPU-cc3"}) == left
+
+
+def domain(root: Path, name: str, words: str, energy: int) -> Path:
+    path = root / name
+    path.mkdir()
+    (path / "name").write_text(words + "\n")
+    (path / "max_energy_range_uj").write_text("262143328850\n")
+    (path / "energy_uj").write_text(f"{energy}\n")
+    return path
+
+
+def test_a_powercap_tree_is_read_with_its_names_and_ranges(tmp_path: Path) -> None:
+    package = domain(tmp_path, "intel-rapl:0", "package-0", 1000)
+    domain(tmp_path, "intel-rapl:0:1", "dram", 500)
+    rapl = open_rapl(tmp_path)
+    assert rapl.about["domains"][0] == {"domain": "intel-rapl:0", "name": "package-0", "range_uj": 262143328850}
+    (package / "energy_uj").write_text("3000\n")
+    assert rapl.read() == [
+        {"domain": "intel-rapl:0", "energy_uj": 3000},
+        {"domain": "intel-rapl:0:1", "energy_uj": 500},
+    ]
+
+
+def test_a_machine_without_powercap_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Absent, match="RAPL"):
+        open_rapl(tmp_path)
+
+
+def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None:
+    from servers.telemetry.processes import label
+
+    def named(*words: str) -> str:
+        return label(SimpleNamespace(cmdline=lambda: list(words), name=lambda: "python3.11"))  # type: ignore[arg-type]
+
+    assert named("/usr/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--port", "1") == (
+        "vllm.entrypoints.openai.api_server"
+    )
+    assert named("VLLM::EngineCore") == "VLLM::EngineCore"
+    assert named("/usr/bin/python", "/opt/serve.py", "-m") == "serve.py"
+    assert named() == "python3.11"

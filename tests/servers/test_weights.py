@@ -1,0 +1,107 @@
+"""A model's size from its files alone, against counts by hand and published ones."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers.models import resolve_model
+from servers.peaks import last_level_cache, measure_peaks
+from servers.weights import describe_weights
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100,
+    "num_key_value_heads": 1, "intermediate_size": 16, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def model(folder: Path, tensors: dict[str, tuple[str, list[int]]] | None = None, **config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    if tensors:
+        header = {name: {"dtype": t, "shape": shape, "data_offsets": [0, 0]} for name, (t, shape) in tensors.items()}
+        packed = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(packed)) + packed)
+    return folder
+
+
+def test_the_tiny_model_is_counted_from_its_file_as_by_hand() -> None:
+    found = describe_weights(Path(resolve_model("builtin:tiny")), "float32")
+    assert found is not None
+    embedding, layer = 8192 * 256, 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 688 + 2 * 256
+    assert found.parameters == 2 * embedding + 4 * layer + 256
+    assert found.step_parameters == embedding + 4 * layer + 256  # a row of the input embedding a token, not all of it
+    assert found.step_bytes == 4 * found.step_parameters
+    assert found.kv_bytes == 2 * 2 * 64 * 4
+    assert found.source.startswith("safetensors")
+
+
+def test_llama_3_8b_has_its_published_number_of_parameters_without_any_weights() -> None:
+    found = describe_weights(Path(resolve_model("builtin:llama-8b")), "bfloat16")
+    assert found is not None
+    assert found.parameters == 8_030_261_248
+    assert found.step_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
+    assert (found.layers, found.kv_bytes) == (32, 2 * 8 * 128 * 2)
+
+
+def test_tied_embeddings_are_read_once_as_the_head(tmp_path: Path) -> None:
+    apart = describe_weights(model(tmp_path), "bfloat16")
+    tied = describe_weights(model(tmp_path, tie_word_embeddings=True), "bfloat16")
+    assert apart is not None and tied is not None
+    assert apart.parameters - tied.parameters == 800
+    assert apart.step_parameters == tied.step_parameters
+
+
+def test_quantized_tensors_count_as_stored_and_eight_bits_as_one_byte_but_for_the_head(tmp_path: Path) -> None:
+    tensors = {"l.qweight": ("I32", [4, 10]), "l.scales": ("F16", [10]), "lm_head.weight": ("BF16", [100, 8])}
+    stored = describe_weights(model(tmp_path, tensors), "awq")
+    assert stored is not None and stored.step_bytes == 40 * 4 + 10 * 2 + 800 * 2
+    linear = {"l.weight": ("BF16", [8, 8]), "l.norm": ("BF16", [8]), "lm_head.weight": ("BF16", [100, 8])}
+    eight = describe_weights(model(tmp_path, linear), "fp8", "fp8_e4m3")
+    assert eight is not None and eight.step_bytes == 64 + 8 * 2 + 800 * 2
+    assert eight.kv_bytes == 2 * 1 * 4
+
+
+def test_experts_stand_apart_and_sliding_layers_are_counted(tmp_path: Path) -> None:
+    tensors = {"a.experts.0.w": ("BF16", [8, 8]), "a.experts.1.w": ("BF16", [8, 8]), "a.gate": ("BF16", [8, 2])}
+    kinds = ["sliding_attention", "full_attention"]
+    folder = model(tmp_path, tensors, num_experts=2, num_experts_per_tok=1, sliding_window=512, layer_types=kinds)
+    found = describe_weights(folder, "bfloat16")
+    assert found is not None and found.experts is not None
+    assert (found.experts.parameters, found.experts.bytes, found.step_parameters) == (128, 256.0, 16)
+    assert (found.sliding_layers, found.window) == (1, 512)
+
+
+@pytest.mark.parametrize("broken", ["no config", "other layout", "no safetensors"])
+def test_what_does_not_tell_its_size_is_none(tmp_path: Path, broken: str) -> None:
+    if broken == "other layout":
+        model(tmp_path, model_type="mamba")
+    if broken == "no safetensors":
+        model(tmp_path)
+        (tmp_path / "model.safetensors").write_bytes(b"not one at all")
+    assert describe_weights(tmp_path, "float32") is None
+
+
+def test_the_peaks_of_a_core_are_measured_with_their_spread() -> None:
+    found = measure_peaks((), 1_000_000.0, timeout_s=200)
+    assert found is not None
+    for name in ("triad", "read", "multiply"):
+        rate = found[name]
+        assert 0 < rate["low"] <= rate["median"] <= rate["high"] and rate["repeats"] >= 3
+    assert 0.1 < found["triad"]["high"] < 10_000  # GB/s
+    assert (found["cached"] is None) == (found["llc_bytes"] is None or found["llc_bytes"] <= 1_000_000)
+
+
+def test_a_cache_that_several_cores_share_counts_once(tmp_path: Path) -> None:
+    for core, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
+        for index, (level, size, cores) in enumerate([(1, "48K", str(core)), (3, "32768K", shared)]):
+            path = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            path.mkdir(parents=True)
+            for name, value in (("level", level), ("size", size), ("shared_cpu_list", cores)):
+                (path / name).write_text(f"{value}\n")
+    assert last_level_cache([0, 1], tmp_path) == 32 << 20
+    assert last_level_cache([0, 1, 2], tmp_path) == 64 << 20
+    assert last_level_cache([9], tmp_path) is None
