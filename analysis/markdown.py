@@ -9,7 +9,7 @@ from analysis.figures import percentile_key
 from analysis.hdr import PERCENTILES
 from analysis.junit import slo_interval, slo_value
 from analysis.report.head import users
-from analysis.report.numbers import bounds, count, duration, rate, share
+from analysis.report.numbers import count, duration, rate, share
 from analysis.tail import owner_of
 from analysis.turns import turns_sentence
 
@@ -96,7 +96,7 @@ def _regression(regression: Mapping[str, Any] | None) -> str:
     head = f"**{regression['status']}** against {plain(regression['baseline'])}: {plain(regression['sentence'])}."
     rows = [
         (row["status"], row["name"], duration(row["a_ms"]), duration(row["b_ms"]),
-         bounds(*row["ci_ms"]) if row["ci_ms"] else "not estimable",
+         " .. ".join(duration(end) for end in row["ci_ms"]) if row["ci_ms"] else "not estimable",
          share(row["relative"]))
         for row in regression["rows"]
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.compare.differences import CONFIDENCE, Difference, Differences
 from analysis.quantiles import Floats
-from analysis.report.numbers import bounds, duration, share, significant
+from analysis.report.numbers import duration, in_unit, share, significant, unit_of
 from analysis.stages import BY_NAME
 
 FASTER, SLOWER, MIXED, NOTHING, UNKNOWN = "faster", "slower", "mixed", "no difference found", "not estimable"
@@ -186,9 +186,16 @@ def told(name: str, d: Difference) -> str:
     """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2), +4.7 %``."""
     if d.difference is None or d.a is None or d.b is None or d.low is None or d.high is None:
         return f"{name} not estimable"
-    ends = bounds(d.low / 1e6, d.high / 1e6)
+    ends = between(d.low / 1e6, d.high / 1e6)
     text = f"{name} {duration(d.a / 1e6)} -> {duration(d.b / 1e6)}, {signed(d.difference)} ({ends})"
     return f"{text}, {signed_share(d.difference / d.a)}" if d.a else text
+
+
+def between(low_ms: float, high_ms: float) -> str:
+    """An interval of differences, which may be negative, in the unit of its larger end: ``-2.43 .. -1.10 ms``."""
+    unit = unit_of(max(abs(low_ms), abs(high_ms)))
+    low, high = (significant(in_unit(end, unit)[0]) for end in (low_ms, high_ms))
+    return f"{low} .. {high} {unit}"
 
 
 def signed(ns: float) -> str:
@@ -203,17 +210,20 @@ def signed_share(fraction: float) -> str:
 
 
 def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | None:
-    """The stage that accounts for the difference, of the metric whose claim is surest; None where there is no ledger.
+    """The stage that accounts for the difference, of TTFT or E2E, whichever's claim is surer; None without a ledger.
 
     ``device`` is what computed the forwards, in a word.
     """
     if not found.totals:
         return None
     confirmed = [c for c in verdict.claims if c.confirmed]
-    surest = max(confirmed, key=_size, default=None)
+    surest = max(confirmed, key=lambda c: (c.metric in ("ttft", "e2e"), _size(c)), default=None)
     metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.totals else "e2e"
     event = "first_token" if metric == "ttft" else "last_token"
     total = found.totals[event]
+    if surest is not None and (surest.difference.difference or 0.0) * (total.difference or 0.0) < 0:
+        told_apart = f"{told(f'the mean {NAMES[metric]}', total)}: it moves the other way than {surest.name}"
+        return Change(metric, event, None, None, None, None, None, None, None, told_apart)
     known = total.low is not None and total.high is not None
     if surest is None or not known or (total.low or 0.0) <= 0 <= (total.high or 0.0):
         nothing = _unexplained(metric, total, claimed=surest is not None)

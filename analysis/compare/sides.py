@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis import figures as fig
 from analysis import quantiles
-from analysis.metrics import measured_requests, request_values_ns, succeeded, token_gaps
+from analysis.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
 from analysis.quantiles import Floats
 from analysis.stages import STAGES, UNEXPLAINED, column
 from recording import RunFolder
@@ -122,7 +122,7 @@ def run_of(
 def _planned(measured: pd.DataFrame, t0_ns: int) -> Ints:
     due = measured["due_ns"].to_numpy(np.int64) - t0_ns
     names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")
-    index, turn, prompt, output = (measured[name].fillna(-1).to_numpy(np.int64) for name in names)
+    index, turn, prompt, output = (stamps_ns(measured, name) for name in names)
     return np.stack([index, turn, due, prompt, output], axis=1)
 
 

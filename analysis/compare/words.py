@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.compare.claims import NAMES, signed, signed_share
+from analysis.compare.claims import NAMES, between, signed, signed_share
 from analysis.compare.protocol import BLOCKS
-from analysis.report.numbers import DASH, bounds, duration, significant
+from analysis.report.numbers import DASH, duration, significant
 
 Figure = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ def difference(figure: Figure) -> str:
 
 def interval(figure: Figure) -> str:
     """``9.0 .. 19.2 ms``."""
-    return DASH if figure["ci_ms"] is None else bounds(*figure["ci_ms"])
+    return DASH if figure["ci_ms"] is None else between(*figure["ci_ms"])
 
 
 def relative(figure: Figure) -> str:

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.compare import bootstrap, claims
+from analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, holm
+from analysis.compare.differences import Difference, compare_sides
+from analysis.compare.document import Side, compare
+from analysis.compare.page import page
+from analysis.compare.protocol import BLOCKS, FACTOR, FOLLOWS, NOTED, NotReadable, check
+from analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
+from analysis.compare.sides import STAGE_NAMES, read_run
+from analysis.compare.words import markdown, terminal
+from tests.analysis.compared import COMMAND, folder, manifest, virtual
+
+PERCENTILES = dict.fromkeys(NAMES, FAMILY)
+VALID = {"schema_version": 1, "verdict": "PASS", "floor": None}
+
+values = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=60)
+
+
+@given(values, st.sampled_from([1.0, 25.0, 50.0, 90.0, 99.0]))
+def test_a_harrell_davis_percentile_lies_among_the_values_and_follows_their_scale(given: list[float], p: float) -> None:
+    row = np.array([given])
+    found = bootstrap.harrell_davis(row, [p])[0, 0]
+    assert min(given) * (1 - 1e-9) <= found <= max(given) * (1 + 1e-9)
+    assert bootstrap.harrell_davis(3 * row, [p])[0, 0] == pytest.approx(3 * found)
+
+
+def test_harrell_and_davis_of_the_median_of_three_is_the_beta_mixture() -> None:
+    """a = b = 2: I_x(2, 2) = 3 x^2 - 2 x^3, so the weights are 7/27, 13/27, 7/27."""
+    assert bootstrap.harrell_davis(np.array([[1.0, 10.0, 100.0]]), [50])[0, 0] == pytest.approx((707 + 130) / 27)
+
+
+def test_values_that_are_missing_are_left_out_row_by_row() -> None:
+    rows = np.array([[1.0, np.nan, 3.0], [1.0, 2.0, 3.0], [np.nan] * 3])
+    found = bootstrap.harrell_davis(rows, [50])[:, 0]
+    assert found[:2] == pytest.approx([2.0, 2.0])
+    assert math.isnan(found[2])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(1.0, 1e6), min_size=200, max_size=300))
+def test_pooled_percentiles_are_those_of_the_values_written_out(given: list[float]) -> None:
+    kept, column = np.unique(given, return_inverse=True)
+    counts = np.bincount(column, minlength=len(kept)).astype(np.float64)[None]
+    pooled = bootstrap.pooled_harrell_davis(kept, counts, [50, 90])[0]
+    assert pooled == pytest.approx(bootstrap.harrell_davis(np.sort(given)[None], [50, 90])[0], rel=1e-3)
+
+
+def test_blocks_are_longer_the_more_alike_neighbours_are() -> None:
+    rng = np.random.default_rng(1)
+    noise = rng.standard_normal(2000)
+    alike = np.convolve(noise, np.ones(20), "same")
+    assert bootstrap.block_length(noise) < 5
+    assert bootstrap.block_length(alike) > 15
+    assert bootstrap.block_length(np.ones(100)) == 1
+
+
+def test_a_resample_is_made_of_runs_of_neighbours() -> None:
+    drawn = bootstrap.draw(100, 10, 400, np.random.default_rng(1))
+    follows = (np.diff(drawn, axis=1) % 100 == 1).mean()
+    assert drawn.min() == 0
+    assert drawn.max() == 99
+    assert follows == pytest.approx(0.9, abs=0.02)
+    assert (bootstrap.counts_of(drawn).sum(axis=1) == 100).all()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_holm_never_makes_a_p_smaller_nor_changes_their_order(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert (adjusted >= np.array(p) - 1e-15).all()
+    assert (adjusted <= 1).all()
+    assert (np.diff(adjusted[np.argsort(p, kind="stable")]) >= 0).all()
+
+
+def test_holm_multiplies_the_smallest_by_the_number_of_tests_and_the_next_by_one_less() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_swapping_the_sides_swaps_every_sign(paired: bool) -> None:
+    a, b = virtual(1), virtual(1 if paired else 2, 1)
+    one, other = (compare_sides([x], [y], PERCENTILES, resamples=60) for x, y in ((a, b), (b, a)))
+    assert one.paired is other.paired is paired
+    pairs = [(one.metrics[m][p], other.metrics[m][p]) for m in NAMES for p in FAMILY]
+    pairs += [(one.stages[e][s], other.stages[e][s]) for e in one.stages for s in one.stages[e]]
+    compared = [(d, opposite) for d, opposite in pairs if d.supported]
+    assert len(compared) > 20
+    for d, opposite in compared:
+        assert d.difference == pytest.approx(-(opposite.difference or 0.0))
+        assert (d.low, d.high) == pytest.approx((-(opposite.high or 0.0), -(opposite.low or 0.0)))
+        assert d.p == pytest.approx(opposite.p)
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_differences_of_the_stages_add_up_to_that_of_the_whole_wait(seed: int) -> None:
+    a, b = virtual(seed, 0), virtual(seed, 1, forward_ns=5_500_000)
+    for event in ("first_token", "last_token"):
+        assert not a.ledgers[event][:, -1].any()  # nothing is left unexplained in virtual time
+    found = compare_sides([a], [b], PERCENTILES, resamples=20)
+    for event, total in found.totals.items():
+        parts = sum(d.difference or 0.0 for d in found.stages[event].values())
+        assert parts == pytest.approx(total.difference, abs=1e-3)
+
+
+def test_a_stage_that_one_side_did_not_measure_joins_the_remainder_of_both() -> None:
+    a, b = virtual(3), virtual(3, 1)
+    blind = {event: table.copy() for event, table in b.ledgers.items()}
+    queue = STAGE_NAMES.index("queue")
+    for table in blind.values():
+        table[:, -1] += table[:, queue]
+        table[:, queue] = np.nan
+    found = compare_sides([a], [replace(b, ledgers=blind)], PERCENTILES, resamples=20)
+    assert "queue" in found.unmeasured["last_token"]
+    assert "queue" not in found.stages["last_token"]
+    assert found.stages["last_token"]["unexplained"].a == pytest.approx(a.ledgers["last_token"][:, queue].mean())
+
+
+def test_identical_runs_differ_no_more_often_than_promised_and_a_change_of_five_percent_is_found_in_its_stage() -> None:
+    """Six seeded pairs each; ``python -m bench compare`` does it with 400."""
+    false, found, causes = 0, 0, []
+    for seed in range(6):
+        a = virtual(seed)
+        for service, forward in ((1, 5_000_000), (2, 5_250_000)):
+            differences = compare_sides([a], [virtual(seed, service, forward_ns=forward)], PERCENTILES, resamples=200)
+            (verdict,) = claims.judge([differences], [("A", "B")], {})
+            if service == 1:
+                false += verdict.word != NOTHING
+            elif verdict.word == SLOWER:
+                found += 1
+                change = claims.what_changed(differences, verdict, "GPU")
+                causes += [change.cause] if change and change.stage else []
+    assert false <= 1
+    assert found >= 5
+    assert set(causes) == {"decode"}
+
+
+def test_runs_that_spread_widely_about_their_side_widen_the_interval() -> None:
+    steady = [[virtual(seed, service) for service in pair] for seed, pair in ((5, (0, 1)), (5, (2, 3)))]
+    drifting = [[side[0], virtual(5, 7, forward_ns=6_500_000)] for side in steady]
+    narrow, wide = (compare_sides(a, b, PERCENTILES, resamples=100).metrics["e2e"][50.0] for a, b in (steady, drifting))
+    assert wide.df == 2
+    assert wide.half_width(0.95) > 3 * narrow.half_width(0.95)
+
+
+def test_a_difference_below_the_load_testers_own_floor_is_not_claimed() -> None:
+    found = compare_sides([virtual(6)], [virtual(6, 1, forward_ns=6_000_000)], PERCENTILES, resamples=100)
+    open_eyes, blind = (
+        claims.judge([found], [("A", "B")], floors)[0] for floors in ({}, dict.fromkeys(NAMES, (1e12, 1e12)))
+    )
+    assert open_eyes.word == SLOWER
+    assert blind.word == NOTHING
+
+
+PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]] = {
+    "nothing": ({}, (), True, {}),
+    "a port, a summary": (
+        {"target__command": [*COMMAND[:4], "5", *COMMAND[5:]], "scenario__summary": "x"}, (), True, {}
+    ),
+    "one key, and its command": (
+        {"scenario__server__max_batch": 4, "target__command": [*COMMAND[:-1], "4"]}, (), True,
+        {"server.max_batch": FACTOR, "engine.command": FOLLOWS},
+    ),
+    "two keys": (
+        {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0}, (), False,
+        {"server.max_batch": BLOCKS, "load.rate": BLOCKS},
+    ),
+    "two keys, one declared": (
+        {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0, "plan__digest": "x"}, ("load.rate",), False,
+        {"load.rate": FACTOR, "server.max_batch": BLOCKS, "plan": FOLLOWS},
+    ),
+    "two keys, both declared": (
+        {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0}, ("load.rate", "server.max_batch"), True, {},
+    ),
+    "another seed": ({"scenario__seed": 2, "plan__digest": "x"}, (), True, {"seed": FACTOR, "plan": FOLLOWS}),
+    "another plan of the same scenario": ({"plan__digest": "x"}, (), False, {"plan": BLOCKS}),
+    "another repeat, with fresh texts": ({"plan__digest": "x", "repeat": 1}, (), True, {"plan": NOTED}),
+    "an SLO": ({"scenario__slo": []}, (), True, {"slo": NOTED}),
+    "another model": ({"target__model": "n"}, (), False, {"model": BLOCKS}),
+    "another precision, and a GPU": (
+        {"scenario__server__precision": "float16", "hardware__gpus": ["B GPU"]}, (), False,
+        {"server.precision": FACTOR, "hardware.gpus": BLOCKS},
+    ),
+    "other hardware, declared": ({"hardware__gpus": ["B GPU"]}, ("hardware",), True, {"hardware.gpus": FACTOR}),
+    "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
+    "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
+    "an incomplete run": ({"status": "incomplete", "ended_because": "killed"}, (), False, {"validity": BLOCKS}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROTOCOL)
+def test_only_what_is_meant_to_differ_may(case: str) -> None:
+    changes, factors, comparable, meanings = PROTOCOL[case]
+    found = check(manifest(), manifest(**changes), VALID, VALID, factors)
+    assert found.comparable is comparable, found.blocking
+    told = {fact.key: fact.meaning for fact in found.facts}
+    assert {key: told.get(key) for key in meanings} == meanings
+
+
+def test_an_invalid_run_and_another_floor_of_the_load_tester_are_told() -> None:
+    floor = {"ttft_p99_ms": 0.2, "itl_p99_ms": 0.1, "e2e_p99_ms": 0.2}
+    slow = {**floor, "ttft_p99_ms": 0.5}
+    invalid = {**VALID, "verdict": "INVALID", "invalid_reasons": ["late"]}
+    assert [f.key for f in check(manifest(), manifest(), VALID, invalid).blocking] == ["validity"]
+    floors = check(manifest(), manifest(), VALID | {"floor": floor}, VALID | {"floor": slow})
+    assert [f.key for f in floors.blocking] == ["floor"]
+    one = check(manifest(), manifest(), VALID | {"floor": floor}, VALID)
+    assert one.comparable
+    assert [f.meaning for f in one.facts] == [NOTED]
+
+
+@pytest.mark.parametrize("part", ["manifest", "summary"])
+def test_a_run_of_another_version_of_the_format_is_refused_by_its_version(part: str) -> None:
+    other, summary = manifest(), dict(VALID)
+    (other if part == "manifest" else summary)["schema_version"] = 7
+    with pytest.raises(NotReadable, match=rf"{part}.json is in version 7 .*reads 1"):
+        check(manifest(), other, VALID, summary)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = tmp_path_factory.mktemp("runs")
+    return [folder(home / "three", slots=3), folder(home / "eight", slots=8), folder(home / "six", slots=6)]
+
+
+def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(folders: list[Path]) -> None:
+    sides = [Side((read_run(path),)) for path in folders[:2]]
+    document = compare(sides, command="gapmeter compare three eight")
+    json.dumps(document, allow_nan=False)
+    found = document["comparisons"][0]
+    assert document["verdict"] == "MIXED"
+    assert found["paired"]
+    assert (found["a"], found["b"]) == ("A (max_batch 3)", "B (max_batch 8)")
+    assert found["changed"]["stage"] == "queue"
+    parts = sum(stage["difference_ms"] for stage in found["stages"]["last_token"]["stages"])
+    assert parts == pytest.approx(found["stages"]["last_token"]["total"]["difference_ms"])
+    html = page(document, [side.first for side in sides])
+    assert 'data-verdict="MIXED"' in html
+    assert html.count("<svg") >= 6
+    assert "http-equiv" in html
+    assert "TTFT p90" in markdown(document)
+    assert "faster" in terminal(document, "report.html")
+
+
+def test_more_than_two_runs_share_one_family_and_one_table(folders: list[Path]) -> None:
+    document = compare([Side((read_run(path),)) for path in folders])
+    assert [found["b"] for found in document["comparisons"]] == ["B (max_batch 8)", "C (max_batch 6)"]
+    assert document["method"]["family"] > 9
+    rows = document["table"]["rows"]
+    assert [row["name"] for row in rows] == ["A", "B", "C"]
+    assert rows[0]["capacity"]["value"] is None
+    assert "capacity" in rows[0]["capacity"]["why"]
+
+
+def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> None:
+    paths = [folder(tmp_path / name, rate=rate) for name, rate in (("one", 8.0), ("two", 8.1))]
+    table = compare([Side((read_run(path),)) for path in paths], ["load.rate"])["table"]
+    (spread,) = table["devices"]
+    assert spread["sides"] == ["A", "B"]
+    assert spread["figures"]["e2e_p50"]["relative"] >= 0
+
+
+def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_is_marked(tmp_path: Path) -> None:
+    paths = [folder(tmp_path / "a"), folder(tmp_path / "b", slots=4, changes={"versions__gapmeter": "9"})]
+    sides = [Side((read_run(path),)) for path in paths]
+    refused, forced = compare(sides), compare(sides, force=True)
+    assert refused["verdict"] == "NOT COMPARABLE"
+    assert refused["comparisons"] == []
+    assert "versions.gapmeter: 0.1.0 | 9" in refused["headline"]
+    assert "--factor versions.gapmeter" in terminal(refused, "report.html")
+    assert forced["verdict"] == "NOT COMPARABLE, forced"
+    told = [line for line in markdown(forced).splitlines() if line.startswith(("| TTFT", "| ITL", "| TPOT", "| E2E"))]
+    assert told
+    assert all("NOT COMPARABLE" in line for line in told)
+
+
+def figure(relative: float | None, p: float | None, floor_ms: float = 0.0) -> dict[str, Any]:
+    a = 100.0
+    ms = None if relative is None else a * relative
+    return {
+        "a_ms": a, "b_ms": None if ms is None else a + ms, "difference_ms": ms, "p": p, "relative": relative,
+        "ci_ms": None if ms is None else [ms - 1, ms + 1], "relative_ci": None, "why": "too few", "floor_ms": floor_ms,
+    }  # fmt: skip
+
+
+REGRESSIONS = {
+    "beyond the limit and beyond chance": (figure(0.08, 0.001), REGRESSED),
+    "beyond the limit, not beyond chance": (figure(0.08, 0.2), UNDECIDED),
+    "beyond chance, not beyond the limit": (figure(0.04, 0.001), WITHIN),
+    "an improvement": (figure(-0.3, 0.001), WITHIN),
+    "below the load tester's floor": (figure(0.08, 0.001, floor_ms=9.0), UNDECIDED),
+    "not supported": (figure(None, None), UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("case", REGRESSIONS)
+def test_a_regression_is_beyond_the_limit_and_beyond_its_interval(case: str) -> None:
+    told, status = REGRESSIONS[case]
+    metrics = {"ttft": {"percentiles": {"p90": told}}}
+    document = {"comparable": True, "comparisons": [{"metrics": metrics, "changed": None}]}
+    found = judge_regression(document, [("ttft", 90.0)], 0.05, "base")
+    assert found["status"] == found["rows"][0]["status"] == status
+
+
+def test_an_unsupported_figure_has_no_interval_and_nothing_could_have_been_found() -> None:
+    nothing = Difference(1.0, 2.0, why="too few")
+    assert not nothing.supported
+    assert math.isinf(nothing.half_width(0.95))
+    assert math.isinf(nothing.least(0.95))

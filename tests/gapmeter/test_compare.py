@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.junit import junit
+from analysis.markdown import markdown
+from gapmeter import errors
+from gapmeter.cli import main
+from gapmeter.compare import order_of
+from gapmeter.errors import UserError
+from gapmeter.regression import commands_of, read_limit
+from tests.analysis.compared import folder
+from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("runs")
+    folder(home / "three", slots=3)
+    folder(home / "eight", slots=8)
+    folder(home / "stranger", slots=8, changes={"scenario__load__rate": 9.0, "versions__gapmeter": "9"})
+    folder(home / "future", slots=8, changes={"schema_version": 9})
+    (home / "unanalysed").mkdir()
+    (home / "unanalysed" / "manifest.json").write_text("{}")
+    return home
+
+
+def test_two_runs_are_compared_into_a_folder_with_page_and_document(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", str(runs / "three"), str(runs / "eight"), "--runs", str(tmp_path)]
+    assert main([*words, "--markdown", str(tmp_path / "told.md")]) == errors.OK
+    out, err = capsys.readouterr()
+    made = Path(out.strip())
+    assert made.parent == tmp_path
+    assert "-compare-" in made.name
+    document = json.loads((made / "compare.json").read_text())
+    assert document["verdict"] == "MIXED"
+    assert document["command"].startswith("gapmeter compare ")
+    assert "<!doctype html>" in (made / "report.html").read_text()
+    assert "server.max_batch: 3 | 8" in err
+    assert "MIXED" in (tmp_path / "told.md").read_text()
+
+
+def test_sides_of_several_runs_may_be_named_by_flags_and_the_document_goes_to_standard_output(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--a", str(runs / "three"), "--b", str(runs / "eight"), "--json", "--quiet", "--runs", str(tmp_path)]
+    assert main(["compare", *flags]) == errors.OK
+    out, err = capsys.readouterr()
+    assert json.loads(out)["sides"][1]["runs"] == ["eight"]
+    assert err == ""
+
+
+MISTAKES = {
+    "one side": (["three"], 2, "two sides"),
+    "the same run twice": (["three", "three"], 2, "named twice"),
+    "no run": (["three", "nowhere"], 2, "no manifest.json"),
+    "not analysed": (["three", "unanalysed"], 2, "gapmeter report"),
+    "two things differ": (["three", "stranger"], 98, "--factor"),
+    "another version of the format": (["three", "future"], 98, "version 9 of the format"),
+    "pairs of nothing": (["--run", "smoke", "--pairs", "2"], 2, "--a server.max_batch=4"),
+    "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),
+    "an override that sets nothing": (["--run", "smoke", "--a", "server.max_batch"], 2, "KEY=VALUE"),
+    "overrides of runs that are there": (["three", "eight", "--set", "load.rate=2"], 2, "--run SCENARIO"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_cannot_be_compared_is_told_with_its_remedy(
+    mistake: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, code, says = MISTAKES[mistake]
+    named = [str(runs / word) if word.isalpha() and word != "smoke" else word for word in words]
+    assert main(["compare", *named, "--runs", str(tmp_path)]) == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.strip().splitlines()[-1].startswith(f"exit={code} ")
+
+
+def test_runs_are_made_in_turn() -> None:
+    assert ["".join("AB"[side] for side in order_of(pairs)) for pairs in (1, 2, 4)] == ["AB", "ABBA", "ABBAABBA"]
+
+
+@pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 2.5 % ", 0.025)])
+def test_a_limit_is_a_share(text: str, limit: float) -> None:
+    assert read_limit(text) == pytest.approx(limit)
+
+
+@pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five"])
+def test_a_limit_without_its_unit_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="write 5%"):
+        read_limit(text)
+
+
+def summary(status: str) -> dict[str, Any]:
+    row = {
+        "name": "ttft p90", "status": status, "sentence": "TTFT p90 100 ms -> 120 ms, +20 %", "a_ms": 100.0,
+        "b_ms": 120.0, "ci_ms": [15.0, 25.0], "relative": 0.2,
+    }  # fmt: skip
+    slo = {"text": "ttft p90 <= 1 s", "status": "PASS", "sentence": "met"}
+    told = {"status": status, "limit": 0.05, "baseline": "base", "rows": [row], "sentence": row["sentence"]}
+    return {
+        "name": "chat", "verdict": "PASS", "invalid_reasons": [], "slo": [slo], "regression": told,
+        "load": {"window_s": 3.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "part", "level"),
+    [("REGRESSED", "failure", "error"), ("UNDECIDED", "skipped", "warning"), ("WITHIN", None, None)],
+)
+def test_a_regression_is_a_case_in_junit_and_an_annotation(status: str, part: str | None, level: str | None) -> None:
+    told = summary(status)
+    cases = ET.fromstring(junit(told)).findall("./testsuite/testcase")
+    assert [case.get("name") for case in cases] == ["ttft p90 <= 1 s", "ttft p90 at most 5.0 % slower against base"]
+    assert [child.tag for child in cases[1]] == ([part] if part else [])
+    lines = commands_of(told)
+    expected = f"::{level} title=chat%3A ttft p90 {status}::TTFT p90 100 ms -> 120 ms, +20 %25"
+    assert lines == ([expected] if level else [])
+
+
+def test_a_baseline_needs_slos_with_percentiles_before_any_load(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SIMULATED, "--runs", str(tmp_path), "--baseline", str(runs / "three")]
+    assert main(words) == errors.USAGE
+    assert "SLOs name" in capsys.readouterr().err
+    assert main([*SIMULATED, "--max-regression", "5%"]) == errors.USAGE
+    assert "--baseline RUN" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.whole_run
+def test_runs_in_turn_are_compared_and_a_run_is_held_against_one_of_them(tmp_path: Path) -> None:
+    slo = ("--set", 'slo=["ttft p50 <= 5 s"]')
+    settings = ("--set", "server.engine=simulated", *SHORT, *slo)
+    sides = ("--a", "server.args.forward_ms=1", "--b", "server.args.forward_ms=20", "--pairs", "1")
+    done = gapmeter("compare", "--run", "smoke", *settings, *sides, "--force", "--json", "--runs", str(tmp_path),
+                    runs=tmp_path)  # fmt: skip
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["comparisons"][0]["metrics"]["itl"]["verdict"] == "slower"
+    assert {"factor"} == {f["meaning"] for f in document["protocol"][0]["facts"] if f["key"].startswith("server.")}
+    baseline = next(path for path in tmp_path.glob("*-smoke-*") if path.name == document["sides"][0]["runs"][0])
+    run = gapmeter(
+        *SIMULATED, *slo, "--set", "server.args.forward_ms=20", "--baseline", str(baseline), "--factor", "server.args",
+        "--json", "--annotations", "--markdown", str(tmp_path / "told.md"), runs=tmp_path / "ci",
+    )  # fmt: skip
+    told = json.loads(run.out)["regression"]
+    if told["status"] == "NOT COMPARABLE":  # a busy machine made one of the runs invalid, which is what it should say
+        assert "validity" in told["sentence"]
+        assert run.code == 98
+    else:
+        assert (told["status"], run.code) == ("REGRESSED", 99), told
+        assert "::error title=smoke%3A ttft p50 REGRESSED::" in run.err
+    assert told["status"] in (tmp_path / "told.md").read_text()
+    assert run.last_line.startswith(f"exit={run.code} ")
+
+
+def test_markdown_of_a_summary_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
+    told = json.loads((runs / "three" / "summary.json").read_text())
+    assert "baseline" not in markdown(told)
+    assert "**REGRESSED** against base" in markdown(told | {"regression": summary("REGRESSED")["regression"]})
