@@ -19,6 +19,7 @@ from analysis.figures import write_histograms
 from analysis.floor import read_floor
 from analysis.interference import Interference
 from analysis.ledger import Ledger, make_ledger, timelines
+from analysis.made_by import made_by
 from analysis.metrics import limits_of, measured_requests, succeeded, window_s
 from analysis.provenance import provenance_of
 from analysis.rate_curve import Knots, expected_counts
@@ -79,6 +80,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     if "locustfile" in plan:
         summary["load"]["locustfile"] = plan["locustfile"]["name"]
     summary |= _groups(requests, ledger, trace, manifest)
+    summary["made_by"] = made_by()
     summary["provenance"] = provenance_of(manifest, summary).facts()
     if definitions:
         summary["definitions"] = describe_definitions(folder, requests)

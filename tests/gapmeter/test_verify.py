@@ -110,6 +110,18 @@ def test_what_was_tampered_with_is_named(
     assert verify(run, as_json=True) == errors.NOT_VALID
 
 
+def test_figures_of_another_state_of_the_analysis_hold_if_they_are_the_same_and_it_is_said(run_copy: Copy) -> None:
+    run = run_copy()
+    summary = json.loads((run / "summary.json").read_text())
+    summary["made_by"]["analysis"] = "0123456789ab"
+    (run / "summary.json").write_text(json.dumps(summary))
+    checks = check_all(run)
+    assert failed(checks) == {}
+    said = {check.name: check.seen for check in checks}
+    assert "analysis 0123456789ab then, " in said["versions"] and "gapmeter report makes them anew" in said["versions"]
+    assert said["summary.json"] == "derived again, the same values"
+
+
 def test_a_report_made_again_does_not_vouch_for_changed_records(run_copy: Copy) -> None:
     run = run_copy()
     path = next((run / "telemetry").glob("*.jsonl"))
