@@ -57,7 +57,7 @@ def test_workers_call_the_master_where_it_listens_and_are_as_many_as_it_waits_fo
     (master,) = (name for name, command in commands.items() if command[0] == "run")
     (worker,) = (name for name, command in commands.items() if command[0] == "worker")
     run = parsed(commands[master])
-    asked = workers(run.workers, run.listen)
+    asked = workers(run.workers, run.listen, run.patience)
     assert asked is not None
     assert address(parsed(commands[worker]).master, "--master") == (master, asked.listen_port)
     assert asked.listen_host == "0.0.0.0"
