@@ -8,6 +8,7 @@ from typing import Any
 import gevent
 
 READ, WRITE = 1, 2
+_BEFORE_READING = 2  # libev's highest: within one priority it takes what became ready last first, and a timer waits
 _AFTER_READING = -2  # libev's lowest priority: within a round of the loop it comes after what has arrived
 
 
@@ -20,6 +21,7 @@ class GreenLoop:
 
     def add_reader(self, fd: int, callback: Callable[[], Any]) -> None:
         watcher = self.native.io(fd, READ)
+        watcher.priority = _BEFORE_READING
         watcher.start(callback)
         self._readers[fd] = watcher
 
