@@ -30,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -55,6 +55,11 @@ report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise t
 	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name a folder: make report RUN=FOLDER' >&2; exit 2; }
 	$(setup) core
 	@$(own) -m gapmeter report "$(RUN)" $(ARGS)
+
+compare:  ## what differs between runs, beyond chance: A=runs/... B=runs/... [ARGS='--factor server.max_batch']
+	@test -n "$(A)" -a -n "$(B)" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
+	$(setup) core
+	@$(own) -m gapmeter compare "$(A)" "$(B)" $(ARGS)
 
 doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core
