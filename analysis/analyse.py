@@ -103,11 +103,12 @@ def _write(
         tables["steps"] = steps_table(trace)
     if not ledger.refused:
         tables["timeline"] = timelines(requests, trace, chosen(requests))
-    write_tables(folder.path, tables)
+    write_tables(folder.path, tables, summary["provenance"])
     measured = measured_requests(requests)
     if succeeded(measured).any():
         shown = None if ledger.refused else ledger.rows
-        write_histograms(folder.hdr, measured, shown, manifest.get("started_s", 0.0), window_s(measured))
+        about, start_s = provenance_of(manifest, summary).line(), manifest.get("started_s", 0.0)
+        write_histograms(folder.hdr, measured, shown, start_s, window_s(measured), about)
     write_summary(folder.path, summary)
     write_trace(folder)
     write_report(folder)

@@ -96,18 +96,20 @@ def ledgers_of(ledger: pd.DataFrame | None, requests: pd.DataFrame, event: str) 
 
 
 def write_histograms(
-    folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float
-) -> dict[str, int]:
+    folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float,
+    about: str = "",
+) -> dict[str, int]:  # fmt: skip
     """One V2 log for each metric, stage and group under ``folder``; return the values refused for each, if any.
 
     ``requests`` as from ``measured_requests``; successes only. Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``,
     ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
+    ``about`` says in each file where its values are from.
     """
     folder.mkdir(parents=True, exist_ok=True)
     refused = {}
     for name, values in _distributions(requests, ledger).items():
         histogram, lost = hdr.histogram_of(values)
-        hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s)
+        hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, about)
         if lost:
             refused[name] = lost
     return refused

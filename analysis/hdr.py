@@ -86,15 +86,20 @@ def rounded_up(value_ns: float) -> float:
     return float((((whole >> shift) + 1) << shift) - 1)
 
 
-def write_hlog(path: Path, histograms: Mapping[str, HdrHistogram], start_s: float, length_s: float) -> None:
+def write_hlog(
+    path: Path, histograms: Mapping[str, HdrHistogram], start_s: float, length_s: float, about: str = ""
+) -> None:
     """Write one interval a histogram, tagged with its name, as a V2 histogram log.
 
-    ``start_s`` is seconds since the epoch. Values are nanoseconds; the log's Interval_Max column is milliseconds.
+    ``start_s`` is seconds since the epoch; ``about`` is one line of comment. Values are nanoseconds;
+    the log's Interval_Max column is milliseconds.
     Raises ValueError for a tag that the format cannot hold, OSError if the file cannot be written.
     """
     with path.open("w", encoding="utf-8") as stream:
         writer = HistogramLogWriter(stream)
         writer.output_comment("[Values in nanoseconds; 1 ns to 1 h at 3 significant figures]")
+        if about:
+            writer.output_comment(f"[{' '.join(about.split())}]")
         writer.output_log_format_version()
         writer.output_comment(f"[StartTime: {start_s:.3f} (seconds since epoch)]")
         writer.output_legend()

@@ -8,6 +8,7 @@ from typing import Any
 from analysis.figures import percentile_key
 from analysis.hdr import PERCENTILES
 from analysis.junit import slo_interval, slo_value
+from analysis.provenance import Provenance
 from analysis.report.head import users
 from analysis.report.numbers import count, duration, rate, share
 from analysis.tail import owner_of
@@ -28,8 +29,14 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _metrics(summary["metrics"]),
         _regression(summary.get("regression")),
         _warnings(summary["warnings"]),
+        _origin(summary.get("provenance")),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _origin(known: Mapping[str, str] | None) -> str:
+    """Where the figures are from, small; a block that is copied on takes it along."""
+    return f"<sub>{_plain(Provenance(**known).line())}</sub>" if known else ""
 
 
 def _load(summary: Mapping[str, Any]) -> str:

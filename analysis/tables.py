@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,9 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     return table.sort_index().reset_index()
 
 
-def write_tables(folder: Path, tables: dict[str, pd.DataFrame]) -> None:
-    """Each table as ``<name>.parquet`` in the run's folder."""
+def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[str, str] | None = None) -> None:
+    """Each table as ``<name>.parquet`` in the run's folder; ``about`` is kept in its ``attrs``."""
     for name, table in tables.items():
+        table = table.copy(deep=False)
+        table.attrs = {"provenance": dict(about)} if about else {}
         table.to_parquet(folder / f"{name}.parquet", index=False)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hdrh.log import HistogramLogReader
+
+from analysis import hdr
+from analysis.markdown import markdown
+from analysis.provenance import Provenance, provenance_of
+from analysis.report import write_report
+from analysis.tables import write_tables
+from recording.histograms import new_histogram
+from tests.analysis.report_frames import write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_run(tmp_path_factory.mktemp("run") / "r", count=120, rate=12.0)
+
+
+@pytest.fixture(scope="module")
+def origin(run: Any) -> Provenance:
+    return provenance_of(run.read_manifest(), json.loads(run.summary.read_text()))
+
+
+def test_a_line_says_what_where_how_many_when_and_how_to_repeat_it(origin: Provenance) -> None:
+    assert origin.line() == (
+        "chat-p99 · builtin:tiny · float32 · transformers 5.19.0 · A processor, 2 cores · 12 req/s open loop, 11 s · "
+        "n = 120 · valid · 2026-01-02 · gapmeter run chat-p99"
+    )
+
+
+def test_what_is_not_known_is_left_out_of_the_line_and_told_in_the_facts() -> None:
+    parts = dict.fromkeys(("digest", "model", "precision", "hardware", "load", "command", "date", "engine"), "unknown")
+    known = Provenance(scenario="s", n="3", validity="INVALID", **parts)
+    assert known.line() == "s unknown · n = 3 · INVALID"
+    assert known.stamp == "INVALID"
+    assert known.facts()["precision"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [([], "A processor, 2 cores"), (["NVIDIA H100, 81559 MiB, 550"] * 2 + ["NVIDIA L4"], "2 x NVIDIA H100, NVIDIA L4")],
+)
+def test_the_hardware_is_the_gpus_where_there_are_any(run: Any, gpus: list[str], words: str) -> None:
+    manifest = run.read_manifest()
+    manifest["hardware"]["gpus"] = gpus
+    assert provenance_of(manifest, json.loads(run.summary.read_text())).hardware == words
+
+
+def test_every_figure_and_table_of_the_page_says_where_it_is_from(run: Any, origin: Provenance) -> None:
+    source = write_report(run).read_text()
+    figures = source.count("<figure")
+    assert figures > 30
+    for part in source.split("<figure")[1:]:
+        assert origin.line() in part.partition("</figure>")[0]
+    assert source.count('class="table"') >= source.count("<figure") - 8
+
+
+def test_markdown_ends_with_where_it_is_from(run: Any, origin: Provenance) -> None:
+    summary = json.loads(run.summary.read_text()) | {"provenance": origin.facts()}
+    assert markdown(summary).endswith(f"<sub>{origin.line()}</sub>\n")
+
+
+def test_a_parquet_file_carries_it_in_its_metadata(tmp_path: Path, origin: Provenance) -> None:
+    write_tables(tmp_path, {"t": pd.DataFrame({"a": [1]})}, origin.facts())
+    assert pd.read_parquet(tmp_path / "t.parquet").attrs["provenance"] == origin.facts()
+
+
+def test_an_hdr_log_carries_it_as_a_comment_that_readers_pass_over(tmp_path: Path, origin: Provenance) -> None:
+    histogram, _ = hdr.histogram_of(np.array([5_000_000]))
+    path = tmp_path / "ttft.hlog"
+    hdr.write_hlog(path, {"ttft": histogram}, 1.0, 2.0, origin.line())
+    assert f"#[{origin.line()}]" in path.read_text(encoding="utf-8")
+    reader = HistogramLogReader(str(path), new_histogram())
+    found = reader.get_next_interval_histogram()
+    reader.close()
+    assert found.get_total_count() == 1
