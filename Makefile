@@ -30,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: screenshots compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -60,6 +60,10 @@ compare:  ## what differs between runs, beyond chance: A=runs/... B=runs/... [AR
 	@test -n "$(A)" -a -n "$(B)" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
 	$(setup) core
 	@$(own) -m gapmeter compare "$(A)" "$(B)" $(ARGS)
+screenshots:  ## take the docs' pictures from runs' reports [RUN='runs/A runs/B', otherwise the newest]
+	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name folders: make screenshots RUN=FOLDER' >&2; exit 2; }
+	$(setup) core
+	@$(own) docs/screenshots.py $(RUN) $(ARGS)
 
 doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core

@@ -36,7 +36,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
 
 def _origin(known: Mapping[str, str] | None) -> str:
     """Where the figures are from, small; a block that is copied on takes it along."""
-    return f"<sub>{_plain(Provenance(**known).line())}</sub>" if known else ""
+    return f"<sub>{plain(Provenance(**known).line())}</sub>" if known else ""
 
 
 def _load(summary: Mapping[str, Any]) -> str:

@@ -1,67 +1,175 @@
-"""Takes the pictures of docs/images from a run's report: ``python docs/screenshots.py runs/FOLDER``.
+"""Takes the pictures of docs/images from runs' reports: ``python docs/screenshots.py runs/FOLDER [runs/FOLDER …]``.
 
-Needs Chromium (Debian: apt install chromium); nothing is fetched from a network.
+Of the first run: the first screen light and dark, on a phone, one request opened, dots over time, and on paper; of
+every further one the first screen, named after its engine. Needs Chromium (Debian: apt install chromium) and nothing
+from a network.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import base64
+import json
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import aiohttp
 
 IMAGES = Path(__file__).parent / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=1.5",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-port=0",
 )  # fmt: skip
+OPEN = "document.querySelector('#slow-requests button')?.click(); document.activeElement.blur()"
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A file and the window it is taken from, in CSS pixels."""
+    """A file, the window it is taken from in CSS pixels, and what is done first; ``part`` is a part of the page."""
 
     file: str
     width: int
     height: int
-    flags: tuple[str, ...] = ()
+    scale: float = 1.0
+    dark: bool = False
+    media: str = ""
+    script: str = ""
+    part: str = ""
 
 
-PICTURES = (
-    Picture("report.png", 1240, 1000),
-    Picture("report-dark.png", 1240, 1000, ("--blink-settings=preferredColorScheme=0",)),
+FIRST = (
+    Picture("report.png", 1240, 1060, 1.25),
+    Picture("report-dark.png", 1240, 1060, 1.25, dark=True),
+    Picture("report-phone.png", 390, 1100, 1.5),
+    Picture("report-print.png", 794, 1123, 1.25, media="print"),
+    Picture("report-request.png", 1240, 1000, script=OPEN, part="#request-view"),
+    Picture("report-time.png", 1240, 1000, 0.85, part="#time"),
+    Picture("report-explore.png", 1240, 1000, part="#explore"),
 )
 
 
-def take(browser: str, page: Path, picture: Picture, out: Path) -> Path:
-    """Write one picture; returns its path. Raises subprocess.CalledProcessError when the browser fails."""
+class Tab:
+    """One page under the browser's debugging protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._number = 0
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": params})
+        while True:
+            message = await self._socket.receive_json(timeout=60)
+            if message.get("id") == self._number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']['message']}")
+                return dict(message["result"])
+
+    async def evaluate(self, expression: str) -> Any:
+        return (await self.call("Runtime.evaluate", expression=expression, returnByValue=True))["result"].get("value")
+
+    async def open(self, page: Path) -> None:
+        await self.call("Page.enable")
+        await self.call("Page.navigate", url=page.as_uri())
+        async with asyncio.timeout(60):
+            while await self.evaluate("document.readyState") != "complete":  # noqa: ASYNC110 - it is in the browser
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def browser(program: str) -> AsyncIterator[Tab]:
+    """A browser of its own with one empty page."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        quiet = asyncio.subprocess.DEVNULL
+        command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+        try:
+            port = await _port(Path(profile) / "DevToolsActivePort")
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    pages = await answer.json()
+                address = next(p["webSocketDebuggerUrl"] for p in pages if p["type"] == "page")
+                async with session.ws_connect(address, max_msg_size=0) as socket:
+                    yield Tab(socket)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def _port(file: Path) -> str:
+    async with asyncio.timeout(60):
+        while True:
+            lines = await asyncio.to_thread(lambda: file.read_text().split() if file.exists() else [])
+            if len(lines) == 2:
+                return lines[0]
+            await asyncio.sleep(0.05)
+
+
+async def take(tab: Tab, page: Path, picture: Picture, out: Path) -> Path | None:
+    """Write one picture; its path, or None when the page has no such part."""
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if picture.dark else "light"}]
+    await tab.call("Emulation.setEmulatedMedia", media=picture.media, features=scheme)
+    await tab.call(
+        "Emulation.setDeviceMetricsOverride", width=picture.width, height=picture.height,
+        deviceScaleFactor=picture.scale, mobile=False,
+    )  # fmt: skip
+    await tab.open(page)
+    await tab.evaluate(picture.script or "scrollTo(0, 0)")
+    await asyncio.sleep(0.3)
+    clip = await _clip(tab, picture)
+    if clip is None:
+        return None
+    shot = await tab.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
     target = out / picture.file
-    with tempfile.TemporaryDirectory() as profile:
-        size = f"--window-size={picture.width},{picture.height}"
-        command = [browser, *FLAGS, *picture.flags, size, f"--user-data-dir={profile}", f"--screenshot={target}"]
-        subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
+    target.write_bytes(base64.b64decode(shot["data"]))
     return target
 
 
+async def _clip(tab: Tab, picture: Picture) -> dict[str, float] | None:
+    if not picture.part:
+        return {"x": 0, "y": 0, "width": picture.width, "height": picture.height, "scale": 1}
+    where = f"document.querySelector({picture.part!r})?.getBoundingClientRect()"
+    box = await tab.evaluate(f"(b => b && [b.top + scrollY, b.height])({where})")
+    return box and {"x": 0, "y": box[0] - 12, "width": picture.width, "height": box[1] + 24, "scale": 1}
+
+
+def pictures_of(runs: list[Path]) -> list[tuple[Path, Picture]]:
+    """Which picture is taken from which run's page."""
+    wanted = [(runs[0].resolve() / "report.html", picture) for picture in FIRST]
+    for run in runs[1:]:
+        engine = json.loads((run / "manifest.json").read_text())["scenario"]["server"]["engine"]
+        wanted.append((run.resolve() / "report.html", Picture(f"report-{engine}.png", 1240, 1060, 1.25)))
+    return wanted
+
+
+async def _take_all(program: str, runs: list[Path], out: Path) -> None:
+    async with browser(program) as tab:
+        for page, picture in pictures_of(runs):
+            print(await take(tab, page, picture, out) or f"{page} has no {picture.part}: {picture.file} is left out")
+
+
 def main() -> int:
-    """Take every picture of the run that is named."""
-    parser = argparse.ArgumentParser(description="Pictures for the README, from a run's report.")
-    parser.add_argument("run", type=Path, help="a run's folder with report.html")
+    """Take every picture of the runs that are named."""
+    parser = argparse.ArgumentParser(description="Pictures for the docs, from runs' reports.")
+    parser.add_argument("run", type=Path, nargs="+", help="a run's folder with report.html")
     parser.add_argument("--out", type=Path, default=IMAGES)
     arguments = parser.parse_args()
-    page = arguments.run / "report.html"
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None or not page.exists():
-        missing = f"{page} does not exist" if browser else "no Chromium on the PATH (Debian: apt install chromium)"
+    absent = [run / "report.html" for run in arguments.run if not (run / "report.html").exists()]
+    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if program is None or absent:
+        missing = f"{absent[0]} does not exist" if absent else "no Chromium on the PATH (Debian: apt install chromium)"
         print(f"screenshots: {missing}", file=sys.stderr)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for picture in PICTURES:
-        print(take(browser, page, picture, arguments.out))
+    asyncio.run(_take_all(program, arguments.run, arguments.out))
     return 0
 
 

@@ -54,7 +54,7 @@ def _series(run: Run, length_s: float) -> list[timeline.Series]:
     requests = final(run.requests)
     found = [
         timeline.arrivals(requests, run.origin_ns, length_s),
-        timeline.Series("in-flight", "Requests in flight", "", *timeline.in_flight(run.requests, run.origin_ns)),
+        timeline.Series("in-flight", "Requests in flight", "req", *timeline.in_flight(run.requests, run.origin_ns)),
     ]
     if not len(run.steps):
         return found
@@ -63,11 +63,11 @@ def _series(run: Run, length_s: float) -> list[timeline.Series]:
     def of(column: str) -> timeline.Floats:
         return np.asarray(run.steps[column].to_numpy(dtype=np.float64, na_value=0.0))
 
-    found.append(timeline.Series("waiting", "Waiting in the scheduler's queue", "", at, of("waiting")))
-    found.append(timeline.Series("running", "Batch: requests in a step", "", at, of("running")))
+    found.append(timeline.Series("waiting", "Waiting in the scheduler's queue", "req", at, of("waiting")))
+    found.append(timeline.Series("running", "Batch: requests in a step", "req", at, of("running")))
     if "free_blocks" in run.steps and (most := of("free_blocks").max(initial=0)) > 0:
         note = f"of {most:,.0f} that were ever free at once"
-        found.append(timeline.Series("kv", "KV cache: blocks in use", "", at, most - of("free_blocks"), note))
+        found.append(timeline.Series("kv", "KV cache: blocks in use", "blocks", at, most - of("free_blocks"), note))
     return found
 
 

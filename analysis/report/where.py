@@ -39,11 +39,11 @@ def where_section(run: Run) -> Section:
         return Section("where", "Where the time goes", el("p", f"No stack: {none}"))
     told = run.summary["tail"]["metric"]
     first = told if told in metrics else metrics[0]
-    bands = [(slow_key(p), f"p{p:g} and up") for p in SLOW if any(_slow(run, m, p) for m in metrics)]
+    bands = [(slow_key(p), f"p{p:g}+") for p in SLOW if any(_slow(run, m, p) for m in metrics)]
     switches = el(
         "div",
         switch("event", "time", [(m, _UNTIL[m]) for m in metrics], first),
-        switch("band", "slow means", [*bands, ("all", "everyone, by rank")], slow_key(_MAIN)),
+        switch("band", "slow means", [*bands, ("all", "everyone")], slow_key(_MAIN)),
         class_="switches",
     )
     panels = [
