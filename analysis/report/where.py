@@ -22,7 +22,7 @@ EVENTS = {
 }
 _UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
 _MAIN = 98.5
-_KEY = "Light hatch: in transit between two processes. Grey hatch: unexplained."
+_KEY = "Light hatch: in transit between two processes. Gray hatch: unexplained."
 _LEAD = "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar."
 
 
@@ -51,7 +51,7 @@ def where_section(run: Run) -> Section:
         for metric in metrics
         for band, content in _panels(run, metric)
     ]
-    key = el("p", "A colour means an owner: ", marks.owner_key(), _KEY, class_="lead")
+    key = el("p", "A color means an owner: ", marks.owner_key(), _KEY, class_="lead")
     return Section("where", "Where the time goes", group([switches, *panels, key]), _LEAD, "where the time goes")
 
 
