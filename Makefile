@@ -22,7 +22,7 @@ export SCENARIO ENGINE URL GENERATOR LOCUSTFILE ARGS TORCH_INDEX TORCH_BUILD VLL
 
 SOAK ?= 60m
 FUZZ ?= 60
-RUN ?= $(shell ls -dt runs/*/ 2>/dev/null | head -n 1)
+RUN ?= $(patsubst %manifest.json,%,$(shell ls -t runs/*/manifest.json 2>/dev/null | head -n 1))
 
 own := .venv/bin/python
 no_python = echo 'gapmeter needs Python 3.11 or newer, and found none; name one: make PYTHON=/path/to/python3.12' >&2; false
