@@ -20,6 +20,7 @@ from analysis.points.economy import describe_economy
 from analysis.points.growth import describe_growth, means_ms, slow_band
 from analysis.points.knee import find_knee
 from analysis.points.read import Frames, PointRun, batch, read_frames, read_runs
+from analysis.report.numbers import duration
 from analysis.summary import SCHEMA_VERSION, json_safe, slo_row
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
@@ -63,7 +64,7 @@ def build_summary(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
                 "points": points,
                 "growth": growths,
                 "knees": knees,
-                "headline": _headline(points, knees, growths),
+                "headline": _headline(points, knees, growths, main, levels[main]),
             },
         }
     )  # fmt: skip
@@ -250,8 +251,9 @@ def _counts(point: Mapping[str, Any], metric: str, key: str) -> bool:
 
 
 def _headline(
-    points: Sequence[Mapping[str, Any]], knees: Sequence[Mapping[str, Any]], growths: Sequence[Mapping[str, Any]]
-) -> list[str]:
+    points: Sequence[Mapping[str, Any]], knees: Sequence[Mapping[str, Any]], growths: Sequence[Mapping[str, Any]],
+    main: str, level: float | None,
+) -> list[str]:  # fmt: skip
     """What a person reads first: a sentence a curve, and how many points have no figures."""
     told = []
     for knee in knees:
@@ -263,6 +265,12 @@ def _headline(
         told.append(f"{lead}The knee is at {knee['label']}. {growth['sentence'] + '.' if growth else ''}".strip())
     if not knees and growths:
         told.append(_largest_change(growths))
+    key = None if level is None else f"{fig.percentile_key(level)}_ms"
+    for point in points:
+        if key and point["metrics"] and point["metrics"][main][key] is None:
+            mean, name = duration(point["metrics"][main]["mean_ms"]), f"p{level:g} of {main.upper()}"
+            why = "too short, or no steady state"
+            told.append(f"{point['label']}: the sample does not support {name} ({why}); the mean is {mean}.")
     lost = [point["label"] for point in points if not point["metrics"]]
     if lost:
         told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")

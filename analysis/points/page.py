@@ -143,8 +143,9 @@ def _stacks_section(sights: Mapping[str, Sight], sweep: Mapping[str, Any], origi
         if not stages:
             continue
         shown |= dict.fromkeys(stages)
+        thin = "" if sight.level == 50 else ", p50 thin"
         parts += [
-            el("h3", f"{_STACKS[metric]}: p{sight.level:g} with its interval, p50 thin; below, the mean by stage"),
+            el("h3", f"{_STACKS[metric]}: p{sight.level:g} with its interval{thin}; below, the mean by stage"),
             el("div", latency(sight, f"latency-{metric}"), class_="plot levels"),
             figure(stack_columns(sight, metric, f"columns-{metric}"), _stack_table(sight, metric, stages), origin,
                    css="levels"),
@@ -171,7 +172,8 @@ def _stack_table(sight: Sight, metric: str, stages: Sequence[str]) -> Table:
 def _points_section(sweep: Mapping[str, Any], origin: Provenance) -> Section:
     levels = {m: percentile_key(sweep["levels"][m] or 99.0) for m in ("ttft", "itl", "e2e")}
     heads = [f"{_NAMES[m]} {key}" for m, key in levels.items()]
-    names = ["point", "verdict", "binds", "n", "req/s", "output tokens/s", "mean batch", "TTFT p50"]
+    names = ["point", "verdict", "binds", "n", "req/s", "output tokens/s", "mean batch"]
+    names += [] if levels["ttft"] == "p50" else ["TTFT p50"]
     names += [name for head in heads for name in (head, "95 % interval")]
     rows = [_point_row(sweep["points"][at], levels) for entry in sweep["series"] for at in entry["points"]]
     lead = "Figures over requests that succeeded; each point links to its own report."
@@ -185,8 +187,10 @@ def _point_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
     if first is not None:
         link = el("a", point["label"], href=quote(f"{first['folder']}/report.html"))
     word = Value(point["verdict"], None, {"class_": f"mark {_CSS.get(point['verdict'], 'open')}"})
+    name = Value(link, None, {"class_": "name"})
+    middle = () if levels["ttft"] == "p50" else (Value(""),)
     if not point["metrics"]:
-        return [Value(link), word, str(point["reason"] or ""), *[DASH] * (5 + 2 * len(levels))]
+        return [name, word, str(point["reason"] or ""), *[DASH] * (4 + len(middle) + 2 * len(levels))]
     cells: list[Value | str] = []
     for metric, key in levels.items():
         found = point["metrics"][metric]
@@ -195,10 +199,11 @@ def _point_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
         cells.append(bounds(*(found[f"{key}_ci_ms"] or (None, None))))
     binding = point["binding"]
     behind = f", behind it {binding['behind']}" if binding["behind"] else ""
+    middle = middle and (Value(duration(point["metrics"]["ttft"]["p50_ms"])),)
     return [
-        Value(link), word, f"{binding['resource']}{behind}", f"{point['metrics']['ttft']['count']:,}",
+        name, word, f"{binding['resource']}{behind}", f"{point['metrics']['ttft']['count']:,}",
         _number(point["throughput"]["requests_per_s"]), _number(point["throughput"]["output_tokens_per_s"]),
-        _number(point["batch"]["running"]), Value(duration(point["metrics"]["ttft"]["p50_ms"])), *cells,
+        _number(point["batch"]["running"]), *middle, *cells,
     ]  # fmt: skip
 
 
@@ -208,11 +213,14 @@ def _growth_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | N
     rows: list[Row] = []
     for growth in sweep["growth"]:
         ends, parts = growth["grows_ci_ms"], growth["share_ci"]
+        sure = ends is not None and ends[0] * ends[1] > 0
+        stage, owner = growth["stage"], growth["owner"]
         rows.append([
             f"{growth['from']} → {growth['to']}{' (knee)' if growth['at_knee'] else ''}",
-            marks.words(growth["stage"]) if growth["stage"] else DASH, growth["owner"] or DASH,
+            marks.words(stage) if stage and sure else "not beyond its interval", owner if owner and sure else DASH,
             duration(growth["grows_ms"]), bounds(*(ends or (None, None))),
-            share(growth["share"]), f"{share(parts[0])} .. {share(parts[1])}" if parts else DASH,
+            share(growth["share"]) if sure else DASH,
+            f"{share(parts[0])} .. {share(parts[1])}" if parts and sure else DASH,
         ])  # fmt: skip
     first = sweep["growth"][0]
     what = f"p{first['percentile']:g} {first['metric'].upper()}"

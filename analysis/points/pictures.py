@@ -14,6 +14,7 @@ from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, perce
 from analysis.stages import UNEXPLAINED
 
 _HEIGHT, _LATENCY, _STACK = 300, 150, 190
+_LABEL_WIDTH, _LABEL_HEIGHT = 0.12, 15.0  # of the width, in px: nearer names would cover each other
 _DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
 _BROKEN = ("INVALID",)
 
@@ -59,9 +60,10 @@ def tradeoff(sight: Sight, name: str) -> Fragment:
     y = Scale.of([_height(sight, p) or 0.0 for p in points] + ends, sight.limit[0] if sight.limit else None)
     x = Scale(0.0, max([_tokens(p) or 0.0 for p in points], default=1.0) * 1.14, logarithmic=False)
     drawn: list[Fragment] = []
+    labels = _label_heights(sight, points, x, y)
     for number, (title, members) in enumerate(sight.series):
         drawn.append(_curve(sight, members, x, y, _DASHES[number % len(_DASHES)]))
-        drawn += [_dot(sight, p, x, y) for p in members if p in points]
+        drawn += [_dot(sight, p, x, y, labels[p["index"]]) for p in members if p in points]
         drawn.append(_curve_name(sight, title, members, x, y))
     said = f"{sight.metric.upper()} p{sight.level:g} against output tokens per second, {len(points)} points."
     return chart(
@@ -79,7 +81,7 @@ def latency(sight: Sight, name: str) -> Fragment:
     y = Scale.of(values, sight.limit[0] if sight.limit else None)
     parts: list[Fragment] = []
     for _, members in sight.series:
-        for key, css in (("p50_ms", "curve thin faint"), (sight.key, "curve")):
+        for key, css in {"p50_ms": "curve thin faint", sight.key: "curve"}.items():
             at = [(1000 * places[p["index"]], _LATENCY * (1 - y.part(v))) for p in members
                   if _joined(p) and (v := sight.value(p, key)) is not None]  # fmt: skip
             if len(at) > 1 and all(_has_order(p) for p in members):
@@ -155,13 +157,27 @@ def _curve(sight: Sight, members: Sequence[Point], x: Scale, y: Scale, dash: str
     return stretched(_HEIGHT, el("path", d=path(at), class_="curve", stroke_dasharray=dash))
 
 
-def _dot(sight: Sight, point: Point, x: Scale, y: Scale) -> Fragment:
+def _label_heights(sight: Sight, points: Sequence[Point], x: Scale, y: Scale) -> dict[int, float]:
+    """Where each point's name is written: at its own height, or below the name above it that it would cover."""
+    placed: list[tuple[float, float]] = []
+    found: dict[int, float] = {}
+    for point in sorted(points, key=lambda p: -y.part(_height(sight, p) or 0.0)):
+        across, down = x.part(_tokens(point) or 0.0), _HEIGHT * (1 - y.part(_height(sight, point) or 0.0))
+        for other, height in placed:
+            if abs(other - across) < _LABEL_WIDTH and down < height + _LABEL_HEIGHT:
+                down = height + _LABEL_HEIGHT
+        placed.append((across, down))
+        found[int(point["index"])] = down
+    return found
+
+
+def _dot(sight: Sight, point: Point, x: Scale, y: Scale, label: float) -> Fragment:
     at = x.part(_tokens(point) or 0.0)
     place = percent(at)
     right = at < 0.86
     top = _HEIGHT * (1 - y.part(_height(sight, point) or 0.0))
     words = el("text", point["label"] + (" ◂ knee" if point["index"] in sight.knees else ""), x=place,
-               y=top + 4, dx=9 if right else -9, class_=f"{'start' if right else 'end'} halo")  # fmt: skip
+               y=label + 4, dx=9 if right else -9, class_=f"{'start' if right else 'end'} halo")  # fmt: skip
     return group([_range(point, x, top), _bar(sight, point, place, y, _HEIGHT),
                   _mark(sight, point, place, y, _HEIGHT), words])  # fmt: skip
 

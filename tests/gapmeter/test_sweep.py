@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -138,6 +139,24 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
         f"smoke: {point['label']}" for point in swept.summary["sweep"]["points"]
     ]
     assert "| 40 req/s, max batch 8 |" in (tmp_path / "sweep.md").read_text()
+
+
+@pytest.mark.whole_run
+def test_the_page_says_what_the_summary_says(swept: Done) -> None:
+    text = swept.folder.report.read_text()
+    summary = swept.summary["sweep"]
+    shown = dict(re.findall(r'data-value="([^"]*)" data-metric="([^"]*)"', text))
+    assert shown
+    for value, name in shown.items():
+        index, metric, key = name.split(".")
+        assert float(value) == summary["points"][int(index)]["metrics"][metric][key]
+    columns = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', text)
+    drawn = sum(float(ms) for _, ms in columns)
+    parts = summary["points"][0]["stages"].values()
+    assert drawn == pytest.approx(sum(part["mean_ms"] for part in parts), rel=1e-4)
+    assert "default-src 'none'" in text, "the page asks the network for nothing"
+    for point in summary["points"][:3]:
+        assert f'href="{point["repeats"][0]["folder"].replace("=", "%3D")}/report.html"' in text
 
 
 @pytest.mark.whole_run
