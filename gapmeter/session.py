@@ -36,6 +36,9 @@ from recording import RunFolder
 from scenarios import Scenario
 from servers.launch import ServerProcess
 
+# How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
+_OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
+
 
 class Session:
     """A server that can be loaded. Made by ``open_session``, or by ``prepare_session`` where it is yet to be started.
@@ -141,9 +144,8 @@ class Session:
         if not self.probes or "t0_ns" not in manifest["plan"]:
             return
         ours = self.target.spec is not None
-        self.probes.settle(10.0 if ours else 1.0)
-        complete = manifest["status"] == "complete"
-        if not self.probes.take(folder, complete=complete and self.alive(), all_files=ours):
+        settled = self.probes.settle(_OURS_SETTLES_S if ours else _THEIRS_SETTLES_S)
+        if not self.probes.take(folder, complete=settled and self.alive(), all_files=ours):
             path = self.probes.path
             self.say(f"{path} holds no records of this run; was this server started with GAPMETER_PROBE_DIR={path}?")
 

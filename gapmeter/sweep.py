@@ -27,6 +27,7 @@ from recording import RunFolder
 from scenarios import Point, Scenario
 
 KIND = "sweep"
+_OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
 _COMPLETE, _INTERRUPTED, _RUNNING = "complete", "interrupted", "running"
 
 
@@ -119,11 +120,21 @@ def _prepared(
     name: str, overrides: Sequence[str], options: Options, resume: Path | None
 ) -> tuple[_Sweep, dict[str, Any]]:
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
+    _refuse_what_runs_already(points)
     order = visits([_server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     words = ["gapmeter", "run", name, *(word for override in overrides for word in ("--set", override))]
     options = replace(options, command=options.command or shlex.join(words))
     folder, manifest = _taken_up(resume, scenario) if resume else _begun(scenario, points, order, options)
     return _Sweep(name, tuple(overrides), scenario, points, order, folder, options), manifest
+
+
+def _refuse_what_runs_already(points: Sequence[Point]) -> None:
+    """A server that is not ours stays as it is: points that differ in its settings would be the same one."""
+    for point in points:
+        fixed = [key for key in point.values if key.startswith(_OURS)]
+        if point.scenario.server.engine == "attach" and fixed:
+            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
+            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
 
 
 def _begun(

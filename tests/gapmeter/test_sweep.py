@@ -194,6 +194,14 @@ def test_a_sweep_none_of_whose_servers_start_says_so(tmp_path: Path) -> None:
     assert json.loads(done.out)["sweep"]["points"][0]["verdict"] == "FAILED"
 
 
+def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:
+    url = ("--url", "http://127.0.0.1:9")
+    done = gapmeter("run", "smoke", *url, *sweep_of({"server.max_batch": [1, 2]}), runs=tmp_path)
+    assert done.code == 104, done.err
+    assert "server.max_batch cannot be swept over on a server that runs already" in done.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_sweep_cannot_be_taken_up(tmp_path: Path) -> None:
     done = gapmeter("run", "smoke", "--resume", "anywhere", runs=tmp_path)
     assert (done.code, "smoke has no sweep to take up" in done.err) == (2, True)
