@@ -74,9 +74,9 @@ def provenance(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Prove
 
 
 def _sight(sweep: Mapping[str, Any], summary: Mapping[str, Any], metric: str) -> Sight | None:
-    level = sweep["levels"][metric]
-    if level is None:
+    if not any(point["metrics"] for point in sweep["points"]):
         return None
+    level = sweep["levels"][metric] or 50.0
     ordered = sweep["key"] is not None
     points = [{**point, "ordered": ordered} for point in sweep["points"]]
     series = [(entry["name"], [points[at] for at in entry["points"]]) for entry in sweep["series"]]
