@@ -126,7 +126,7 @@ def _tradeoff_table(sight: Sight) -> Table:
         interval = bounds(*(sight.interval(point) or (None, None)))
         rows.append([
             point["label"], point["verdict"], _number(tokens),
-            Value(duration(value), value, {"data_point": point["index"]}), interval,
+            Value(duration(value), _raw(value), {"data_point": point["index"]}), interval,
         ])  # fmt: skip
     names = ["point", "verdict", "output tokens/s", level, "95 % interval"]
     return Table(f"Throughput against {level}", names, rows, words=2)
@@ -162,7 +162,7 @@ def _stack_table(sight: Sight, metric: str, stages: Sequence[str]) -> Table:
     points = sight.shown()
     rows: list[Row] = [
         [marks.words(stage), marks.owner(stage),
-         *(Value(duration(ms), ms) for p in points
+         *(Value(duration(ms), _raw(ms)) for p in points
            for ms in [p["stages"][metric]["stages_ms"].get(stage, 0.0)])]
         for stage in stages
     ]  # fmt: skip
@@ -195,7 +195,7 @@ def _point_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
     for metric, key in levels.items():
         found = point["metrics"][metric]
         value = found[f"{key}_ms"]
-        cells.append(Value(duration(value), value, {"data_metric": f"{point['index']}.{metric}.{key}_ms"}))
+        cells.append(Value(duration(value), _raw(value), {"data_metric": f"{point['index']}.{metric}.{key}_ms"}))
         cells.append(bounds(*(found[f"{key}_ci_ms"] or (None, None))))
     binding = point["binding"]
     behind = f", behind it {binding['behind']}" if binding["behind"] else ""
@@ -267,3 +267,8 @@ def _how_section(manifest: Mapping[str, Any]) -> Section:
 
 def _number(value: float | None) -> str:
     return DASH if value is None else significant(value)
+
+
+def _raw(value: float | None) -> str | None:
+    """A number for the CSV, with all its digits."""
+    return None if value is None else repr(float(value))

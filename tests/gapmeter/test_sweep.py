@@ -145,9 +145,9 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
 def test_the_page_says_what_the_summary_says(swept: Done) -> None:
     text = swept.folder.report.read_text()
     summary = swept.summary["sweep"]
-    shown = dict(re.findall(r'data-value="([^"]*)" data-metric="([^"]*)"', text))
-    assert shown
-    for value, name in shown.items():
+    found = re.findall(r'data-value="([^"]*)" data-metric="([^"]*)"', text)
+    assert found
+    for value, name in found:
         index, metric, key = name.split(".")
         assert float(value) == summary["points"][int(index)]["metrics"][metric][key]
     columns = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', text)
