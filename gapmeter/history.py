@@ -54,7 +54,8 @@ def read_entry(path: Path) -> Entry:
     """What a folder says of itself."""
     try:
         manifest = read_object(path / "manifest.json", missing_ok=(path / "compare.json").exists())
-        summary = read_object(path / "summary.json", missing_ok=True)
+        told = "compare.json" if (path / "compare.json").exists() else "summary.json"
+        summary = read_object(path / told, missing_ok=True)
     except (OSError, ValueError) as error:
         return Entry("damaged", str(path), _time_of(path), reason=str(error))
     if "schema_version" not in manifest and not (path / "compare.json").exists():

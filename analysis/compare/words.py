@@ -59,8 +59,9 @@ def part(known: Mapping[str, Any], unit: str) -> str:
 
 def terminal(document: Mapping[str, Any], report: str) -> str:
     """The comparison in a few lines, plain text."""
-    lines = [f"{document['verdict']}  {document['headline']}", ""]
+    lines = [f"{document['verdict']}  {document['headline']}"]
     for each in document["protocol"]:
+        lines += [""] if each["facts"] else []
         lines += [f"  {fact['meaning']:<8} {fact['key']}: {fact['a']} | {fact['b']}" for fact in each["facts"]]
     for found in document["comparisons"]:
         lines += [
