@@ -30,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: screenshots compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: capacity screenshots compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -50,6 +50,14 @@ loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=h
 	$(setup) run
 	@$(own) -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(GENERATOR),--set load.generator=$(GENERATOR)) $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
+
+capacity: export GAPMETER_AGAIN = $(if $(ARGS),,make capacity SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
+  $(URL), URL=$(URL)))
+capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... ARGS='--target-rps 50']
+	@test -n "$$SCENARIO" || { echo 'which scenario? make capacity SCENARIO=NAME, one of:' \
+	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
+	$(setup) run
+	@$(own) -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") $(ARGS)
 
 report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
 	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name a folder: make report RUN=FOLDER' >&2; exit 2; }

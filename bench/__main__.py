@@ -1,7 +1,7 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
-Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, coverage.
-A part's figures are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md``
+Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, coverage,
+capacity. A part's figures are in ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md``
 holds the tables of all parts that have been measured.
 """
 
@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agreement, client, compare, coverage, peers, probe_pairs, residual, soak, streams
+from bench import agreement, capacity, client, compare, coverage, peers, probe_pairs, residual, soak, streams
 from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
 from loadgen.fleet import GENERATORS
 
-ON_REQUEST = ("peers", "streams", "soak", "coverage")  # they have make targets of their own
+ON_REQUEST = ("peers", "streams", "soak", "coverage", "capacity")  # they have make targets of their own
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--add", action="store_true", help="after the rounds that are kept already")
     parser.add_argument("--soak", type=soak.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
+    parser.add_argument("--repeats", type=int, default=1000, help="of the capacity search in virtual time")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for those repeats, at most")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args(arguments)
     unknown = set(options.parts) - PARTS.keys()
@@ -132,6 +134,10 @@ def _compare(_: argparse.Namespace, __: Path) -> Any:
     return compare.measure()
 
 
+def _capacity(options: argparse.Namespace, _: Path) -> Any:
+    return capacity.measure(options.repeats, options.minutes)
+
+
 def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
@@ -139,11 +145,13 @@ def _client_table(figures: dict[str, list[float]]) -> list[str]:
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
     "streams": _streams, "soak": _soak, "coverage": _coverage, "compare": _compare,
+    "capacity": _capacity,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
     "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
     "coverage": coverage.table, "compare": compare.table,
+    "capacity": capacity.table,
 }  # fmt: skip
 
 

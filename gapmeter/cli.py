@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
+    _add_capacity(commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds"))
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
     _add_compare(commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is"))
     _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
@@ -83,12 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", help="a scenario's name or file")
-    parser.add_argument("--engine", help="server.engine: transformers, vllm, simulated or attach")
-    parser.add_argument("--url", help="attach to the OpenAI-compatible server there (means engine attach)")
-    parser.add_argument("--model", help="server.model: builtin:NAME, a folder or a hub id; attached: its name there")
-    parser.add_argument("--tokenizer", help="attached: folder or hub id of the served model's tokenizer")
-    parser.add_argument("--probe-dir", type=Path, help="attached: the folder that the server's probe writes into")
-    parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
+    _add_server(parser)
     _add_overrides(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes (default: runs)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up an interrupted sweep, where it was left")
@@ -113,6 +109,33 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--factor", action="append", default=[], metavar="KEY", help="what may differ from the baseline"
     )
     parser.set_defaults(call=_run)
+
+
+def _add_capacity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
+    _add_server(parser)
+    _add_overrides(parser)
+    parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s takes")
+    parser.add_argument("--headroom", default="20%", metavar="20%", help="of each server kept free in that")
+    parser.add_argument("--spare", type=int, default=0, metavar="1", help="servers that may fail in that (1: N+1)")
+    parser.add_argument("--confidence", default="95%", metavar="95%", help="of the interval")
+    parser.add_argument("--within", default="10%", metavar="10%", help="found when the interval's ends are this close")
+    parser.add_argument("--budget", default="7m", metavar="DURATION", help="of trials in all (default: 7m)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), help="where the search's folder goes (default: runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+    parser.set_defaults(call=_capacity, junit=None, markdown=None)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", help="server.engine: transformers, vllm, simulated or attach")
+    parser.add_argument("--url", help="attach to the OpenAI-compatible server there (means engine attach)")
+    parser.add_argument("--model", help="server.model: builtin:NAME, a folder or a hub id; attached: its name there")
+    parser.add_argument("--tokenizer", help="attached: folder or hub id of the served model's tokenizer")
+    parser.add_argument("--probe-dir", type=Path, help="attached: the folder that the server's probe writes into")
+    parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
 
 
 def _add_worker(parser: argparse.ArgumentParser) -> None:
@@ -267,6 +290,27 @@ def _run(arguments: argparse.Namespace) -> int:
         return held_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
 
     return _publish(arguments, results)
+
+
+def _capacity(arguments: argparse.Namespace) -> int:
+    from gapmeter.resolve import resolve
+    from gapmeter.wanted import read_wanted
+
+    overrides = _overrides(arguments)
+    wanted = read_wanted(arguments)
+    scenario = resolve(arguments.scenario, overrides)  # a mistake is told before a second goes into imports
+    from gapmeter.capacity import check_scenario, find_capacity
+    from gapmeter.run import Options
+
+    check_scenario(scenario, arguments.scenario)
+    options = Options(
+        runs=arguments.runs,
+        probe_dir=arguments.probe_dir,
+        api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
+        quiet=arguments.quiet,
+        command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *_without_key(arguments.words)]),
+    )
+    return _publish(arguments, lambda: [find_capacity(arguments.scenario, overrides, options, wanted)])
 
 
 def _worker(arguments: argparse.Namespace) -> int:

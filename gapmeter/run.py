@@ -64,6 +64,10 @@ def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) 
     if manifest.get("schema_version") != MANIFEST_VERSION:
         version = manifest.get("schema_version")
         raise UserError(f"{path} was written in version {version} of the format, not {MANIFEST_VERSION}", errors.USAGE)
+    if manifest.get("kind") == "capacity":
+        from gapmeter.capacity import report_capacity
+
+        return report_capacity(path, quiet=quiet)
     if manifest.get("kind") == "sweep":
         return report_sweep(path, quiet=quiet)
     return finish(folder, manifest, quiet=quiet, definitions=definitions)

@@ -20,7 +20,7 @@ class Stop(IntEnum):
 
 # Given (code, record) of all that the generators have written so far: recording.wire.ISSUED when a request left,
 # FINISHED when it ended. It is the same list every time, longer: remember how far you have read.
-StopWhen = Callable[[Sequence[tuple[int, WireRecord]]], bool]
+StopWhen = Callable[[Sequence[tuple[int, WireRecord]]], Stop | bool]
 
 
 class Stopping:

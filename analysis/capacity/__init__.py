@@ -1,0 +1,25 @@
+"""The highest Poisson rate at which every SLO holds: a search over trials, with an interval that keeps its promise.
+
+Values in, the next rate or the answer out; nothing here reads a file, a clock or a server. Who runs the trials is an
+``Oracle`` (trial.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recording import RunFolder
+
+
+def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
+    """``summary.json`` and ``report.html`` of a search's folder, from it alone; returns the summary. Raises OSError."""
+    from analysis.capacity.page import write_page  # what only searches needs neither pictures nor tables
+    from analysis.capacity.read import goal_of, read_trials
+    from analysis.capacity.summary import build_summary
+
+    manifest = folder.read_manifest()
+    summary = build_summary(goal_of(manifest), read_trials(folder.path, manifest), manifest)
+    folder.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_page(folder, summary, manifest)
+    return summary

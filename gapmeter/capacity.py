@@ -1,0 +1,207 @@
+"""Capacity: one server kept up, trials at rates that a search asks for, each only as long as its verdict needs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.capacity import analyse_capacity, search
+from analysis.capacity.read import goal_of, read_outcome
+from analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Trial
+from gapmeter import errors
+from gapmeter.account import reason_of
+from gapmeter.errors import UserError
+from gapmeter.looks import Looks
+from gapmeter.manifest import describe_run
+from gapmeter.options import Options, RunResult, silent, tell
+from gapmeter.resolve import names_model, resolve
+from gapmeter.session import Session, open_session
+from gapmeter.sweep import make_parent
+from gapmeter.wanted import Wanted
+from recording import RunFolder
+from scenarios import Scenario
+
+KIND = "capacity"
+_WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
+_LONGEST = 20_000
+_ALL_RATES = ("poisson", "constant", "gamma", "onoff", "diurnal")
+
+
+def find_capacity(
+    name: str, overrides: Sequence[str] = (), options: Options = Options(), wanted: Wanted = Wanted()
+) -> RunResult:
+    """Search the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
+
+    Interrupted, or with its server dead, it reports what is known by then.
+    """
+    scenario = resolve(name, overrides)
+    check_scenario(scenario, name)
+    words = ["gapmeter", "capacity", name, *(word for override in overrides for word in ("--set", override))]
+    options = replace(options, command=options.command or shlex.join(words))
+    folder = make_parent(options.runs, scenario, KIND)
+    manifest = _manifest(scenario, options, wanted)
+    folder.write_json(folder.manifest, manifest)
+    say = silent if options.quiet else tell
+    say(f"capacity of {scenario.name}, within {wanted.budget_s:g} s of trials: {folder.path}")
+    try:
+        with open_session(
+            scenario, options, home=folder.path / "server", model_named=names_model(overrides)
+        ) as session:
+            oracle = Trials(session, scenario, folder, manifest, say)
+            ended = _search(oracle, manifest, say)
+    except KeyboardInterrupt:
+        ended = search.INTERRUPTED
+    except UserError as error:
+        if error.exit_code != errors.INTERRUPTED and not manifest["capacity"]["trials"]:
+            folder.write_json(folder.manifest, manifest | {"status": "incomplete", "ended_because": str(error)})
+            raise
+        ended = search.INTERRUPTED if error.exit_code == errors.INTERRUPTED else search.DIED
+    status = "complete" if ended not in (search.INTERRUPTED, search.DIED) else "incomplete"
+    manifest["capacity"]["ended"] = ended
+    folder.write_json(folder.manifest, manifest | {"status": status})
+    return report_capacity(folder.path, quiet=options.quiet)
+
+
+def report_capacity(path: Path, *, quiet: bool = False) -> RunResult:
+    """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
+    from gapmeter.answer import print_capacity
+
+    folder = RunFolder(path)
+    manifest = folder.read_manifest()
+    if manifest["capacity"]["ended"] is None:  # it was killed
+        manifest["capacity"]["ended"] = search.INTERRUPTED
+        folder.write_json(folder.manifest, manifest)
+    try:
+        summary = analyse_capacity(folder)
+    except OSError as error:
+        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
+    code = int(summary["exit_code"])
+    if not quiet:
+        print_capacity(summary, path, str(manifest["command"]), code, sys.stderr)
+    return RunResult(path, summary, code)
+
+
+def check_scenario(scenario: Scenario, name: str) -> None:
+    """Raises UserError for a scenario whose load has no rate to search, or without SLOs."""
+    load = scenario.load
+    again = f"gapmeter capacity {name}"
+    if load.loop == "closed":
+        raise UserError(
+            f"{name} is a closed loop ({load.concurrency} users): its users wait for their answers, so it never asks "
+            f"for more than the server gives; capacity needs an open loop. Write: {again} --set load.arrivals=poisson "
+            f"--set load.concurrency=null --set load.rate=1",
+            errors.USAGE,
+        )
+    if load.arrivals not in _ALL_RATES or load.rate is None:
+        raise UserError(
+            f"{name} has arrivals of its own ({load.arrivals}), and no one rate to search. Write: {again} "
+            f"--set load.arrivals=poisson --set load.{load.arrivals}=null --set load.rate=1",
+            errors.USAGE,
+        )
+    if not scenario.slo:
+        raise UserError(
+            f"{name} has no SLO, so every rate would do. Write: {again} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
+            errors.USAGE,
+        )
+    if scenario.sweep:
+        raise UserError(f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]'", errors.USAGE)
+
+
+class Trials:
+    """Runs trials for real: each is a run of its own under ``trials``, on one server that stays up."""
+
+    def __init__(
+        self, session: Session, scenario: Scenario, folder: RunFolder, manifest: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._session, self._scenario, self._folder, self._say = session, scenario, folder, say
+        self._manifest = manifest
+
+    def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
+        """One trial at ``rate``; see ``analysis.capacity.trial.Oracle``."""
+        scenario = at_rate(self._scenario, rate, looks[-1], number)
+        place = f"trials/{number:02d}-{rate:.4g}rps"
+        noted: dict[str, Any] = {"rate": rate, "folder": place, "looks": list(looks)}
+        live = Looks(self._manifest["slo"], looks, _warmup_ns(scenario), enough)
+        began = time.monotonic()
+        try:
+            path = self._folder.path / place
+            path.parent.mkdir(exist_ok=True)
+            more = {"capacity_of": {"folder": str(self._folder.path), "trial": number}}
+            result = self._session.load(
+                scenario, number, into=path, stop_when=live.look, command=_alone(self._manifest, rate, looks[-1]),
+                more=more, show=False,
+            )  # fmt: skip
+            noted["interrupted"] = result.exit_code == errors.INTERRUPTED
+            if not self._session.alive():
+                noted["died"] = str(RunFolder(path).read_manifest().get("ended_because") or "the server ended")
+        except UserError as error:
+            if error.exit_code == errors.INTERRUPTED:
+                raise
+            noted["reason"] = str(error)
+            if error.exit_code == errors.UNREACHABLE:
+                noted["died"] = str(error)
+        noted["seconds"] = time.monotonic() - began
+        self._manifest["capacity"]["trials"].append(noted)
+        self._folder.write_json(self._folder.manifest, self._manifest)
+        return read_outcome(self._folder.path / place, self._manifest["slo"], noted)[0]
+
+
+def at_rate(scenario: Scenario, rate: float, most: int, number: int) -> Scenario:
+    """The scenario as a trial: Poisson at ``rate``, long enough for ``most`` requests that count, its own arrivals."""
+    load = replace(
+        scenario.load, arrivals="poisson", rate=rate, burstiness=None, onoff=None, diurnal=None, requests=None,
+        duration_ns=round(most / rate * 1e9), warmup_ns=_warmup_ns(scenario),
+    )  # fmt: skip
+    return replace(scenario, load=load, seed=scenario.seed * 1000 + number)
+
+
+def _warmup_ns(scenario: Scenario) -> int:
+    return _WARMUP_NS if scenario.load.warmup_ns is None else scenario.load.warmup_ns
+
+
+def _manifest(scenario: Scenario, options: Options, wanted: Wanted) -> dict[str, Any]:
+    asked = asdict(wanted) | {"start": scenario.load.rate, "longest": _LONGEST, "trials": [], "ended": None}
+    more = {"kind": KIND, "slo": [asdict(slo) for slo in scenario.slo], "capacity": asked}
+    return describe_run(scenario.to_dict(), scenario.digest(), options.command) | more
+
+
+def _search(oracle: Trials, manifest: dict[str, Any], say: Callable[[str], None]) -> str:
+    """Trials until the search has ended; returns how."""
+    goal = goal_of(manifest)
+    done: list[Trial] = []
+    while not isinstance(rate := search.next_rate(goal, done), str):
+        say(f"trial {len(done) + 1}: {rate:.4g} req/s")
+        spent = sum(trial.outcome.seconds for trial in done)
+        trial = search.run_trial(goal, oracle, rate, len(done) + 1, spent)
+        done.append(trial)
+        say(f"trial {len(done)}: {rate:.4g} req/s {_told(trial, goal)}")
+    return rate
+
+
+def _told(trial: Trial, goal: search.Goal) -> str:
+    outcome, finding = trial.outcome, trial.finding
+    if trial.verdict == INVALID:
+        return f"not valid: {outcome.died or outcome.invalid}"
+    count: Count = outcome.counts[finding.promise]
+    slo = goal.promises[finding.promise].text
+    sure = f"{100 * finding.confidence:.0f} %"
+    word = "fails" if finding.leaning == FAILS else "holds"
+    if trial.verdict not in (FAILS, "holds"):
+        word = f"undecided, leaning to {word}"
+    return f"{word} ({sure}): {slo}, {count.over:g} of {count.count} beyond, {outcome.seconds:.0f} s"
+
+
+def _alone(manifest: dict[str, Any], rate: float, most: int) -> str:
+    """What runs a trial's load alone."""
+    words = shlex.split(str(manifest["command"]))
+    if words[:2] != ["gapmeter", "capacity"]:
+        return str(manifest["command"])
+    kept = [word for at, word in enumerate(words[2:], 2) if word == "--set" or words[at - 1] == "--set" or at == 2]
+    own = ("load.arrivals=poisson", f"load.rate={rate:.6g}", f"load.duration={most / rate:.3g}")
+    return shlex.join(["gapmeter", "run", *kept, *(word for each in own for word in ("--set", each))])
