@@ -126,7 +126,7 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
-    parser.set_defaults(call=_capacity, junit=None, markdown=None)
+    parser.set_defaults(call=_capacity)
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -310,7 +310,9 @@ def _capacity(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *_without_key(arguments.words)]),
     )
-    return _publish(arguments, lambda: [find_capacity(arguments.scenario, overrides, options, wanted)])
+    result = find_capacity(arguments.scenario, overrides, options, wanted)
+    print(json.dumps(result.summary) if arguments.json else result.folder, flush=True)
+    return _say_exit(result.exit_code) if arguments.quiet else result.exit_code
 
 
 def _worker(arguments: argparse.Namespace) -> int:

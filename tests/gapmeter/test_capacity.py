@@ -23,7 +23,7 @@ SMALL = (
     ("words", "code", "said"),
     [
         (("concurrency",), 2, "--set load.arrivals=poisson --set load.concurrency=null"),
-        (("rush-hour",), 2, "--set load.arrivals=poisson"),
+        (("replay-chat",), 2, "--set load.arrivals=poisson"),
         (("smoke", "--set", "slo=[]"), 2, "has no SLO"),
         (("smoke", "--headroom", "100%"), 2, "--headroom 100%: write per cent"),
         (("smoke", "--target-rps", "many"), 2, "--target-rps many: not a rate"),
