@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from analysis.report.cost import economy_lines
 from analysis.report.numbers import duration, rate, share, significant
 from gapmeter import errors
 
@@ -37,6 +38,8 @@ def render(summary: Mapping[str, Any], folder: Path, again: str, code: int) -> T
     text.append("\n")
     for trial in part["trials"]:
         text.append("\n " + _line(trial), _STYLES[trial["verdict"]])
+    for name, said in economy_lines(summary):
+        text.append("\n" + textwrap.fill(said, _WIDTH, initial_indent=f" {name:<8}", subsequent_indent=" " * 9))
     total = f"{part['requests']:,} requests, {duration(part['seconds'] * 1000)}"
     text.append(f"\n\n trials  {len(part['trials'])}: {total}\n report  {folder / 'report.html'}\n again   {again}\n ")
     meaning = "capacity found" if code == errors.OK else _MEANING.get(part["ended"], errors.MEANING[code])

@@ -82,18 +82,19 @@ def check_all(folder: Path) -> list[Check]:
 
 
 def check_table(folder: Path) -> list[Check]:
-    """What a sweep says of its points together, made again from their folders. Nothing for another kind of folder."""
+    """What a sweep or a search says of its runs together, made again; nothing for another kind of folder."""
     try:
         manifest = RunFolder(folder).read_manifest()
     except (OSError, ValueError):
         return []
-    if manifest.get("kind") != "sweep":
+    if manifest.get("kind") not in ("sweep", "capacity"):
         return []
+    from analysis.capacity import analyse_capacity
     from analysis.points import analyse_points
 
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:
-            analyse_points(again)
+            (analyse_points if manifest["kind"] == "sweep" else analyse_capacity)(again)
         except _UNDERIVABLE as error:
             return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
         return [_compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]

@@ -17,9 +17,11 @@ def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
     from analysis.capacity.page import write_page  # what only searches needs neither pictures nor tables
     from analysis.capacity.read import goal_of, read_trials
     from analysis.capacity.summary import build_summary
+    from analysis.search_economy import search_economy
 
     manifest = folder.read_manifest()
     summary = build_summary(goal_of(manifest), read_trials(folder.path, manifest), manifest)
+    summary |= search_economy(folder.path, summary)
     folder.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     write_page(folder, summary, manifest)
     return summary

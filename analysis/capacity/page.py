@@ -10,6 +10,7 @@ from urllib.parse import quote
 from analysis.capacity.pictures import density, goodput, verdicts
 from analysis.capacity.trial import FAILS, HOLDS
 from analysis.provenance import UNKNOWN, Provenance, hardware_words
+from analysis.report.cost import economy_section
 from analysis.report.figure import Row, Table, Value, figure, written
 from analysis.report.numbers import DASH, duration, rate, share, significant
 from analysis.report.shell import Section, page_shell
@@ -28,6 +29,7 @@ def page(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         _answer(part),
         _curve_section(part, origin) if part["curve"] else None,
         _posterior_section(part, origin) if part["posterior"] and part["rate"] else None,
+        economy_section(summary, origin),
         _trials_section(part, origin),
         _how_section(manifest, part),
     ]
