@@ -43,7 +43,7 @@ def test_a_run_that_nobody_touched_holds_in_every_check(run_copy: Copy, capsys: 
 def forge_summary(run: Path) -> None:
     path = run / "summary.json"
     summary = json.loads(path.read_text())
-    summary["metrics"]["ttft"]["p50_ms"] *= 0.9
+    summary["metrics"]["ttft"]["max_ms"] *= 0.9  # a percentile may be null in so small a sample
     summary["verdict"] = "PASS" if summary["verdict"] != "PASS" else "FAIL"
     path.write_text(json.dumps(summary))
 
@@ -84,7 +84,7 @@ def raise_version(run: Path) -> None:
 @pytest.mark.parametrize(
     ("tamper", "name", "says"),
     [
-        (forge_summary, "summary.json", "metrics.ttft.p50_ms is "),
+        (forge_summary, "summary.json", "metrics.ttft.max_ms is "),
         (forge_requests, "requests.parquet", "column first_token_ns"),
         (forge_record, "requests/worker-0.gap", "was changed"),
         (add_record, "probe/core-1-1.gap", "was not there when the run ended"),
