@@ -69,7 +69,8 @@ def verdicts(part: Mapping[str, Any], name: str) -> Fragment:
 def density(part: Mapping[str, Any], name: str) -> Fragment:
     """The posterior over the logarithm of the rate, its interval shaded; rates that were tried as ticks below."""
     rates, masses = part["posterior"]["rates"], part["posterior"]["masses"]
-    low, high = _window(rates, masses)
+    reach = (part["high"] / part["low"]) ** 0.75
+    low, high = part["low"] / reach, part["high"] * reach
     x = Scale(low, high, logarithmic=True)
     heights = [mass / math.log(b / a) for mass, a, b in zip(masses, rates[:-1], rates[1:], strict=True)]
     top = max(heights) * 1.1
@@ -89,7 +90,7 @@ def density(part: Mapping[str, Any], name: str) -> Fragment:
     said = f"The capacity's probability density: median {rate(part['rate'])}, interval {_interval(part)}."
     return chart(
         name, _DENSITY + 44, "Where the capacity lies", said, _interval_band(part, x, _DENSITY),
-        along(x, _DENSITY, "requests per second (logarithmic)"), drawn, *tried, _estimate(part, x, _DENSITY),
+        _rates(x, _DENSITY, "requests per second (logarithmic)"), drawn, *tried, _estimate(part, x, _DENSITY),
     )  # fmt: skip
 
 
@@ -97,16 +98,15 @@ def _steps(x: Scale) -> list[float]:
     return [x.bottom * (x.top / x.bottom) ** (i / 60) for i in range(61)]
 
 
-def _window(rates: Sequence[float], masses: Sequence[float]) -> tuple[float, float]:
-    """Where all but a thousandth of the mass lies, with a little room."""
-    below, low, high = 0.0, rates[0], rates[-1]
-    for mass, a, b in zip(masses, rates[:-1], rates[1:], strict=True):
-        if below < 0.002 <= below + mass:
-            low = a
-        if below < 0.998 <= below + mass:
-            high = b
-        below += mass
-    return low / 1.02, high * 1.02
+def _rates(x: Scale, height: int, words: str) -> Fragment:
+    """Vertical lines at round rates, a constant step apart: for a narrow part of the axis."""
+    step = ticks(x.top - x.bottom, 6)[1]
+    parts = []
+    for number in range(math.ceil(x.bottom / step), math.floor(x.top / step) + 1):
+        at = percent(x.part(number * step))
+        parts += [el("line", x1=at, x2=at, y1=0, y2=height, class_="grid"),
+                  el("text", f"{number * step:g}", x=at, y=height + 17, class_="tick middle")]  # fmt: skip
+    return group([*parts, el("text", words, x="100%", y=height + 34, class_="tick end")])
 
 
 def _compliant(part: Mapping[str, Any], x: Scale, height: int) -> Fragment:

@@ -75,7 +75,7 @@ def _binding(found: Mapping[str, Any]) -> str:
 
 
 def _fleet(plan: Mapping[str, Any], replicas: int) -> str:
-    spare = f" and {plan['spare']} spare" if plan["spare"] else ""
+    spare = f", and {plan['spare']} spare" if plan["spare"] else ""
     return (
         f"For {rate(plan['target_rps'])}: {replicas} servers ({plan['needed']} at {rate(plan['planned_rps'])} each, "
         f"the lower bound less {share(plan['headroom'])}{spare})."
