@@ -28,6 +28,10 @@ class Entry:
     measured: int | None = None
     ttft_p99_ms: float | None = None
     reason: str = ""
+    model: str = ""
+    load: str = ""
+    itl_p99_ms: float | None = None
+    e2e_p99_ms: float | None = None
 
 
 def print_runs(runs: Path, *, as_json: bool) -> int:
@@ -56,11 +60,18 @@ def read_entry(path: Path) -> Entry:
         manifest = read_object(path / "manifest.json", missing_ok=(path / "compare.json").exists())
         told = "compare.json" if (path / "compare.json").exists() else "summary.json"
         summary = read_object(path / told, missing_ok=True)
+        return _entry(path, manifest, summary)
     except (OSError, ValueError) as error:
         return Entry("damaged", str(path), _time_of(path), reason=str(error))
+    except (AttributeError, TypeError, KeyError) as error:  # JSON of another shape than ours
+        return Entry("damaged", str(path), _time_of(path), reason=f"not as a run's files are: {error}")
+
+
+def _entry(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Entry:
     if "schema_version" not in manifest and not (path / "compare.json").exists():
         return Entry("damaged", str(path), _time_of(path), reason="manifest.json says no schema_version")
     scenario = manifest.get("scenario") or {}
+    server, metrics = scenario.get("server") or {}, summary.get("metrics") or {}
     reason = str(manifest.get("ended_because") or "")
     if not summary and not (path / "compare.json").exists():
         reason = reason or "not analysed: gapmeter report makes its figures"
@@ -69,12 +80,22 @@ def read_entry(path: Path) -> Entry:
         folder=str(path),
         started=str(manifest.get("started_wall") or _time_of(path)),
         name=str(scenario.get("name") or summary.get("name") or ""),
-        engine=str((scenario.get("server") or {}).get("engine") or ""),
+        engine=str(server.get("engine") or ""),
         verdict=summary.get("verdict"),
         measured=(summary.get("counts") or {}).get("measured"),
-        ttft_p99_ms=((summary.get("metrics") or {}).get("ttft") or {}).get("p99_ms"),
+        ttft_p99_ms=(metrics.get("ttft") or {}).get("p99_ms"),
         reason=reason,
+        model=str(server.get("model") or ""),
+        load=_load(scenario.get("load") or {}),
+        itl_p99_ms=(metrics.get("itl") or {}).get("p99_ms"),
+        e2e_p99_ms=(metrics.get("e2e") or {}).get("p99_ms"),
     )
+
+
+def _load(load: Mapping[str, Any]) -> str:
+    if load.get("rate"):
+        return f"{load['rate']:g} req/s"
+    return f"{load['concurrency']} users" if load.get("concurrency") else str(load.get("arrivals") or "")
 
 
 def kind_of(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

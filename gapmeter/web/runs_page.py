@@ -34,9 +34,10 @@ class Wish:
 
     def fits(self, run: Listed) -> bool:
         """Whether a folder is wanted. Case does not matter."""
-        text = " ".join((run.name, run.scenario, run.engine, run.model, run.load, run.verdict, run.state)).casefold()
+        known = run.entry
+        text = " ".join((run.name, known.name, known.engine, known.model, known.load, _answer(run))).casefold()
         words = all(word in text for word in self.words.casefold().split())
-        return words and self.verdict in ("", run.verdict or run.state) and self.kind in ("", run.kind)
+        return words and self.verdict in ("", _answer(run)) and self.kind in ("", known.kind)
 
 
 def runs_page(everything: Sequence[Listed], wish: Wish, folder: str) -> str:
@@ -50,8 +51,8 @@ def runs_page(everything: Sequence[Listed], wish: Wish, folder: str) -> str:
         wish=wish,
         found=count(len(found)),
         all=count(len(everything)),
-        verdicts=sorted({run.verdict or run.state for run in everything}),
-        kinds=sorted({run.kind for run in everything}),
+        verdicts=sorted({_answer(run) for run in everything}),
+        kinds=sorted({run.entry.kind for run in everything}),
         older=None if last else wish.page + 1,
         newer=wish.page - 1 if wish.page else None,
     )
@@ -75,22 +76,28 @@ def fill(template: str, **context: object) -> Markup:
     return Markup(environment.from_string(source).render(**context))
 
 
+def _answer(run: Listed) -> str:
+    """The verdict, or why there is none."""
+    return run.entry.verdict or run.state
+
+
 def _row(run: Listed) -> dict[str, str]:
+    known = run.entry
     return {
         "name": run.name,
-        "started": run.started.replace("T", " ")[:16],
-        "kind": run.kind,
-        "scenario": run.scenario or run.name,
-        "engine": run.engine or DASH,
-        "model": run.model or DASH,
-        "load": run.load or DASH,
-        "verdict": run.verdict or run.state,
-        "tone": run.verdict or "",
-        "n": DASH if run.n is None else count(run.n),
-        "ttft": duration(run.ttft_p99_ms),
-        "itl": duration(run.itl_p99_ms),
-        "e2e": duration(run.e2e_p99_ms),
-        "note": run.note,
+        "started": known.started.replace("T", " ")[:16],
+        "kind": known.kind,
+        "scenario": known.name or run.name,
+        "engine": known.engine or DASH,
+        "model": known.model or DASH,
+        "load": known.load or DASH,
+        "verdict": _answer(run),
+        "tone": known.verdict or "",
+        "n": DASH if known.measured is None else count(known.measured),
+        "ttft": duration(known.ttft_p99_ms),
+        "itl": duration(known.itl_p99_ms),
+        "e2e": duration(known.e2e_p99_ms),
+        "note": known.reason,
     }
 
 

@@ -59,7 +59,9 @@ class RunsSite:
             raise web.HTTPSeeOther("report.html")
         if run.state == "running":
             return _html(self._follow(run).markup())
-        return _html(message_page(run.name, f"{run.state}: {run.note or 'no report yet'}. gapmeter report {run.path}"))
+        return _html(
+            message_page(run.name, f"{run.state}: {run.entry.reason or 'no report yet'}. gapmeter report {run.path}")
+        )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])
