@@ -4,16 +4,16 @@ Latencies of neighbouring requests are alike (they met the same queue), so n req
 ones. The count that they are worth is n_eff = n / tau; the interval is the exact order-statistic (binomial) one
 with n_eff in place of n.
 
-*tau* is the integrated autocorrelation time of the indicator "above the quantile", summed by Geyer's initial
-positive sequence (Geyer 1992, Practical Markov chain Monte Carlo, section 3.3): with Gamma_k = rho_2k + rho_2k+1,
-tau = -1 + 2 * sum of Gamma_k up to the first that is not positive. At and above p95 it is the larger of the 95th's
-and the 99th's; below, the largest of the 50th's, 90th's and 95th's.
+analysis/dependence.py measures that count, from the indicator "above the quantile", by two estimates: of the dependence
+that is strong (short) and of the one that lasts (long). A quantile further in is met more often and so knows its
+dependence better:
 
-*Pooled values* (token gaps) come in clusters: gaps of one request, and gaps that one engine step made in many
-requests. The share F above a threshold is then a ratio estimator (Cochran 1977, Sampling Techniques, chapter 9A):
-with c_j exceedances among the n_j values of cluster j, residuals r_j = c_j - F n_j, taken in time order with their
-own tau_r, var F = J / (J - 1) sum(r^2) tau_r / N^2, and n_eff = F (1 - F) / var F. Two clusterings are used, by request
-(ordered by due time) and by time block; the smaller n_eff counts. For unpooled values this is n / tau.
+- from p95 on, short at the 90th and the 95th, long at the 95th;
+- from p75, short at the 90th, long at the 50th; below, both at the 50th. A run that met fewer than a hundred spells
+  above the 90th (or the 50th) does not know how long these are: then short at the 50th, 75th, 90th and 95th counts too.
+
+The smallest is n_eff, for all percentiles of that range. docs/results has the coverage on queues whose quantiles are
+known, and where it falls short.
 
 One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist.
 """
@@ -22,41 +22,45 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import fft, optimize, special
+from scipy import optimize, special
 
+from analysis.dependence import Exceedances, Floats
+from analysis.dependence import autocorrelation_time as autocorrelation_time
+from analysis.dependence import exceedances as above_threshold
 from analysis.hdr import nearest_rank
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
-_BODY_LEVELS = (50.0, 90.0, 95.0)
-_TAIL_LEVELS = (95.0, 99.0)
-
-Floats = NDArray[np.float64]
+_FEW_SPELLS = 100
+_LEVELS = (50.0, 75.0, 90.0, 95.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Values of one metric and what they are worth.
 
-    ``ordered`` is sorted; infinity stands for an answer that never came. ``n_eff_body`` holds below p95,
-    ``n_eff_tail`` from there on.
+    ``ordered`` is sorted; infinity stands for an answer that never came. ``n_eff_tail`` holds from p95 on,
+    ``n_eff_body`` below, and ``n_eff_middle`` below p75 where it was measured apart.
     """
 
     ordered: Floats
     n_eff_body: float
     n_eff_tail: float
+    n_eff_middle: float | None = None
 
     @property
     def count(self) -> int:
         return len(self.ordered)
 
     def n_eff(self, percentile: float) -> float:
-        return self.n_eff_tail if percentile >= 95 else self.n_eff_body
+        if percentile >= 95:
+            return self.n_eff_tail
+        return self.n_eff_body if percentile >= 75 or self.n_eff_middle is None else self.n_eff_middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +92,12 @@ def sample(values: ArrayLike, clusters: Iterable[NDArray[np.int64]] = ()) -> Sam
     series = np.asarray(values, dtype=np.float64)
     if np.isnan(series).any():
         raise ValueError("a sample holds NaN; leave out what was not measured before asking for percentiles")
-    groupings = list(clusters)
-    at_level = {
-        level: min((_effective(series, level, grouping) for grouping in groupings), default=0.0)
-        if groupings
-        else _effective(series, level, None)
-        for level in {*_BODY_LEVELS, *_TAIL_LEVELS}
-    }
-    return Sample(
-        np.sort(series),
-        min(at_level[level] for level in _BODY_LEVELS),
-        min(at_level[level] for level in _TAIL_LEVELS),
-    )
+    ordered = np.sort(series)
+    if not len(series):
+        return Sample(ordered, 0.0, 0.0, 0.0)
+    groupings = list(clusters) or [None]
+    by_grouping = [_effective(series, ordered, grouping) for grouping in groupings]
+    return Sample(ordered, *(min(worths) for worths in zip(*by_grouping, strict=True)))
 
 
 def estimate(values: Sample, percentile: float) -> Estimate:
@@ -112,7 +110,7 @@ def estimate(values: Sample, percentile: float) -> Estimate:
     more = 0 if low and high else math.ceil(values_needed(percentile) * count / n_eff) - count
     return Estimate(
         percentile,
-        float(pick[nearest_rank(percentile, count) - 1]),
+        _value(pick, percentile),
         float(pick[low - 1]) if low else None,
         float(pick[high - 1]) if high else None,
         count,
@@ -202,20 +200,6 @@ def growth_to_decide(hits: int, count: int, n_eff: float, share: float) -> float
     return high
 
 
-def autocorrelation_time(series: Floats) -> float:
-    """Integrated autocorrelation time by Geyer's initial positive sequence; at least 1, and 1 for a constant."""
-    n = len(series)
-    centred = series - series.mean() if n else series
-    if n < 4 or not centred.any():
-        return 1.0
-    spectrum = fft.rfft(centred, fft.next_fast_len(2 * n, real=True))
-    covariance = fft.irfft(np.abs(spectrum) ** 2)[: n - n % 2]
-    pairs = (covariance / covariance[0]).reshape(-1, 2).sum(axis=1)
-    negative = np.flatnonzero(pairs <= 0)
-    stop = negative[0] if len(negative) else len(pairs)
-    return max(1.0, float(2 * pairs[:stop].sum() - 1))
-
-
 def time_blocks(at_ns: NDArray[np.int64], values_ns: Floats) -> NDArray[np.int64]:
     """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbours.
 
@@ -239,22 +223,27 @@ def curve(values: Sample, points: int = 400) -> list[Estimate]:
     return [point for point in along if point.supported]
 
 
-def _effective(series: Floats, level: float, clusters: NDArray[np.int64] | None) -> float:
-    """n_eff for the share above the series' own ``level``-th percentile, between 1 and n (0 for no values)."""
-    count = len(series)
-    if not count:
-        return 0.0
-    threshold = np.partition(series, nearest_rank(level, count) - 1)[nearest_rank(level, count) - 1]
-    above = (series > threshold).astype(np.float64)
-    share = above.mean()
-    if share in (0.0, 1.0):
-        return float(count) if clusters is None else float(min(count, len(np.unique(clusters))))
-    if clusters is None:
-        return max(1.0, count / autocorrelation_time(above))
-    sizes = np.bincount(clusters)
-    if len(sizes) < 2:
+def _effective(series: Floats, ordered: Floats, clusters: NDArray[np.int64] | None) -> tuple[float, float, float]:
+    """n_eff of the body (p75 to p95), of the tail and of the middle, by one grouping into clusters."""
+    at = {level: above_threshold(series, _value(ordered, level), clusters) for level in _LEVELS}
+    short = {level: _worth(at[level], Exceedances.short) for level in _LEVELS}
+    lasting = {level: _worth(at[level], Exceedances.long) for level in (50.0, 95.0)}
+
+    def below_p95(level: float) -> float:
+        worth = min(short[level], lasting[50.0])
+        return worth if at[level].spells(worth) >= _FEW_SPELLS else min(worth, *short.values())
+
+    return below_p95(90.0), min(short[90.0], short[95.0], lasting[95.0]), below_p95(50.0)
+
+
+def _worth(each: Exceedances, by: Callable[[Exceedances], float]) -> float:
+    """n_eff; the number of clusters where all values are on one side of the threshold."""
+    if each.share in (0.0, 1.0):
+        return float(min(each.count, len(each.residuals)))
+    if len(each.residuals) < 2:
         return 1.0  # one cluster cannot show how much clusters differ
-    residuals = np.bincount(clusters, weights=above) - share * sizes
-    spread = np.sum(residuals**2) * len(sizes) / (len(sizes) - 1)
-    variance = spread * autocorrelation_time(residuals) / count**2
-    return float(np.clip(share * (1 - share) / max(variance, 1e-300), 1.0, count))
+    return by(each)
+
+
+def _value(ordered: Floats, percentile: float) -> float:
+    return float(ordered[nearest_rank(percentile, len(ordered)) - 1])

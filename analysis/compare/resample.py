@@ -203,4 +203,5 @@ def pooled_sample(samples: Sequence[quantiles.Sample]) -> quantiles.Sample:
         np.sort(np.concatenate([s.ordered for s in samples])),
         sum(s.n_eff_body for s in samples),
         sum(s.n_eff_tail for s in samples),
+        sum(s.n_eff(50) for s in samples),
     )

@@ -1,0 +1,120 @@
+"""How many independent values a run of correlated ones is worth, as far as a run that may be too short can know.
+
+What is asked is the variance V of a share F of values above a threshold; n_eff = F (1 - F) / V. Values may be pooled
+from clusters (token gaps of one request, or of one engine step). The share is then a ratio estimator (Cochran 1977,
+Sampling Techniques, chapter 9A): with c_j exceedances among the n_j values of cluster j and residuals
+r_j = c_j - F n_j in time order, V = J / (J - 1) sum(r^2) tau / N^2. Values that are not pooled are clusters of one.
+
+Two estimates of V, and the larger counts, since each sees what the other misses:
+
+- *short*: tau by Geyer's initial positive sequence (1992, Practical Markov chain Monte Carlo, section 3.3): with
+  Gamma_k = rho_2k + rho_2k+1, tau = -1 + 2 * sum of Gamma_k up to the first that is not positive. The mean was taken
+  from the same J values, which lowers every covariance by the variance of that mean: summed over L lags, tau is
+  divided by 1 - L / J. This sees dependence that is strong, however short.
+- *long*: the mean square of the first twelve cosine coefficients of the series, which is J times the variance of its
+  mean if nothing lasts longer than about a twelfth of the run (Mueller 2007, A theory of robust long-run variance
+  estimation; Lazarus, Lewis, Stock and Watson 2018, HAR inference). This sees dependence that is weak and lasts, such
+  as a wait before a long independent service, which drowns in the noise of single lags.
+
+*A variance that was estimated is itself uncertain*, and in a short run mostly too small: a calm run does not know how
+bad bad spells are. So Student's t stands where the normal's quantile z would: n_eff is multiplied by (z / t)^2, with nu
+degrees of freedom. For the long estimate nu is its number of coefficients. For the short one
+1 / nu = L / J + 3 (1 - 1 / d)^2 / S. The first term is that of a sum over L lags (Sokal 1997, Monte Carlo methods in
+statistical mechanics, section 3). The second is that of a sum of squared spell lengths, S of them, exponential: the
+relative variance of the sum is E x^4 / (E x^2)^2 / S = 6 / S, and nu is 2 over that. d = count / n_eff is how many
+values one independent value stands for, a spell's mean length is then (d + 1) / 2, and independent values (d = 1) have
+no such error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, special
+
+Floats = NDArray[np.float64]
+
+COSINES = 12
+LEAST = 0.5  # of n_eff; with so little no percentile has any end
+_NORMAL = float(special.ndtri(0.975))
+
+
+@dataclass(frozen=True, slots=True)
+class Exceedances:
+    """The values above a threshold: their ``share``, of ``count`` in all; ``residuals`` by cluster, in time order."""
+
+    share: float
+    count: int
+    residuals: Floats
+
+    def short(self) -> float:
+        """n_eff by the autocorrelation time, between ``LEAST`` and the count."""
+        clusters = len(self.residuals)
+        time, lags = _geyer(self.residuals)
+        time /= 1 - min(lags / clusters, 0.9)
+        spread = float(self.residuals @ self.residuals) * clusters / max(clusters - 1, 1)
+        worth = min(self._worth(spread * time), self.count)
+        excess = (1 - worth / self.count) ** 2
+        return self._bounded(worth * _allowance(1 / (lags / clusters + 3 * excess / self.spells(worth))))
+
+    def long(self) -> float:
+        """n_eff by the first cosines, between ``LEAST`` and the count; the count for a series too short for any."""
+        clusters = len(self.residuals)
+        cosines = min(COSINES, clusters // 2)
+        if not cosines:
+            return float(self.count)
+        low = np.asarray(fft.dct(self.residuals, type=2, norm="ortho"))[1 : cosines + 1]
+        return self._bounded(self._worth(clusters * float(np.mean(low**2))) * _allowance(cosines))
+
+    def spells(self, worth: float) -> float:
+        """How many spells above the threshold (or below, if fewer) the run has met, if it is worth so much."""
+        events = self.count * min(self.share, 1 - self.share)
+        return 2 * events / (self.count / worth + 1)
+
+    def _worth(self, squares: float) -> float:
+        return self.share * (1 - self.share) * self.count**2 / max(squares, 1e-300)
+
+    def _bounded(self, worth: float) -> float:
+        return min(max(worth, LEAST), float(self.count))
+
+
+def exceedances(series: Floats, threshold: float, clusters: NDArray[np.int64] | None) -> Exceedances:
+    """What lies above a threshold. ``clusters`` numbers each value's cluster (0, 1, ...); None: each is its own.
+
+    Where many share the greatest value (answers that never came) and the threshold is that, they are what lies above.
+    """
+    above = (series > threshold).astype(np.float64)
+    if not above.any() and np.count_nonzero(series == threshold) > 1:
+        above = (series == threshold).astype(np.float64)
+    share = float(above.mean())
+    if clusters is None:
+        return Exceedances(share, len(series), above - share)
+    return Exceedances(share, len(series), np.bincount(clusters, weights=above) - share * np.bincount(clusters))
+
+
+def autocorrelation_time(series: Floats) -> float:
+    """Integrated autocorrelation time by Geyer's initial positive sequence; at least 1, and 1 for a constant."""
+    return _geyer(series)[0]
+
+
+def _geyer(series: Floats) -> tuple[float, int]:
+    """The time, and over how many lags, the mirrored ones included, it was summed."""
+    n = len(series)
+    centred = series - series.mean() if n else series
+    if n < 4 or not centred.any():
+        return 1.0, 1
+    spectrum = fft.rfft(centred, fft.next_fast_len(2 * n, real=True))
+    covariance = fft.irfft(np.abs(spectrum) ** 2)[: n - n % 2]
+    pairs = (covariance / covariance[0]).reshape(-1, 2).sum(axis=1)
+    negative = np.flatnonzero(pairs <= 0)
+    stop = int(negative[0]) if len(negative) else len(pairs)
+    return max(1.0, float(2 * pairs[:stop].sum() - 1)), max(4 * stop - 1, 1)
+
+
+def _allowance(freedom: float) -> float:
+    """(z / t)^2 at the 97.5 % quantiles; one degree of freedom is the least that is reckoned with."""
+    t = float(special.stdtrit(max(freedom, 1.0), 0.975)) if math.isfinite(freedom) else _NORMAL
+    return (_NORMAL / t) ** 2
