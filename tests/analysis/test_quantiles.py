@@ -34,15 +34,19 @@ def covered(estimate: quantiles.Estimate, truth: float) -> bool:
 
 @pytest.mark.parametrize(("load", "count"), [(0.0, 1500), (0.3, 5000), (0.6, 10_000), (0.8, 20_000)])
 def test_the_95_percent_interval_of_p99_covers_the_truth_on_a_queue(load: float, count: int) -> None:
-    hits = naive_hits = 0
+    hits = naive_hits = whole = 0
     replications = 300
     for seed in range(replications):
         rng = np.random.default_rng([seed, 11])
         values = mm1_sojourns(rng, load, count) if load else rng.exponential(1, count)
         truth = -math.log(0.01) / (1 - load)
-        hits += covered(quantiles.estimate(quantiles.sample(values), 99), truth)
+        found = quantiles.estimate(quantiles.sample(values), 99)
+        hits += covered(found, truth)
+        whole += found.supported
         naive_hits += covered(quantiles.estimate(quantiles.Sample(np.sort(values), count, count), 99), truth)
-    assert 0.93 <= hits / replications <= 0.985
+    assert hits / replications >= 0.93
+    if whole >= 0.95 * replications:
+        assert hits / replications <= 0.99, "wide intervals are no answer either"
     if load >= 0.6:
         assert naive_hits / replications < 0.75, "this queue would not tell the two apart"
 

@@ -77,7 +77,7 @@ def test_a_run_that_met_every_slo_passes_and_says_so(told: dict[str, Any]) -> No
 
 
 def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
-    frames = simulate(1500, rate=13.0, slots=4)
+    frames = simulate(6000, rate=13.0, slots=4)
     told = summary.build_summary(frames.requests, frames.ledger, None, [slo("ttft", 90.0, 30)],
                                  replace(EVIDENCE, requested_rate=13.0))  # fmt: skip
     row = told["slo"][0]

@@ -26,14 +26,14 @@ def cells() -> list[dict[str, Any]]:
 
 def test_the_95_percent_interval_holds_the_truth_where_naive_ones_do_not(cells: list[dict[str, Any]]) -> None:
     assert len(cells) == 22
-    assert all(cell["coverage"] >= 0.84 for cell in cells), "p90 in a short, busy run falls short of 0.95"
-    assert np.mean([cell["coverage"] for cell in cells]) == pytest.approx(0.965, abs=0.025)
+    assert all(cell["coverage"] >= 0.90 for cell in cells)
+    assert np.mean([cell["coverage"] for cell in cells]) == pytest.approx(0.97, abs=0.02)
     assert np.mean([cell["naive"] for cell in cells]) < 0.7
 
 
 def test_a_limit_at_the_true_p99_passes_rarely_where_early_stopping_accepts_often(cells: list[dict[str, Any]]) -> None:
     busy = [cell for cell in cells if cell["percentile"] == 99 and cell["load"] == 0.8]
-    assert all(cell["below"] <= 0.07 for cell in busy)
+    assert all(cell["below"] <= 0.05 for cell in cells if cell["percentile"] == 99)
     assert all(cell["loadgen"] > 0.4 for cell in busy)
     assert all(cell["loadgen_stopping"] >= cell["loadgen"] for cell in busy)
 
