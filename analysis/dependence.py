@@ -50,22 +50,29 @@ class Exceedances:
     count: int
     residuals: Floats
 
+    def plain(self) -> float:
+        """n_eff by the autocorrelation time as it is estimated, no allowance made; between 1 and the count."""
+        if self.known:
+            return self.known
+        time, _ = _geyer(self.residuals)
+        return max(1.0, min(self._worth(self._spread() * time), float(self.count)))
+
     def short(self) -> float:
         """n_eff by the autocorrelation time, between ``LEAST`` and the count."""
+        if self.known:
+            return self.known
         clusters = len(self.residuals)
         time, lags = _geyer(self.residuals)
-        time /= 1 - min(lags / clusters, 0.9)
-        spread = float(self.residuals @ self.residuals) * clusters / max(clusters - 1, 1)
-        worth = min(self._worth(spread * time), self.count)
+        worth = min(self._worth(self._spread() * time / (1 - min(lags / clusters, 0.9))), self.count)
         excess = (1 - worth / self.count) ** 2
         return self._bounded(worth * _allowance(1 / (lags / clusters + 3 * excess / self.spells(worth))))
 
     def long(self) -> float:
-        """n_eff by the first cosines, between ``LEAST`` and the count; the count for a series too short for any."""
+        """n_eff by the first cosines, between ``LEAST`` and the count."""
+        if self.known:
+            return self.known
         clusters = len(self.residuals)
         cosines = min(COSINES, clusters // 2)
-        if not cosines:
-            return float(self.count)
         low = np.asarray(fft.dct(self.residuals, type=2, norm="ortho"))[1 : cosines + 1]
         return self._bounded(self._worth(clusters * float(np.mean(low**2))) * _allowance(cosines))
 
@@ -73,6 +80,17 @@ class Exceedances:
         """How many spells above the threshold (or below, if fewer) the run has met, if it is worth so much."""
         events = self.count * min(self.share, 1 - self.share)
         return 2 * events / (self.count / worth + 1)
+
+    @property
+    def known(self) -> float | None:
+        """n_eff where there is nothing to estimate: all values on one side, or one cluster, which shows no spread."""
+        if self.share in (0.0, 1.0):
+            return float(min(self.count, len(self.residuals)))
+        return 1.0 if len(self.residuals) < 2 else None
+
+    def _spread(self) -> float:
+        clusters = len(self.residuals)
+        return float(self.residuals @ self.residuals) * clusters / (clusters - 1)
 
     def _worth(self, squares: float) -> float:
         return self.share * (1 - self.share) * self.count**2 / max(squares, 1e-300)

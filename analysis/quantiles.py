@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
-from analysis.dependence import Exceedances, Floats
 from analysis.dependence import autocorrelation_time as autocorrelation_time
 from analysis.dependence import exceedances as above_threshold
 from analysis.hdr import nearest_rank
@@ -38,6 +37,8 @@ CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
 _FEW_SPELLS = 100
 _LEVELS = (50.0, 75.0, 90.0, 95.0)
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def sample(values: ArrayLike, clusters: Iterable[NDArray[np.int64]] = ()) -> Sam
     ordered = np.sort(series)
     if not len(series):
         return Sample(ordered, 0.0, 0.0, 0.0)
-    groupings = list(clusters) or [None]
+    groupings: list[NDArray[np.int64] | None] = [*clusters] or [None]
     by_grouping = [_effective(series, ordered, grouping) for grouping in groupings]
     return Sample(ordered, *(min(worths) for worths in zip(*by_grouping, strict=True)))
 
@@ -226,23 +227,14 @@ def curve(values: Sample, points: int = 400) -> list[Estimate]:
 def _effective(series: Floats, ordered: Floats, clusters: NDArray[np.int64] | None) -> tuple[float, float, float]:
     """n_eff of the body (p75 to p95), of the tail and of the middle, by one grouping into clusters."""
     at = {level: above_threshold(series, _value(ordered, level), clusters) for level in _LEVELS}
-    short = {level: _worth(at[level], Exceedances.short) for level in _LEVELS}
-    lasting = {level: _worth(at[level], Exceedances.long) for level in (50.0, 95.0)}
+    short = {level: at[level].short() for level in _LEVELS}
+    lasting = {level: at[level].long() for level in (50.0, 95.0)}
 
     def below_p95(level: float) -> float:
         worth = min(short[level], lasting[50.0])
         return worth if at[level].spells(worth) >= _FEW_SPELLS else min(worth, *short.values())
 
     return below_p95(90.0), min(short[90.0], short[95.0], lasting[95.0]), below_p95(50.0)
-
-
-def _worth(each: Exceedances, by: Callable[[Exceedances], float]) -> float:
-    """n_eff; the number of clusters where all values are on one side of the threshold."""
-    if each.share in (0.0, 1.0):
-        return float(min(each.count, len(each.residuals)))
-    if len(each.residuals) < 2:
-        return 1.0  # one cluster cannot show how much clusters differ
-    return by(each)
 
 
 def _value(ordered: Floats, percentile: float) -> float:

@@ -7,11 +7,11 @@ steady state was reached.
 Latencies are skewed, so it is run on their logarithms. On correlated data MSER also cuts off an early burst that
 belongs to the steady state. So a cut is kept only when the part left out differs from the rest by more than chance:
 the means three standard errors apart (with the rest's autocorrelation time in the standard error), and more extreme
-than that of every stretch of the same length later on. On stationary M/M/1 queues of 1,000 requests this leaves out
-something wrongly in 1 % (load 0.3) to 4 % (load 0.85) of runs, where MSER alone does in more than a quarter; the price
-is that a slow start inside heavy queueing may stay in, which makes figures worse, never better. A cut that would
-leave out more than a fifth of the requests is no start any more but a change in the middle: nothing is left out then,
-and the run is called unsteady.
+than that of every stretch of the same length later on. On stationary M/M/1 queues of 1,000 requests this objects
+wrongly in 1.5 % (load 0.3), 6 % (load 0.85) and 9 % (load 0.9) of 1,000 runs (bench/false_alarms.py, docs/results),
+where MSER alone does in more than a quarter; the price is that a slow start inside heavy queueing may stay in, which
+makes figures worse, never better. A cut that would leave out more than a fifth of the requests is no start any more but
+a change in the middle: nothing is left out then, and the run is called unsteady.
 """
 
 from __future__ import annotations

@@ -171,7 +171,18 @@ def _verdict(figures: Mapping[str, Any]) -> list[str]:
     worst = [
         f"- {_name(c)}, n = {c['count']:,}: {c['coverage']:.1%}" for c in sorted(short, key=lambda c: c["coverage"])
     ]
-    return [said, "", *(["Below:", "", *worst] if worst else ["None is below."])]
+    return [said, "", *(["Below:", "", *worst] if worst else ["None is below."]), "", _false_accepts(cells)]
+
+
+def _false_accepts(cells: Sequence[Mapping[str, Any]]) -> str:
+    """How many cells accept a limit at the true p99 more often than one side of the interval may, and which most."""
+    asked = sorted((c for c in cells if c["percentile"] == 99), key=lambda c: -c["below"])
+    over = [c for c in asked if c["below"] > quantiles.TAIL]
+    most = "; ".join(f"{_name(c)}, n = {c['count']:,}: {c['below']:.1%}" for c in over or asked[:1])
+    return (
+        f"A limit exactly at the true p99 passes in more than {quantiles.TAIL:.1%} of runs in {len(over)} of "
+        f"{len(asked)} cells ({'those' if over else 'the most'}: {most})."
+    )
 
 
 def _rows(cells: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[str]:

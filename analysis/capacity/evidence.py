@@ -18,10 +18,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import special, stats
 
-from analysis import quantiles
+from analysis import dependence, quantiles
 from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
+from analysis.hdr import nearest_rank
 from analysis.metrics import Ints
 from analysis.quantiles import Floats
 
@@ -94,13 +96,22 @@ def chance_if_kept(count: Count, share: float) -> float:
 def worth(values: Floats, percentile: float, clusters: Sequence[Ints] = ()) -> float:
     """How many independent values these are worth, in time order; for a trial that may be short.
 
-    The lesser of two: what quantiles.py says (the indicator above the sample's own 95th and 99th percentile, or below
-    p95 the body's), and n / tau of the values' ranks. In a short stretch the few values above a high percentile come
-    in one or two bursts and say too little about how long bursts are; all ranks together say more.
+    The lesser of two: n / tau of the indicator above the sample's own 95th and 99th percentile (below p95, above the
+    50th, 90th and 95th), and n / tau of the values' ranks. In a short stretch the few values above a high percentile
+    come in one or two bursts and say too little about how long bursts are; all ranks together say more. What
+    quantiles.py allows beyond that for a single run's own ignorance, a search does not: it has many trials, and pays
+    for its looks already (docs/results has the coverage).
     """
     if not len(values):
         return 0.0
-    by_indicator = quantiles.sample(values, clusters).n_eff(percentile)
+    ordered, levels = np.sort(values), (95.0, 99.0) if percentile >= 95 else (50.0, 90.0, 95.0)
+    thresholds = [float(ordered[nearest_rank(level, len(values)) - 1]) for level in levels]
+    groupings: list[Ints | None] = [*clusters] or [None]
+    by_indicator = min(
+        dependence.exceedances(values, threshold, grouping).plain()
+        for threshold in thresholds
+        for grouping in groupings
+    )
     if len(clusters):
         return by_indicator
     tau = quantiles.autocorrelation_time(stats.rankdata(values))

@@ -72,7 +72,7 @@ def test_where_the_correction_does_not_apply_there_is_the_label_alone(requests: 
 
 
 def test_the_estimate_stands_beside_with_its_pace_and_what_was_added() -> None:
-    found: dict[str, Any] | None = describe_closed_loop(run([5.0] * 3000 + [1500.0] * 2), CLOSED)
+    found: dict[str, Any] | None = describe_closed_loop(run(([5.0] * 700 + [1500.0] + [5.0] * 800) * 2), CLOSED)
     assert found is not None
     told = found["corrected"]
     assert told["expected_interval_ms"] == 15
