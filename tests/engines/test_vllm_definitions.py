@@ -1,0 +1,251 @@
+"""vLLM's own benchmark and our restatement of it measure the same answers of the same servers alike.
+
+Events are at least 40 ms apart wherever the definitions differ, values agree within 15 ms (medians over rounds), and
+counts exactly: another definition would be off by an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.definitions import PERCENTILES, figures, pooled, seen
+from analysis.peers import Measured, vllm_bench
+from gapmeter.instrument import equal_plan
+from loadgen.content import PATHS
+from recording import Outcome
+from recording.chunks import chunks
+from recording.stream import parse_answer
+from recording.wire import WireRecord
+from servers.vllm import find_python
+from tests.engines.player import Timed, player
+from tests.loadgen.null import null_server
+from tests.loadgen.test_generators_agree import issued
+from tests.recording.test_stream import chat, role, usage_only
+
+ROOT = Path(__file__).parents[2]
+MS = 1_000_000
+ROUNDS, EVERY_MS, APART_MS = 5, 600, 25
+NEAR_MS = 15.0
+FIRST_MS, GAP_MS, TOKENS = 120, 40, 6  # the null server's schedule
+
+
+def text(words: str, total: int | None = None, finish: str | None = None) -> dict[str, Any]:
+    """One chunk of a completion."""
+    usage = {} if total is None else {"usage": {"prompt_tokens": 7, "completion_tokens": total}}
+    return {"id": "c", "choices": [{"index": 0, "text": words, "finish_reason": finish}], **usage}
+
+
+CALL = chat(None, 1)
+CALL["choices"][0]["delta"] = {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}
+PLAYED: dict[str, Timed] = {
+    "several tokens a chunk": (
+        (40, role(0)), (120, chat("abc", 3)), (200, chat("def", 6)), (280, chat("gh", 8, finish_reason="length")),
+        (320, usage_only(8)), (320, "[DONE]"),
+    ),
+    "a finish reason alone, the usage only at the end": (
+        (40, role()), (120, chat("a")), (200, chat("bcd")), (240, chat("", finish_reason="stop")),
+        (300, usage_only(4)), (340, "[DONE]"),
+    ),
+    "the role with the first token": ((120, chat("a", 1, role="assistant")), (200, chat("b", 2, finish_reason="stop")),
+                                      (200, usage_only(2)), (200, "[DONE]")),
+    "one token": ((40, role(0)), (120, chat("a", 1, finish_reason="length")), (160, usage_only(1)), (160, "[DONE]")),
+    "a token without text": (
+        (40, role(0)), (120, chat("", 1)), (200, chat("é", 2)), (280, chat("x", 3, finish_reason="stop")),
+        (280, usage_only(3)), (280, "[DONE]"),
+    ),
+    "a tool call": ((40, role(0)), (120, CALL), (200, chat("x", 2, finish_reason="tool_calls")), (200, usage_only(2)),
+                    (200, "[DONE]")),
+    "no usage of its own, no end mark": ((80, chat("a", 1)), (160, chat("b", 2, finish_reason="stop"))),
+    "a completion, several tokens a chunk": (
+        (80, text("ab", 2)), (160, text("cde", 5)), (240, text("f", 6, "length")), (280, usage_only(6)),
+        (280, "[DONE]"),
+    ),
+    "a completion, a usage in between": (
+        (80, text("a")), (120, usage_only(1)), (200, text("b", finish="stop")), (240, usage_only(2)), (240, "[DONE]"),
+    ),
+}  # fmt: skip
+COMMENTED: dict[str, Timed] = {
+    "a comment that comes alone": (
+        (40, role(0)), (80, "ping"), (120, chat("a", 1)), (200, chat("b", 2, finish_reason="stop")),
+        (200, usage_only(2)), (200, "[DONE]"),
+    ),
+}  # fmt: skip
+NULL = {"the null server's chat": "chat", "the null server's completion": "completion"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: what it is about, which server and path, and what its body says beside."""
+
+    name: str
+    url: str
+    kind: str
+    extra: dict[str, Any]
+
+    def body(self) -> bytes:
+        asked = {
+            "model": "null-server",
+            "stream": True,
+            "max_tokens": TOKENS,
+            "stream_options": {"include_usage": True},
+        }
+        return json.dumps(asked | {"messages": [], "prompt": "word"} | self.extra).encode()
+
+
+def due_ms(count: int) -> list[int]:
+    """Each of ``count`` requests once a round."""
+    return [EVERY_MS * number + APART_MS * place for number in range(ROUNDS) for place in range(count)]
+
+
+def ask_vllm(asked: Sequence[Asked], folder: Path) -> dict[str, Any]:
+    """By vLLM's own function; its answers to one request stand ``len(asked)`` apart."""
+    words = [
+        {"due_s": at / 1e3, "url": one.url + PATHS[one.kind], "tokens": TOKENS, "extra": one.extra}
+        for at, one in zip(due_ms(len(asked)), list(asked) * ROUNDS, strict=True)
+    ]
+    (folder / "asked.json").write_text(json.dumps(words))
+    command = [find_python(ROOT), "bench/vllm_requests.py", str(folder / "asked.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ask_ourselves(asked: Sequence[Asked], folder: Path) -> list[WireRecord]:
+    """By our client: one plan for each server and path, the records in the order of ``asked``, round after round."""
+    records: dict[int, WireRecord] = {}
+    due = due_ms(len(asked))
+    for url, kind in sorted({(one.url, one.kind) for one in asked}):
+        mine = [k for k in range(len(due)) if (asked[k % len(asked)].url, asked[k % len(asked)].kind) == (url, kind)]
+        plan = equal_plan(np.array([due[k] for k in mine], np.int64) * MS, TOKENS)
+        plan = replace(plan, path=PATHS[kind], bodies=[asked[k % len(asked)].body() for k in mine])
+        own = issued(plan, url, folder / f"{kind}-{url.rpartition(':')[2]}", "asyncio")
+        records |= dict(zip(mine, own, strict=True))
+    return [records[k] for k in range(len(due))]
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """What vLLM and we made of the same request, once a round."""
+
+    asked: Asked
+    theirs: list[dict[str, Any]]
+    records: list[WireRecord]
+
+    @property
+    def ours(self) -> list[Measured]:
+        return [vllm_bench(seen(record, parse_answer(record).output_tokens)) for record in self.records]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``each`` that both can read, the one that is ``commented``, and the ``metrics`` that vLLM prints of its own."""
+
+    each: list[Both]
+    commented: Both
+    metrics: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Every request by both clients."""
+    return asyncio.run(_ask(tmp_path_factory.mktemp("both")))
+
+
+async def _ask(folder: Path) -> Found:
+    answers = PLAYED | COMMENTED
+    async with null_server(first_ms=FIRST_MS, gap_ms=GAP_MS) as (_, null), player(answers) as played:
+        asked = [Asked(name, null, kind, {}) for name, kind in NULL.items()]
+        for name in answers:
+            kind = "completion" if name.startswith("a completion") else "chat"
+            asked.append(Asked(name, played, kind, {"answer": name}))
+        told = await asyncio.to_thread(ask_vllm, asked, folder)
+        records = await asyncio.to_thread(ask_ourselves, asked, folder)
+    count = len(asked)
+    both = [Both(one, told["requests"][k::count], records[k::count]) for k, one in enumerate(asked)]
+    return Found(both[:-1], both[-1], told["metrics"])
+
+
+pytestmark = pytest.mark.vllm
+
+
+def test_both_clients_had_every_answer_whole(found: Found) -> None:
+    for both in found.each:
+        assert [told["error"] for told in both.theirs] == [""] * ROUNDS, both.asked.name
+        assert all(told["success"] for told in both.theirs)
+        assert [record.outcome for record in both.records] == [Outcome.OK] * ROUNDS, both.asked.name
+
+
+def test_the_same_chunks_count_as_tokens_and_the_same_usage_as_their_number(
+    found: Found,
+) -> None:
+    for both in found.each:
+        for told, ours, record in zip(both.theirs, both.ours, both.records, strict=True):
+            assert len(told["itl"]) == len(ours.itl), both.asked.name
+            alone = [chunk.usage for chunk in chunks(record) if chunk.usage and not chunk.choice]
+            assert told["output_tokens"] == (alone[-1] if alone else 0), both.asked.name
+
+
+def test_the_same_event_is_the_first_token_and_the_same_the_last(found: Found) -> None:
+    for both in found.each:
+        ttft = statistics.median(told["ttft"] * 1e3 for told in both.theirs)
+        e2e = statistics.median(told["latency"] * 1e3 for told in both.theirs)
+        assert ttft == pytest.approx(statistics.median(ours.ttft / MS for ours in both.ours), abs=NEAR_MS)
+        assert e2e == pytest.approx(statistics.median(ours.e2e / MS for ours in both.ours), abs=NEAR_MS)
+        first, last = (0 if both.asked.kind == "chat" else FIRST_MS), FIRST_MS + (TOKENS - 1) * GAP_MS
+        if both.asked.name in PLAYED:
+            at = [ms for ms, event in PLAYED[both.asked.name] if isinstance(event, dict) and event["choices"]]
+            first, last = at[0], at[-1]
+        assert first <= ttft <= first + NEAR_MS, both.asked.name
+        assert last <= e2e <= last + NEAR_MS, both.asked.name
+
+
+def test_gaps_and_time_per_token_agree(found: Found) -> None:
+    for both in found.each:
+        theirs = np.median([told["itl"] for told in both.theirs], axis=0) * 1e3
+        ours = np.median([answer.itl for answer in both.ours], axis=0) / MS
+        assert theirs == pytest.approx(ours, abs=NEAR_MS), both.asked.name
+        if both.theirs[0]["output_tokens"]:  # else it counts by its tokenizer, which is not imitated
+            tpot = statistics.median(told["tpot_ms"] for told in both.theirs)
+            assert tpot == pytest.approx(statistics.median((one.tpot or 0) / MS for one in both.ours), abs=NEAR_MS)
+
+
+def test_the_role_alone_makes_its_first_token_early_and_is_none_of_ours(
+    found: Found,
+) -> None:
+    both = found.each[0]
+    assert both.asked.name == "the null server's chat"
+    assert len(both.theirs[0]["itl"]) == len(parse_answer(both.records[0]).token_ns) == TOKENS
+    own = statistics.median((parse_answer(r).token_ns[0] - r.write_ns) / MS for r in both.records)
+    assert own - statistics.median(told["ttft"] * 1e3 for told in both.theirs) > FIRST_MS - NEAR_MS
+
+
+def test_its_percentiles_and_means_of_its_own_values_are_ours(found: Found) -> None:
+    every = [
+        Measured(told["ttft"] * 1e9, told["latency"] * 1e9, told["tpot_ms"] * MS or None,
+                 itl=[gap * 1e9 for gap in told["itl"]])
+        for both in [*found.each, found.commented] for told in both.theirs if told["success"]
+    ]  # fmt: skip
+    for metric, printed in found.metrics.items():
+        ours = figures(*pooled(every, metric), weighted=False)
+        want = {f"p{p:g}": ours[f"p{p:g}_ms"] for p in PERCENTILES} | {"mean": ours["mean_ms"]}
+        assert printed == pytest.approx(want, rel=1e-9), metric
+
+
+def test_a_comment_that_comes_alone_costs_it_what_follows(found: Found) -> None:
+    """Its reader strips the blank line off and glues the next events on. docs/definitions.md: not imitated."""
+    both = found.commented
+    assert [record.outcome for record in both.records] == [Outcome.OK] * ROUNDS
+    assert [len(ours.itl) for ours in both.ours] == [2] * ROUNDS
+    assert statistics.median(len(told["itl"]) for told in both.theirs) == 0
+    assert statistics.median(told["latency"] for told in both.theirs) * 1e3 < 80  # the comment's own time
