@@ -1,7 +1,7 @@
 """vLLM's own benchmark and our restatement of it measure the same answers of the same servers alike.
 
-Events are at least 40 ms apart wherever the definitions differ, values agree within 15 ms (medians over rounds), and
-counts exactly: another definition would be off by an event.
+Each request is sent several times. A busy machine makes arrivals late, never early, so the earliest of the rounds is
+looked at: it is less late than events are apart (40 ms), so that another definition would be off by an event.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import statistics
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ from tests.recording.test_stream import chat, role, usage_only
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
-ROUNDS, EVERY_MS, APART_MS = 5, 600, 25
-NEAR_MS = 15.0
+ROUNDS, EVERY_MS, APART_MS = 5, 400, 25
+NEAR_MS = 30.0
 FIRST_MS, GAP_MS, TOKENS = 120, 40, 6  # the null server's schedule
 
 
@@ -122,16 +123,28 @@ def ask_vllm(asked: Sequence[Asked], folder: Path) -> dict[str, Any]:
 
 
 def ask_ourselves(asked: Sequence[Asked], folder: Path) -> list[WireRecord]:
-    """By our client: one plan for each server and path, the records in the order of ``asked``, round after round."""
-    records: dict[int, WireRecord] = {}
-    due = due_ms(len(asked))
-    for url, kind in sorted({(one.url, one.kind) for one in asked}):
-        mine = [k for k in range(len(due)) if (asked[k % len(asked)].url, asked[k % len(asked)].kind) == (url, kind)]
+    """By our client, a process for each server and path; the records in the order of ``asked``, round after round."""
+    every, due = list(asked) * ROUNDS, due_ms(len(asked))
+
+    def issue(target: tuple[str, str]) -> dict[int, WireRecord]:
+        mine = [k for k, one in enumerate(every) if (one.url, one.kind) == target]
         plan = equal_plan(np.array([due[k] for k in mine], np.int64) * MS, TOKENS)
-        plan = replace(plan, path=PATHS[kind], bodies=[asked[k % len(asked)].body() for k in mine])
-        own = issued(plan, url, folder / f"{kind}-{url.rpartition(':')[2]}", "asyncio")
-        records |= dict(zip(mine, own, strict=True))
+        plan = replace(plan, path=PATHS[target[1]], bodies=[every[k].body() for k in mine])
+        own = issued(plan, target[0], folder / f"{target[1]}-{target[0].rpartition(':')[2]}", "asyncio")
+        return dict(zip(mine, own, strict=True))
+
+    targets = sorted({(one.url, one.kind) for one in asked})
+    with ThreadPoolExecutor(len(targets)) as pool:
+        records = {k: record for found in pool.map(issue, targets) for k, record in found.items()}
     return [records[k] for k in range(len(due))]
+
+
+def sent_ms(asked: Asked) -> list[int]:
+    """When the server sends what has a choice, after the request: a role, tokens, a finish reason."""
+    if asked.name in NULL:
+        role_ms = [0] if asked.kind == "chat" else []
+        return role_ms + [FIRST_MS + GAP_MS * k for k in range(TOKENS)]
+    return [ms for ms, event in PLAYED[asked.name] if isinstance(event, dict) and event["choices"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,28 +209,26 @@ def test_the_same_chunks_count_as_tokens_and_the_same_usage_as_their_number(
             assert told["output_tokens"] == (alone[-1] if alone else 0), both.asked.name
 
 
-def test_the_same_event_is_the_first_token_and_the_same_the_last(found: Found) -> None:
+def test_each_counted_chunk_is_the_one_that_the_server_sent_then(found: Found) -> None:
+    """First token, every gap and the last token in one: nothing arrives early, and some round is not late."""
     for both in found.each:
-        ttft = statistics.median(told["ttft"] * 1e3 for told in both.theirs)
-        e2e = statistics.median(told["latency"] * 1e3 for told in both.theirs)
-        assert ttft == pytest.approx(statistics.median(ours.ttft / MS for ours in both.ours), abs=NEAR_MS)
-        assert e2e == pytest.approx(statistics.median(ours.e2e / MS for ours in both.ours), abs=NEAR_MS)
-        first, last = (0 if both.asked.kind == "chat" else FIRST_MS), FIRST_MS + (TOKENS - 1) * GAP_MS
-        if both.asked.name in PLAYED:
-            at = [ms for ms, event in PLAYED[both.asked.name] if isinstance(event, dict) and event["choices"]]
-            first, last = at[0], at[-1]
-        assert first <= ttft <= first + NEAR_MS, both.asked.name
-        assert last <= e2e <= last + NEAR_MS, both.asked.name
+        theirs = [np.cumsum([told["ttft"], *told["itl"]]) * 1e3 for told in both.theirs]
+        ours = [np.cumsum([one.ttft or 0, *one.itl]) / MS for one in both.ours]
+        for arrivals in (np.min(theirs, axis=0), np.min(ours, axis=0)):
+            late = arrivals - sent_ms(both.asked)
+            assert ((late > -1) & (late < NEAR_MS)).all(), (both.asked.name, late)
 
 
-def test_gaps_and_time_per_token_agree(found: Found) -> None:
+def test_the_last_counted_chunk_ends_a_request_and_tokens_after_the_first_share_the_rest(found: Found) -> None:
     for both in found.each:
-        theirs = np.median([told["itl"] for told in both.theirs], axis=0) * 1e3
-        ours = np.median([answer.itl for answer in both.ours], axis=0) / MS
-        assert theirs == pytest.approx(ours, abs=NEAR_MS), both.asked.name
-        if both.theirs[0]["output_tokens"]:  # else it counts by its tokenizer, which is not imitated
-            tpot = statistics.median(told["tpot_ms"] for told in both.theirs)
-            assert tpot == pytest.approx(statistics.median((one.tpot or 0) / MS for one in both.ours), abs=NEAR_MS)
+        for told, ours in zip(both.theirs, both.ours, strict=True):
+            assert told["latency"] == pytest.approx(told["ttft"] + sum(told["itl"]), abs=1e-9)
+            assert ours.e2e == pytest.approx((ours.ttft or 0) + sum(ours.itl))
+            if told["output_tokens"] > 1:  # without a usage it counts by its tokenizer, which is not imitated
+                shares = [sum(told["itl"]) * 1e3 / told["tpot_ms"], sum(ours.itl) / (ours.tpot or 0)]
+                assert shares == pytest.approx([told["output_tokens"] - 1] * 2), both.asked.name
+            elif told["output_tokens"] == 1:
+                assert (told["tpot_ms"], ours.tpot) == (0, None)
 
 
 def test_the_role_alone_makes_its_first_token_early_and_is_none_of_ours(
@@ -226,13 +237,13 @@ def test_the_role_alone_makes_its_first_token_early_and_is_none_of_ours(
     both = found.each[0]
     assert both.asked.name == "the null server's chat"
     assert len(both.theirs[0]["itl"]) == len(parse_answer(both.records[0]).token_ns) == TOKENS
-    own = statistics.median((parse_answer(r).token_ns[0] - r.write_ns) / MS for r in both.records)
-    assert own - statistics.median(told["ttft"] * 1e3 for told in both.theirs) > FIRST_MS - NEAR_MS
+    assert min((parse_answer(record).token_ns[0] - record.write_ns) / MS for record in both.records) >= FIRST_MS
+    assert min(told["ttft"] * 1e3 for told in both.theirs) < NEAR_MS
 
 
 def test_its_percentiles_and_means_of_its_own_values_are_ours(found: Found) -> None:
     every = [
-        Measured(told["ttft"] * 1e9, told["latency"] * 1e9, told["tpot_ms"] * MS or None,
+        Measured(told["ttft"] * 1e9, told["latency"] * 1e9, told["tpot_ms"] * MS if told["output_tokens"] > 1 else None,
                  itl=[gap * 1e9 for gap in told["itl"]])
         for both in [*found.each, found.commented] for told in both.theirs if told["success"]
     ]  # fmt: skip
