@@ -44,10 +44,14 @@ _NORMAL = float(special.ndtri(0.975))
 
 @dataclass(frozen=True, slots=True)
 class Exceedances:
-    """The values above a threshold: their ``share``, of ``count`` in all; ``residuals`` by cluster, in time order."""
+    """The values above a threshold: their ``share``, of ``count`` in all, in so many ``clusters`` if pooled.
+
+    ``residuals`` are by cluster in time order, 0 for numbers that no value has.
+    """
 
     share: float
     count: int
+    clusters: int | None
     residuals: Floats
 
     def plain(self) -> float:
@@ -55,6 +59,8 @@ class Exceedances:
         if self.known:
             return self.known
         time, _ = _geyer(self.residuals)
+        if self.clusters is None:
+            return self.count / time
         return max(1.0, min(self._worth(self._spread() * time), float(self.count)))
 
     def short(self) -> float:
@@ -85,7 +91,7 @@ class Exceedances:
     def known(self) -> float | None:
         """n_eff where there is nothing to estimate: all values on one side, or one cluster, which shows no spread."""
         if self.share in (0.0, 1.0):
-            return float(min(self.count, len(self.residuals)))
+            return float(self.clusters or self.count)
         return 1.0 if len(self.residuals) < 2 else None
 
     def _spread(self) -> float:
@@ -102,15 +108,15 @@ class Exceedances:
 def exceedances(series: Floats, threshold: float, clusters: NDArray[np.int64] | None) -> Exceedances:
     """What lies above a threshold. ``clusters`` numbers each value's cluster (0, 1, ...); None: each is its own.
 
-    Where many share the greatest value (answers that never came) and the threshold is that, they are what lies above.
+    Where the threshold is infinite, the answers that never came are what lies above.
     """
-    above = (series > threshold).astype(np.float64)
-    if not above.any() and np.count_nonzero(series == threshold) > 1:
-        above = (series == threshold).astype(np.float64)
+    above = (np.isinf(series) if np.isinf(threshold) else series > threshold).astype(np.float64)
     share = float(above.mean())
     if clusters is None:
-        return Exceedances(share, len(series), above - share)
-    return Exceedances(share, len(series), np.bincount(clusters, weights=above) - share * np.bincount(clusters))
+        return Exceedances(share, len(series), None, above - share)
+    sizes = np.bincount(clusters)
+    residuals = np.bincount(clusters, weights=above) - share * sizes
+    return Exceedances(share, len(series), int(np.count_nonzero(sizes)), residuals)
 
 
 def autocorrelation_time(series: Floats) -> float:
