@@ -31,20 +31,20 @@ def _render(folder: Any, width: int = 80, report: str = "runs/x/report.html") ->
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     slos = ("ttft p90 <= 100 ms", "itl p99 <= 400 ms", "ttft p99.9 <= 3000 ms")
-    return write_run(tmp_path_factory.mktemp("run") / "r", count=600, rate=22.0, slos=slos)
+    return write_run(tmp_path_factory.mktemp("run") / "r", count=2400, rate=22.0, slos=slos)
 
 
 def test_a_failed_run_reads_like_this(failed: Any) -> None:
     lines = _render(failed)
     shape = [
         r"chat-p99 @ transformers 5\.19\.0  builtin:tiny  float32  max batch 8$",
-        r"  22 req/s open loop, \d+ s, n = 600$",
+        r"  22 req/s open loop, \d+ s, n = 2,400$",
         r"FAIL  p90 TTFT .*",
         r"      .*beyond the limit of 100 ms.*queue \(capacity\)\.",
         r"   SLO +measured +95 % interval +n +slow ones wait for$",
-        r" x ttft p90 <= 100 ms +\S+ m?s +\S.* \.\. \S+ m?s +600  queue$",
+        r" x ttft p90 <= 100 ms +\S+ m?s +\S.* \.\. \S+ m?s +2,400  queue$",
         r" v itl p99 <= 400 ms +\S+ ms +\S+ \.\. \S+ ms +[\d,]+  decode$",
-        r" \? ttft p99\.9 <= 3000 ms +– .* 600  needs \S+ (min )?more( req)?$",
+        r" \? ttft p99\.9 <= 3000 ms +– .* 2,400  needs \S+ (min )?more( req)?$",
         r" where TTFT goes +0 +.* m?s$",
         r" typical \(p45-55\) +\S+ ms \|l?[a-zA-Z]+\??$",
         r" slow \(p98\.5\+\) +\S+ m?s \|Q+P+\w*\??$",
