@@ -135,9 +135,34 @@ def _without(path: Path, inside: str, secrets: list[bytes]) -> bytes:
         raise UserError(
             f"{path} holds a key, and a raw record cannot be changed: do not hand it over", errors.NOT_VALID
         )
+    if path.suffix == ".parquet":
+        return _table_without(path, secrets)
+    text = _redacted(text, secrets)
+    return gzip.compress(text, mtime=0) if zipped else text
+
+
+def _redacted(text: bytes, secrets: list[bytes]) -> bytes:
     for secret in secrets:
         text = text.replace(secret, _REDACTED)
-    return gzip.compress(text, mtime=0) if zipped else text
+    return text
+
+
+def _table_without(path: Path, secrets: list[bytes]) -> bytes:
+    """A table without a key in its metadata, which names the command that repeats the run.
+
+    Raises UserError for a key among its values.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    about = {key: _redacted(value, secrets) for key, value in (table.schema.metadata or {}).items()}
+    out = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(about), out)
+    data = out.getvalue().to_pybytes()
+    if any(secret in data for secret in secrets):
+        raise UserError(f"{path} holds a key among its values: do not hand it over", errors.NOT_VALID)
+    return bytes(data)
 
 
 def _secrets(folder: Path) -> list[bytes]:
