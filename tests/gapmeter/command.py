@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -94,7 +95,7 @@ class Command:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gapmeter", *self.words, *own], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, **self.env, _MARK: self.mark},
+            env={**os.environ, **self.env, _MARK: self.mark}, preexec_fn=_hear_ctrl_c,
         )  # fmt: skip
 
     def done(self) -> Done:
@@ -125,6 +126,11 @@ class Command:
             assert time.monotonic() < end, "nothing happened"
             time.sleep(0.02)
         return found
+
+
+def _hear_ctrl_c() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so do its children; a command at a prompt does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def gapmeter(*words: str, runs: Path, env: dict[str, str] | None = None) -> Done:
