@@ -106,16 +106,16 @@ def test_bursts_count_once() -> None:
     assert worth(values, 99) < 1000
 
 
-@given(st.lists(st.tuples(st.floats(1, 100), st.booleans(), st.floats(0.5, 0.99)), min_size=1, max_size=12))
-def test_the_posterior_is_the_product_of_every_trials_odds(told: list[tuple[float, bool, float]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.floats(0.5, 0.99)), min_size=1, max_size=12))
+def test_the_posterior_is_the_product_of_every_trials_odds(told: list[tuple[int, bool, float]]) -> None:
     trials = [trial(rate, HOLDS if holds else FAILS, sure) for rate, holds, sure in told]
     known = posterior(trials)
-    grid = np.linspace(known.edges[0], known.edges[-1], 20_001)
+    grid = np.linspace(known.edges[0], known.edges[-1], 200_001)
     density = np.ones_like(grid)
     for rate, holds, sure in told:
         density *= np.where((grid > math.log(rate)) == holds, 2 * sure, 2 * (1 - sure))
-    middle = np.interp(0.5, np.cumsum(density) / density.sum(), grid)
-    assert math.log(known.quantile(0.5)) == pytest.approx(middle, abs=2e-3)
+    below = density[grid <= math.log(known.quantile(0.5))].sum() / density.sum()
+    assert below == pytest.approx(0.5, abs=0.02)  # the narrowest step is some 300 points of the grid
     assert known.masses.sum() == pytest.approx(1.0)
     low, high = known.interval(0.9)
     assert known.mass(low, high) == pytest.approx(0.9, abs=1e-6)
