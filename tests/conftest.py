@@ -6,13 +6,15 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from gapmeter.doctor import BROWSERS
+from tests.browser import Tab, browser_tab
 
 _MARK = "GAPMETER_TEST_SESSION"
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -33,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser"):
             item.add_marker(missing)
+
+
+@pytest.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+    """An empty page of a real browser."""
+    async with browser_tab(tmp_path / "browser") as made:
+        yield made
 
 
 @pytest.fixture(scope="session", autouse=True)

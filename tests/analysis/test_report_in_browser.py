@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pandas as pd
@@ -14,17 +13,11 @@ import pytest
 
 from analysis.report import write_report
 from tests.analysis.report_frames import write_run
-from tests.browser import Tab, browser_tab
+from tests.browser import Tab
 
 pytestmark = pytest.mark.browser
 _PICTURES = ("report.png", "report-dark.png", "report-phone.png", "report-print.png", "report-request.png",
              "report-time.png", "report-explore.png")  # fmt: skip
-
-
-@pytest.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    async with browser_tab(tmp_path / "profile") as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

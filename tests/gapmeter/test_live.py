@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
-from tests.browser import Tab, browser_tab
+from tests.browser import Tab
 from tests.gapmeter.command import Command
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
@@ -33,12 +33,6 @@ def live(tmp_path: Path) -> Iterator[tuple[Command, str]]:
         address = found[1] if found else ""
     yield started, address
     started.process.kill()
-
-
-@pytest.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    async with browser_tab(tmp_path / "profile") as made:
-        yield made
 
 
 async def test_a_run_is_seen_while_it_goes_on_and_turns_into_its_report(live: tuple[Command, str], tab: Tab) -> None:

@@ -22,10 +22,9 @@ from loadgen.swarm.follow import Followed
 from loadgen.swarm.tally import METRICS
 from recording.histograms import new_histogram
 from tests.analysis.report_frames import write_run
-from tests.analysis.test_report_in_browser import Tab, tab
+from tests.browser import Tab
 from tests.gapmeter.command import ROOT, Command, gapmeter
 
-__all__ = ["tab"]  # a fixture
 STEADY = (
     "run", "smoke", "--engine", "simulated", "--set", "load.generator=locust", "--set", "load.rate=40",
     "--set", "load.requests=320", "--set", "load.warmup=0", "--set", "workload.output_tokens=4",

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from tests.browser import Tab, browser_tab
+from tests.browser import Tab
 from tests.gapmeter.command import SIMULATED, Command
 from tests.gapmeter.command import gapmeter as command
 
@@ -58,12 +58,6 @@ def site(two_runs: Path, tmp_path: Path) -> Iterator[Site]:
     yield Site(runs, started.process.stdout.readline().strip())
     started.process.send_signal(2)
     assert started.done().left == []
-
-
-@pytest.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    async with browser_tab(tmp_path / "profile") as made:
-        yield made
 
 
 @pytest.fixture
