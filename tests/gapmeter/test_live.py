@@ -32,7 +32,9 @@ def live(tmp_path: Path) -> Iterator[tuple[Command, str]]:
         found = re.search(r"live: (\S+)", started.process.stderr.readline())
         address = found[1] if found else ""
     yield started, address
-    started.process.kill()
+    if started.process.poll() is None:  # the test has failed
+        started.process.kill()
+        started.process.communicate()
 
 
 async def test_a_run_is_seen_while_it_goes_on_and_turns_into_its_report(live: tuple[Command, str], tab: Tab) -> None:

@@ -20,6 +20,7 @@ from gapmeter.sweep import finished, resume_command
 from recording import RunFolder, read_records
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter
 
+REQUESTS = 100  # of a point: fewer seldom support any percentile
 QUICK = ("run", "smoke", "--engine", "simulated", *SHORT)
 POINTS = [
     {"load.rate": 40}, {"load.rate": 60}, {"server.max_batch": 2, "load.rate": 50},
@@ -63,7 +64,7 @@ def test_the_command_that_resumes_can_be_typed() -> None:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
     runs = tmp_path_factory.mktemp("sweep")
-    return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", runs=runs)
+    return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", "--set", f"load.requests={REQUESTS}", runs=runs)
 
 
 def pids(folder: Path) -> set[int]:
@@ -102,7 +103,7 @@ def test_every_point_is_a_run_of_its_own_with_fresh_texts_and_balanced_ledgers(s
         for run in point["repeats"]:
             folder = RunFolder(swept.folder.path / run["folder"])
             summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
-            assert summary["counts"]["succeeded"] == 30
+            assert summary["counts"]["succeeded"] == REQUESTS
             assert summary["ledger"]["refused"] == []
             assert folder.report.exists()
             assert manifest["scenario"]["load"]["rate"] == point["values"]["load.rate"]
@@ -115,7 +116,7 @@ def test_every_point_is_a_run_of_its_own_with_fresh_texts_and_balanced_ledgers(s
 def test_figures_of_a_point_are_those_of_its_requests_and_stages_add_up(swept: Done) -> None:
     point = swept.summary["sweep"]["points"][0]
     valid = [run for run in point["repeats"] if run["verdict"] != "INVALID"] or point["repeats"]
-    assert point["metrics"]["ttft"]["count"] == 30 * len(valid)
+    assert point["metrics"]["ttft"]["count"] == REQUESTS * len(valid)
     for metric in ("ttft", "e2e", "itl"):
         found = point["stages"][metric]
         assert found["mean_ms"] == pytest.approx(point["metrics"][metric]["mean_ms"], rel=2e-3), metric

@@ -101,16 +101,18 @@ async def _ask(
         if give_up_after and len(pieces) >= give_up_after:
             break
     writer.close()
-    return _answer(request_id, sent, pieces)
+    return _answer(request_id, sent, pieces, whole=not give_up_after)
 
 
-def _answer(request_id: str, sent: int, pieces: list[tuple[int, bytes]]) -> Answer:
+def _answer(request_id: str, sent: int, pieces: list[tuple[int, bytes]], *, whole: bool) -> Answer:
+    """What came; of an answer that was given up (not ``whole``) the last line may be a part."""
     text = b"".join(piece for _, piece in pieces)
     status = int(text.split(b" ", 2)[1])
     chunks: list[tuple[int, int]] = []
     metrics: dict[str, float] = {}
     output = prompt = end = 0
-    for arrived, line in _lines(pieces):
+    lines = _lines(pieces)
+    for arrived, line in lines if whole else lines[:-1]:
         end = arrived
         if not line.startswith((b"data: {", b"{")):
             continue
