@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from gapmeter.beside import beside, cores_off, first_line
 from gapmeter.options import tell
 from gapmeter.web.live import Spec
 from recording import RunFolder
@@ -28,25 +25,9 @@ def live_page(folder: RunFolder, port: int | None, generator: Sequence[int]) -> 
     if port is None:
         yield
         return
-    usable = os.sched_getaffinity(0)
-    cores = tuple(sorted(usable - set(generator) or usable))
-    spec = json.dumps(asdict(Spec(str(folder.path.resolve()), port, cores)))
-    with (folder.logs / "live.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gapmeter.web.live", spec], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=log, bufsize=0, start_new_session=True,
-        )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        readable, _, _ = select.select([process.stdout], [], [], _READY_S)
-        address = process.stdout.readline().decode().strip() if readable else ""
-        tell(f"live: {address}" if address else f"no live page: see {folder.logs / 'live.log'}")
+    spec = json.dumps(asdict(Spec(str(folder.path.resolve()), port, cores_off(generator))))
+    log = folder.logs / "live.log"
+    with beside("gapmeter.web.live", spec, log, grace_s=_LEAVE_S) as process:
+        address = first_line(process, _READY_S)
+        tell(f"live: {address}" if address else f"no live page: see {log}")
         yield
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
