@@ -71,7 +71,7 @@ compare:  ## what differs between runs, beyond chance: A=runs/... B=runs/... [AR
 screenshots:  ## take the docs' pictures from runs' reports [RUN='runs/A runs/B', otherwise the newest]
 	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name folders: make screenshots RUN=FOLDER' >&2; exit 2; }
 	$(setup) core
-	@$(own) docs/screenshots.py $(RUN) $(ARGS)
+	@$(own) -m docs.screenshots $(RUN) $(ARGS)
 
 doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core

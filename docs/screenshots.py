@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/images from runs' reports: ``python docs/screenshots.py runs/FOLDER [runs/FOLDER …]``.
+"""Takes the pictures of docs/images from runs' reports: ``python -m docs.screenshots runs/FOLDER [runs/FOLDER …]``.
 
 Of the first run: the first screen light and dark, on a phone, one request opened, dots over time, and on paper; of
 every further one the first screen, named after its engine. Needs Chromium (Debian: apt install chromium) and nothing
@@ -14,20 +14,13 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
+from gapmeter.doctor import BROWSERS
+from tests.browser import Tab, browser_tab
 
 IMAGES = Path(__file__).parent / "images"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-port=0",
-)  # fmt: skip
 OPEN = "document.querySelector('#slow-requests button')?.click(); document.activeElement.blur()"
 
 
@@ -56,66 +49,10 @@ FIRST = (
 )
 
 
-class Tab:
-    """One page under the browser's debugging protocol."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._number = 0
-
-    async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        self._number += 1
-        await self._socket.send_json({"id": self._number, "method": method, "params": params})
-        while True:
-            message = await self._socket.receive_json(timeout=60)
-            if message.get("id") == self._number:
-                if "error" in message:
-                    raise RuntimeError(f"{method}: {message['error']['message']}")
-                return dict(message["result"])
-
-    async def evaluate(self, expression: str) -> Any:
-        return (await self.call("Runtime.evaluate", expression=expression, returnByValue=True))["result"].get("value")
-
-    async def open(self, page: Path) -> None:
-        await self.call("Page.enable")
-        await self.call("Page.navigate", url=page.as_uri())
-        async with asyncio.timeout(60):
-            while await self.evaluate("document.readyState") != "complete":  # noqa: ASYNC110 - it is in the browser
-                await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def browser(program: str) -> AsyncIterator[Tab]:
-    """A browser of its own with one empty page."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        quiet = asyncio.subprocess.DEVNULL
-        command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
-        try:
-            port = await _port(Path(profile) / "DevToolsActivePort")
-            async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    pages = await answer.json()
-                address = next(p["webSocketDebuggerUrl"] for p in pages if p["type"] == "page")
-                async with session.ws_connect(address, max_msg_size=0) as socket:
-                    yield Tab(socket)
-        finally:
-            process.terminate()
-            await process.wait()
-
-
-async def _port(file: Path) -> str:
-    async with asyncio.timeout(60):
-        while True:
-            lines = await asyncio.to_thread(lambda: file.read_text().split() if file.exists() else [])
-            if len(lines) == 2:
-                return lines[0]
-            await asyncio.sleep(0.05)
-
-
 async def take(tab: Tab, page: Path, picture: Picture, out: Path) -> Path | None:
     """Write one picture; its path, or None when the page has no such part."""
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if picture.dark else "light"}]
+    await tab.call("Emulation.setScrollbarsHidden", hidden=True)
     await tab.call("Emulation.setEmulatedMedia", media=picture.media, features=scheme)
     await tab.call(
         "Emulation.setDeviceMetricsOverride", width=picture.width, height=picture.height,
@@ -150,10 +87,15 @@ def pictures_of(runs: list[Path]) -> list[tuple[Path, Picture]]:
     return wanted
 
 
-async def _take_all(program: str, runs: list[Path], out: Path) -> None:
-    async with browser(program) as tab:
-        for page, picture in pictures_of(runs):
-            print(await take(tab, page, picture, out) or f"{page} has no {picture.part}: {picture.file} is left out")
+async def _take_all(runs: list[Path], out: Path) -> None:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        async with browser_tab(Path(profile) / "browser") as tab:
+            await _take_each(tab, runs, out)
+
+
+async def _take_each(tab: Tab, runs: list[Path], out: Path) -> None:
+    for page, picture in pictures_of(runs):
+        print(await take(tab, page, picture, out) or f"{page} has no {picture.part}: {picture.file} is left out")
 
 
 def main() -> int:
@@ -163,13 +105,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=IMAGES)
     arguments = parser.parse_args()
     absent = [run / "report.html" for run in arguments.run if not (run / "report.html").exists()]
-    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if program is None or absent:
+    if absent or not any(map(shutil.which, BROWSERS)):
         missing = f"{absent[0]} does not exist" if absent else "no Chromium on the PATH (Debian: apt install chromium)"
         print(f"screenshots: {missing}", file=sys.stderr)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_take_all(program, arguments.run, arguments.out))
+    asyncio.run(_take_all(arguments.run, arguments.out))
     return 0
 
 

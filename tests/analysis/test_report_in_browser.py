@@ -164,10 +164,8 @@ async def test_nothing_is_wider_than_the_window_and_no_label_is_cut(tab: Tab, re
 
 
 async def test_the_script_for_the_pictures_takes_them_from_a_run_s_folder(report: Path, tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "docs" / "screenshots.py"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), str(report.parent), "--out", str(tmp_path)
-    )
+    root, words = Path(__file__).parents[2], ("-m", "docs.screenshots", str(report.parent), "--out", str(tmp_path))
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=root)
     assert await asyncio.wait_for(process.wait(), 60) == 0
     heads = [(tmp_path / name).read_bytes()[:8] for name in _PICTURES]
     assert heads == [b"\x89PNG\r\n\x1a\n"] * len(_PICTURES)
