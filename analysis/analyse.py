@@ -18,6 +18,7 @@ from analysis.export.perfetto import write_trace
 from analysis.figures import write_histograms
 from analysis.floor import read_floor
 from analysis.interference import Interference
+from analysis.jsonable import json_safe
 from analysis.ledger import Ledger, make_ledger, timelines
 from analysis.made_by import made_by
 from analysis.metrics import limits_of, measured_requests, succeeded, window_s
@@ -27,7 +28,7 @@ from analysis.report import write_report
 from analysis.roofline_summary import describe_roofline
 from analysis.steadiness import describe_steady, growth_warning
 from analysis.steady import detect_warmup
-from analysis.summary import build_summary, json_safe, write_summary
+from analysis.summary import build_summary, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from analysis.telemetry import EnergyEstimate, read_telemetry
 from analysis.telemetry_summary import describe_telemetry, measured_energy, measured_window, telemetry_warnings

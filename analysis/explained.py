@@ -10,8 +10,8 @@ import pandas as pd
 from analysis import figures as fig
 from analysis.bands import describe_bands, describe_compute
 from analysis.explore import METRICS, describe_pairs
+from analysis.jsonable import json_safe
 from analysis.metrics import measured_requests
-from analysis.summary import json_safe
 
 
 def explain_groups(

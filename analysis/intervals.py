@@ -1,98 +1,16 @@
-"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class.
-
-The order of ``CLASSES`` is the priority with which overlapping activities own time. Scheduler states come first
-(they hold only before the first scheduling and while preempted); then own forward, own input preparation and
-sampling, another's step, code inside a process, executor messages, the engine loop's own time, and last the
-stretches between two causally adjacent stamps of different processes.
-"""
+"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from analysis.classes import CLASS, CORE_WAITS, LOOP_WAITS
 from analysis.sweep import Intervals
-from analysis.trace import Table, Trace
-from recording import CoreThread, EntryFlag, Span
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-MISSING = -1
-_FAR = np.int64(1) << 40  # more tokens than any request has
-
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """A priority class: the stage that its time belongs to, and whether it is transit."""
-
-    name: str
-    stage: str
-    transit: bool = False
-
-
-CLASSES: tuple[Class, ...] = (
-    Class("queue", "queue"),
-    Class("preempted", "preempted"),
-    Class("engine_wait", "engine_wait"),
-    Class("prefill", "prefill"),
-    Class("decode", "decode"),
-    Class("input_prep", "input_prep"),
-    Class("sampling", "sampling"),
-    Class("other_step", "other_step"),
-    Class("template", "template"),
-    Class("tokenize", "tokenize"),
-    Class("pool_core_wait", "core_wait"),
-    Class("template_wait", "template", transit=True),
-    Class("tokenize_wait", "tokenize", transit=True),
-    Class("detokenize", "detokenize"),
-    Class("engine_code", "scheduling"),
-    Class("handoff", "handoff"),
-    Class("output", "output"),
-    Class("ingress", "ingress"),
-    Class("egress", "egress"),
-    Class("connect", "connect"),
-    Class("generator_lag", "generator_lag"),
-    Class("retry", "retry"),
-    Class("worker", "scheduling"),
-    Class("executor", "scheduling", transit=True),
-    Class("loop", "scheduling"),
-    Class("core_wait", "core_wait"),
-    Class("accept_wait", "accept_wait"),
-    Class("output_loop", "output"),
-    Class("handoff_transit", "handoff", transit=True),
-    Class("output_transit", "output", transit=True),
-    Class("network_in", "network_in", transit=True),
-    Class("network_out", "network_out", transit=True),
-)
-CLASS = {c.name: number for number, c in enumerate(CLASSES)}
-# Stretches between two processes' or threads' stamps, whose core those who receive there may have had to wait for.
-CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
-    "network_in": ("core_wait", (CoreThread.LOOP,)),
-    "template_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
-    "tokenize_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
-    "handoff_transit": ("core_wait", (CoreThread.INPUT,)),
-    "output_transit": ("core_wait", (CoreThread.OUTPUT, CoreThread.LOOP)),
-}
-# Such stretches that end when the API server's event loop looks, and what it is when the loop worked for others then.
-LOOP_WAITS = {"network_in": "accept_wait", "output_transit": "output_loop"}
-FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
-HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """The ends of ledgers: token ``n`` (from 1) of row ``request`` received at ``end``, counted from ``start``."""
-
-    request: Ints
-    n: Ints
-    start: Ints
-    end: Ints
-
-    def __len__(self) -> int:
-        return len(self.request)
+from analysis.trace import Trace
+from analysis.trace_index import FAR, MISSING, Bools, Events, Index, Ints
+from recording import EntryFlag, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,93 +37,6 @@ class Causes:
     first_seq: Ints  # the steps behind the event, by sequence number; MISSING where unknown
     last_seq: Ints
     gaps: dict[str, Ints]  # causal pairs: later minus earlier stamp, MISSING pairs left out
-
-
-class _Index:
-    """Looks a trace's rows up by request and code, by request and token, by step and code."""
-
-    def __init__(self, trace: Trace, requests: int) -> None:
-        self.requests = requests
-        spans = trace.request_spans
-        self.spans = spans[spans["request"] >= 0]
-        emissions = trace.emissions[trace.emissions["request"] >= 0]
-        emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
-        self.emission_key = emissions["request"] * _FAR + _cumulative(emissions["request"], emissions["tokens"])
-        self.emission_step = emissions["step"]
-        self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
-        self.step_spans = {code: self._dense(trace.step_spans, code) for code in Span if 100 <= code < 200}
-        entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
-        key = entries["request"] * _FAR + entries["step"]
-        order = np.argsort(key, kind="stable")
-        self.entry_key, self.entry_flags = key[order], entries["flags"][order]
-        self.entries = entries[order]
-
-    def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
-        """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
-        start = np.full(len(self.seqs), np.iinfo(np.int64).max)
-        end = np.full(len(self.seqs), MISSING)
-        rows = table[(table["code"] == code) & np.isin(table["step"], self.seqs)]
-        at = np.searchsorted(self.seqs, rows["step"])
-        np.minimum.at(start, at, rows["start"])
-        np.maximum.at(end, at, rows["end"])
-        start[end == MISSING] = MISSING
-        return start, end
-
-    def of_request(self, code: int, pick: str = "first") -> Table:
-        """One span of ``code`` for each client row (fields -1 where none)."""
-        out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
-        rows = self.spans[self.spans["code"] == code]
-        rows = rows[np.argsort(rows["start"], kind="stable")]
-        out[rows["request"][:: -1 if pick == "first" else 1]] = rows[:: -1 if pick == "first" else 1]
-        return out
-
-    def of_token(self, code: int, events: Events) -> Table:
-        """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
-        rows = self.spans[self.spans["code"] == code]
-        key = rows["request"] * _FAR + rows["n"]
-        order = np.argsort(key, kind="stable")
-        return _take(rows[order], key[order], events)
-
-    def step_of_token(self, events: Events) -> Ints:
-        """Position in ``seqs`` of the step that made each event's token, or MISSING."""
-        wanted = events.request * _FAR + events.n
-        at = np.searchsorted(self.emission_key, wanted)
-        found = np.full(len(events), MISSING)
-        inside = at < len(self.emission_key)
-        same = inside.copy()
-        same[inside] = self.emission_key[at[inside]] // _FAR == events.request[inside]
-        found[same] = self.position(self.emission_step[at[same]])
-        return found
-
-    def position(self, seq: Ints) -> Ints:
-        if not len(self.seqs):
-            return np.full(len(seq), MISSING)
-        at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
-        return np.where(self.seqs[at] == seq, at, MISSING)
-
-    def first_step(self) -> Ints:
-        """Position of the first step that carries tokens of each client row, or MISSING."""
-        out = np.full(self.requests, MISSING)
-        out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])
-        return out
-
-
-def _cumulative(groups: Ints, values: Ints) -> Ints:
-    """Running sum of ``values`` within runs of equal ``groups``."""
-    total = np.cumsum(values)
-    starts = np.flatnonzero(np.diff(groups, prepend=np.int64(MISSING - 1)))
-    before = np.zeros(len(groups), dtype=np.int64)
-    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0)) if len(starts) else 0
-    return np.asarray(total - np.cumsum(before), dtype=np.int64)
-
-
-def _take(rows: Table, key: Ints, events: Events) -> Table:
-    out = np.full(len(events), MISSING, dtype=rows.dtype)
-    at = np.searchsorted(key, events.request * _FAR + events.n)
-    inside = np.flatnonzero(at < len(key))
-    same = inside[rows["request"][at[inside]] == events.request[inside]]
-    out[same] = rows[at[same]]
-    return out
 
 
 def build(trace: Trace | None, client: Client, events: Events, dropped: frozenset[str]) -> Causes:
@@ -237,7 +68,7 @@ class _Maker:
         self.low = self.step = np.full(len(events), MISSING)
         self.all = np.arange(len(events))
         if trace is not None:
-            self.index = _Index(trace, len(client.due))
+            self.index = Index(trace, len(client.due))
             self.ingress = self.index.of_request(Span.INGRESS)[events.request]
             self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
             self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
@@ -409,7 +240,7 @@ class _Maker:
     def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
         """Whether each (event, step) pair is an own step, and whether it carries the prompt."""
         index = self.index
-        key = self.events.request[event] * _FAR + index.seqs[position]
+        key = self.events.request[event] * FAR + index.seqs[position]
         at = np.minimum(np.searchsorted(index.entry_key, key), max(len(index.entry_key) - 1, 0))
         own = index.entry_key[at] == key if len(index.entry_key) else np.zeros(len(key), dtype=np.bool_)
         prompt = own & ((index.entry_flags[at] & EntryFlag.PROMPT) != 0) if len(index.entry_key) else own

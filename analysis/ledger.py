@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.classes import CLASS, CLASSES, FORWARD_CLASSES, HOST_CLASSES
 from analysis.interference import Interference, decode_excess, fit_interference
-from analysis.intervals import CLASS, CLASSES, FORWARD_CLASSES, HOST_CLASSES, MISSING, Causes, Client, Events, build
+from analysis.intervals import Causes, Client, build
 from analysis.stages import STAGES, UNEXPLAINED, column
 from analysis.sweep import pieces, sweep, with_holes
 from analysis.trace import Trace
+from analysis.trace_index import MISSING, Events
 
 Ints = NDArray[np.int64]
 

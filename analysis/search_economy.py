@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.economics import SearchTrial, describe_search
-from analysis.summary import json_safe
+from analysis.jsonable import json_safe
 from recording import RunFolder
 
 _HELD, _INVALID = "holds", "invalid"  # a trial's verdicts

@@ -1,7 +1,7 @@
 """summary.json and verdict.json: everything that other programs may rely on, as one plain dictionary.
 
-Names are only ever added; ``SCHEMA_VERSION`` changes when one is renamed. Every value is JSON: no NaN, no infinity;
-null means that the sample cannot support the figure, or that nobody could measure it.
+Every value is JSON: no NaN, no infinity; null means that the sample cannot support the figure, or that nobody could
+measure it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,31 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import failures, omission, quantiles, tail, turns, upgrade, validity, verdict
+from analysis import failures, omission, quantiles, turns, validity, verdict
 from analysis import figures as fig
-from analysis.attempts import attempts_warning, count_attempts, final
+from analysis.attempts import attempts_warning
 from analysis.floor import floor_part
 from analysis.hdr import PERCENTILES
+from analysis.jsonable import SCHEMA_VERSION, json_safe
+from analysis.load_summary import counts_part, goodput_part, load_part, throughput_part
 from analysis.metrics import (
     METRICS,
     generator_lag_ns,
-    good_requests,
-    issued,
     limits_of,
     measured_requests,
     metric_sample,
     succeeded,
     window_s,
 )
-from analysis.rate_curve import lowest_and_highest
 from analysis.report.numbers import duration, share
 from analysis.stages import BY_NAME
 from analysis.steady import Warmup
 from analysis.tail import Anatomy
-from analysis.upgrade import Bracket
+from analysis.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
 from analysis.validity import Check, Evidence, RunWarning
 from analysis.verdict import SloResult
 
-SCHEMA_VERSION = 1
 CONFIDENCE_PART = {"interval": quantiles.CONFIDENCE, "verdict": 1 - quantiles.TAIL}
-_LEDGER_METRICS = {"ttft": "first_token", "e2e": "last_token"}
 
 
 def build_summary(
@@ -68,21 +65,21 @@ def build_summary(
     measured = measured_requests(requests)
     if evidence.ledger_refused:
         ledger = gaps = None
-    anatomies = _anatomies(ledger, gaps, measured, device)
+    anatomies = anatomies_of(ledger, gaps, measured, device)
     results = verdict.judge(slos, measured, anatomies)
     checks = validity.check_run(measured, evidence)
     reasons = validity.invalid_reasons(checks) + [r.sentence for r in results if r.status == verdict.INVALID]
     decided = verdict.overall(results, reasons)
     asked = _percentiles(slos)
     rate = window_s(measured) / len(measured) if len(measured) else 0.0
-    upgrades = _upgrades(ledger, measured, device)
-    counts = _counts(requests, measured, evidence)
+    upgrades = upgrades_of(ledger, measured, device)
+    counts = counts_part(requests, measured, evidence)
     told = [*validity.warnings_of(checks, evidence), *_warmup_warning(warmup), *warnings]
     told += attempts_warning(counts["attempts"], len(measured))
     residual = {event: _residual(fig.ledgers_of(ledger, measured, event)) for event in fig.EVENTS}
     lag = validity.percentile_of(generator_lag_ns(measured), 99)
     metrics = {metric: _metric(measured, metric, "due", asked, rate) for metric in METRICS}
-    from_sent = {metric: _metric(measured, metric, "sent", asked, rate) for metric in _LEDGER_METRICS}
+    from_sent = {metric: _metric(measured, metric, "sent", asked, rate) for metric in LEDGER_OF}
     summary = {
         "schema_version": SCHEMA_VERSION,
         "name": name,
@@ -92,7 +89,7 @@ def build_summary(
         "headline": _headline(decided, results, reasons, anatomies),
         "invalid_reasons": reasons,
         "slo": [slo_row(result) for result in results],
-        "load": _load(measured, evidence, lag),
+        "load": load_part(measured, evidence, lag),
         "counts": counts,
         "metrics": metrics,
         "metrics_from_sent": metrics | from_sent,
@@ -100,14 +97,14 @@ def build_summary(
         "turns": turns.describe_turns(measured),
         "closed_loop": omission.describe_closed_loop(measured, evidence),
         "failures": failures.describe_failures(measured),
-        "goodput": _goodput(measured, limits_of(slos)),
-        "throughput": _throughput(measured),
+        "goodput": goodput_part(measured, limits_of(slos)),
+        "throughput": throughput_part(measured),
         "stages": _stages(fig.ledgers_of(ledger, measured, "last_token"), asked, rate),
         "stages_to_first_token": _stages(fig.ledgers_of(ledger, measured, "first_token"), asked, rate),
         "groups": _groups(fig.ledgers_of(ledger, measured, "last_token"), asked, rate),
         "residual": residual,
-        "tail": _tail(anatomies, results),
-        "upgrade": _upgrade_part(upgrades, device),
+        "tail": tail_part(anatomies, results),
+        "upgrade": upgrade_part(upgrades, device),
         "checks": [dataclasses.asdict(check) for check in checks],
         "warnings": [dataclasses.asdict(warning) for warning in told],
         "floor": floor_part(evidence.floor, measured),
@@ -151,17 +148,6 @@ def slo_row(result: SloResult) -> dict[str, Any]:
     }
 
 
-def json_safe(value: Any) -> Any:
-    """The same value in types that JSON has: NaN and infinities become null."""
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_safe(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _needs(requests: int, minutes: float | None) -> dict[str, Any]:
     return {"requests": requests, "minutes": minutes}
 
@@ -169,60 +155,6 @@ def _needs(requests: int, minutes: float | None) -> dict[str, Any]:
 def _percentiles(slos: Sequence[Mapping[str, Any]]) -> list[float]:
     """Those that are always printed, and any that an SLO names."""
     return sorted({*PERCENTILES, *(float(slo["percentile"]) for slo in slos if slo.get("percentile") is not None)})
-
-
-def _load(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> dict[str, Any]:
-    _, delivered = validity.rates(measured) if len(measured) else (None, None)
-    return {
-        "loop": evidence.loop,
-        "arrivals": evidence.arrivals,
-        "requested_rate": evidence.requested_rate,
-        "unit": evidence.unit,
-        "conversation_rate": validity.rates(validity.first_turns(measured))[1] if evidence.unit != "requests" else None,
-        "rate_range": lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
-        "concurrency": evidence.concurrency,
-        "prefix_share": evidence.prefix_share,
-        "cached_share": _cached_share(measured),
-        "delivered_rate": delivered,
-        "dispersion": validity.dispersion(measured)[0],
-        "lag_p99_ms": fig.plain_percentile(lag_ns),
-        "lag_p50_ms": fig.plain_percentile(validity.percentile_of(generator_lag_ns(measured), 50)),
-        "window_s": window_s(measured),
-    }
-
-
-def _cached_share(measured: pd.DataFrame) -> float | None:
-    """Prompt tokens that the server found in its prefix cache over all prompt tokens, where it tells."""
-    if not {"cached_tokens", "prompt_tokens"} <= set(measured.columns):
-        return None
-    told = measured[["cached_tokens", "prompt_tokens"]].dropna()
-    prompts = float(told["prompt_tokens"].sum())
-    return float(told["cached_tokens"].sum()) / prompts if prompts else None
-
-
-def _counts(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any]:
-    """``planned`` and ``issued`` with the warm-up, the others without it.
-
-    ``unissued``: planned, and not on record as sent, also where a worker took its records along; None where nothing was
-    planned one by one.
-    """
-    failed = measured.loc[~succeeded(measured), "outcome"].value_counts()
-    requests_alone = final(requests)
-    sent = int(issued(requests_alone).sum())
-    abandoned = int((requests["outcome"] == "abandoned").sum())
-    left = None if evidence.planned is None else evidence.planned - sent - abandoned - (evidence.beyond_end or 0)
-    return {
-        "unissued": left,
-        "planned": len(requests_alone) if evidence.planned is None else evidence.planned,
-        "issued": sent,
-        "warmup": sent - len(measured),
-        "abandoned": abandoned,
-        "beyond_end": evidence.beyond_end,
-        "measured": len(measured),
-        "succeeded": int(succeeded(measured).sum()),
-        "attempts": count_attempts(requests, measured),
-        "failed": {str(name): int(count) for name, count in failed.items()},
-    }
 
 
 def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float], rate: float) -> dict[str, Any]:
@@ -278,106 +210,6 @@ def _residual(ledgers: pd.DataFrame) -> dict[str, Any] | None:
         out[which] = {f"{key}_ms": fig.plain_percentile(validity.percentile_of(left, p)) for key, p in parts.items()}
         out[which] |= {f"{key}_share": validity.percentile_of(left / total, p) for key, p in parts.items()}
     return out
-
-
-def _goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> dict[str, Any]:
-    """Good requests per second; the share's interval is Clopper and Pearson's, good ones in a row counted as alike."""
-    good = good_requests(measured, limits_ns)
-    n, seconds = len(good), window_s(measured)
-    if not n:
-        return {"per_s": None, "share": None, "share_ci": None, "limits_ms": {}}
-    worth = n / quantiles.autocorrelation_time(good.astype(np.float64))
-    low, high = quantiles.share_bounds(float(good.mean()) * worth, worth)
-    return {
-        "per_s": float(good.sum()) / seconds if seconds else None,
-        "share": float(good.mean()),
-        "share_ci": [low, high],
-        "limits_ms": {metric: limit / 1e6 for metric, limit in limits_ns.items()},
-    }
-
-
-def _throughput(measured: pd.DataFrame) -> dict[str, Any]:
-    """Successes and their tokens per second, from the first due time to the last token."""
-    good = measured[succeeded(measured)]
-    span = (int(good["last_token_ns"].max()) - int(measured["due_ns"].min())) / 1e9 if len(good) else 0.0
-    rates = {"requests_per_s": float(len(good))}
-    rates |= {f"{side}_tokens_per_s": float(good[f"{side}_tokens"].sum()) for side in ("prompt", "output")}
-    return {key: value / span if span > 0 else None for key, value in rates.items()} | {"span_s": span}
-
-
-def _anatomies(
-    ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, measured: pd.DataFrame, device: str
-) -> dict[str, Anatomy | None]:
-    out = {
-        m: tail.anatomy(fig.ledgers_of(ledger, measured, event), device=device) for m, event in _LEDGER_METRICS.items()
-    }
-    if gaps is not None and len(gaps):
-        inside = gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)
-        out["itl"] = tail.anatomy(gaps[inside], "token gaps", device)
-    return out
-
-
-def _tail(anatomies: Mapping[str, Anatomy | None], results: Sequence[SloResult]) -> dict[str, Any]:
-    """Every metric's anatomy; in front the one that matters most: a failed SLO's, else the first SLO's, else TTFT."""
-    known = {metric: found for metric, found in anatomies.items() if found is not None}
-    out: dict[str, Any] = {metric: anatomy_part(found) for metric, found in known.items()}
-    ordered = [r.metric for r in results if r.status == verdict.FAIL] + [r.metric for r in results] + list(known)
-    first = next((metric for metric in ordered if metric in known), None)
-    if first is None:
-        return {"metric": None, "stage": None, "owner": None, "share": None, "share_ci": None, "sentence": None}
-    told = ("stage", "owner", "share", "share_ci", "sentence")
-    return {"metric": first, **{key: out[first][key] for key in told}, **out}
-
-
-def anatomy_part(found: Anatomy) -> dict[str, Any]:
-    """One anatomy as JSON: the two bands in ms by stage, and the stages ranked by their share of the difference."""
-    more = found.slow_ns - found.typical_ns
-    return {
-        "count": found.count,
-        "typical": {
-            "count": found.typical_count,
-            "total_ms": found.typical_ns / 1e6,
-            "stages_ms": {stage: usual / 1e6 for stage, usual, _ in found.stages},
-        },
-        "slow": {
-            "count": found.slow_count,
-            "total_ms": found.slow_ns / 1e6,
-            "stages_ms": {stage: late / 1e6 for stage, _, late in found.stages},
-        },
-        "difference_ms": more / 1e6,
-        "ranked": [
-            {"stage": stage, "owner": tail.owner_of(stage), "share": part, "ms": part * more / 1e6}
-            for stage, part in found.ranked
-        ],
-        "stage": found.stage,
-        "owner": found.owner,
-        "share": found.share,
-        "share_ci": [found.share_low, found.share_high],
-        "sentence": found.sentence,
-    }
-
-
-def _upgrades(ledger: pd.DataFrame | None, measured: pd.DataFrame, device: str) -> dict[str, Bracket]:
-    found = {
-        m: upgrade.bracket(fig.ledgers_of(ledger, measured, event), m, device) for m, event in _LEDGER_METRICS.items()
-    }
-    return {metric: bracket for metric, bracket in found.items() if bracket is not None}
-
-
-def _upgrade_part(brackets: Mapping[str, Bracket], device: str) -> dict[str, Any]:
-    out: dict[str, Any] = {"device": device, "sentence": None}
-    for metric, bracket in brackets.items():
-        ends = {"now": bracket.now, "lower": bracket.lower, "upper": bracket.upper}
-        out[metric] = {
-            end: {
-                f"{fig.percentile_key(p)}_ms": fig.plain_percentile(e.value) if e.supported else None
-                for p, e in sorted(estimates.items())
-            }
-            for end, estimates in ends.items()
-        }
-        out[metric] |= {"percentile": bracket.percentile, "sentence": bracket.sentence}
-    first = next(iter(brackets.values()), None)
-    return out | {"sentence": first.sentence if first else None}
 
 
 def _warmup_warning(found: Warmup | None) -> list[RunWarning]:

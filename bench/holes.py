@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.intervals import CLASSES
+from analysis.classes import CLASSES
 from analysis.sweep import Intervals
 from bench.transit import last_tokens
 

@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.intervals import CLASSES, MISSING, Client, Events, build
+from analysis.classes import CLASSES
+from analysis.intervals import Client, build
 from analysis.sweep import Intervals, sweep
 from analysis.tables import read_requests
 from analysis.trace import Trace, read_trace
+from analysis.trace_index import MISSING, Events
 from recording import RunFolder
 
 Ints = NDArray[np.int64]

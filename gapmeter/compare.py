@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.resolve import resolve
+from recording import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +192,11 @@ def _read(path: Path) -> Any:
 
 def _folder(runs: Path, sides: Sequence[Sequence[Path]]) -> Path:
     names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-compare-{hashlib.sha256(names.encode()).hexdigest()[:6]}"
-    for attempt in range(1000):
-        folder = runs / (stem if attempt == 0 else f"{stem}.{attempt}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"{folder} cannot be made: {error.strerror}", errors.USAGE) from error
-        return folder
-    raise UserError(f"{runs / stem}: a thousand comparisons of this name exist", errors.USAGE)
+    try:
+        return RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+    except OSError as error:
+        text = f"no comparison's folder can be made in {runs}: {error.strerror or error}"
+        raise UserError(text, errors.USAGE) from error
 
 
 def _tell(text: str, *, quiet: bool) -> None:

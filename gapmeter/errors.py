@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 OK = 0
 USAGE = 2
 NOT_VALID = 98
@@ -27,3 +29,10 @@ class UserError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def say_exit(code: int, meaning: str = "") -> int:
+    """A failure's last line on standard error, with its code and what that means; returns the code."""
+    if code != OK:
+        print(f"exit={code} {meaning or MEANING[code]}", file=sys.stderr)
+    return code

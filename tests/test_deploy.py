@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gapmeter.cli import _parser
+from gapmeter.cli import parser
 from gapmeter.worker import address, workers
 from scenarios import list_scenarios
 
@@ -37,7 +37,7 @@ def deployed(request: pytest.FixtureRequest) -> tuple[dict[str, list[str]], dict
 
 
 def parsed(command: list[str]) -> argparse.Namespace:
-    return _parser().parse_args(command)
+    return parser().parse_args(command)
 
 
 def test_every_command_is_one_that_the_command_line_understands(

@@ -15,7 +15,7 @@ from analysis.capacity.read import Measured
 from analysis.capacity.search import Goal
 from analysis.capacity.sentences import headline
 from analysis.capacity.trial import FAILS, HOLDS, INVALID, Trial
-from analysis.summary import SCHEMA_VERSION, json_safe
+from analysis.jsonable import SCHEMA_VERSION, json_safe
 
 EXIT_CODES = {
     search.FOUND: 0, search.BUDGET: 98, search.CLIENT: 98, search.NOT_MEASURED: 98, search.UNMEETABLE: 99,

@@ -19,9 +19,9 @@ from analysis.compare.protocol import Fact, Protocol
 from analysis.compare.sides import Run
 from analysis.figures import percentile_key
 from analysis.floor import read_floor
+from analysis.jsonable import json_safe
 from analysis.metrics import METRICS
 from analysis.report.numbers import share
-from analysis.summary import json_safe
 from analysis.tail import owner_of
 
 SCHEMA_VERSION = 1

@@ -14,6 +14,7 @@ from analysis import verdict
 from analysis.binding import decide
 from analysis.binding_evidence import binding_evidence
 from analysis.hdr import PERCENTILES
+from analysis.jsonable import SCHEMA_VERSION, json_safe
 from analysis.metrics import METRICS, metric_sample
 from analysis.points.axis import Axis, axis_of, is_load, label, place
 from analysis.points.economy import describe_economy
@@ -21,7 +22,7 @@ from analysis.points.growth import describe_growth, means_ms, slow_band
 from analysis.points.knee import find_knee
 from analysis.points.read import Frames, PointRun, batch, read_frames, read_runs
 from analysis.report.numbers import duration
-from analysis.summary import SCHEMA_VERSION, json_safe, slo_row
+from analysis.summary import slo_row
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
 _EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}

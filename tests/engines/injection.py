@@ -19,12 +19,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.intervals import CLASSES, Client, Events, build
+from analysis.classes import CLASSES
+from analysis.intervals import Client, build
 from analysis.ledger import make_ledger
 from analysis.stages import STAGES, UNEXPLAINED
 from analysis.sweep import sweep
 from analysis.tables import read_requests
 from analysis.trace import read_trace
+from analysis.trace_index import Events
 from bench.engine import Engine, Setting, running
 from recording import RunFolder
 
@@ -132,6 +134,20 @@ def _prepare(folder: Path, cases: Sequence[Case]) -> dict[str, str]:
     (folder / "now").write_bytes(bytes(_NOW_BYTES))
     path = [str(_PATCHES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"GAPMETER_INJECT": str(folder), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def check_alone(found: Found, rounds: int) -> None:
+    """With one request in flight, a delay is found in its stage, nearly whole, and hardly anywhere else."""
+    assert found.requests == rounds and found.added_ns >= _DELAY_NS, "the delay was not put in, so this proves nothing"
+    assert found.owned >= 0.95
+    assert max(found.elsewhere.values(), default=0) <= 0.05
+    assert found.seen >= 0.95
+
+
+def check_crowd(grown: pd.Series, case: Case) -> None:
+    """In a closed loop a delay also shortens the queues behind it: stages may shrink, and still the sum holds."""
+    assert grown[list(case.stages)].sum() >= 0.95 * case.delay_ns
+    assert abs(grown.drop(["e2e", "unexplained"]).sum() - grown["e2e"]) <= 0.01 * case.delay_ns
 
 
 def in_turn(numbers: Sequence[int], rounds: int) -> list[int]:
