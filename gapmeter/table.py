@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from analysis.figures import percentile_key
+from analysis.points.compared import figure_key
+from analysis.points.read import written_tokens
 from analysis.report.marks import words
 from analysis.report.numbers import DASH, bounds, duration, significant
 from gapmeter import errors
@@ -53,7 +54,7 @@ def render_sweep(summary: Mapping[str, Any], folder: Path, code: int) -> Text:
 
 def _rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The table's cells, its head first; p50 beside the percentile that all points support, unless that is it."""
-    ttft, itl = (percentile_key(sweep["levels"][metric] or 99.0) for metric in ("ttft", "itl"))
+    ttft, itl = (figure_key(sweep["levels"][metric]) for metric in ("ttft", "itl"))
     middle = () if ttft == "p50" else ("TTFT p50",)
     head = ("point", "tokens/s", "batch", *middle, f"TTFT {ttft}", "95 % interval", f"ITL {itl}", "95 % interval",
             "verdict", "binds")  # fmt: skip
@@ -66,9 +67,9 @@ def _row(point: Mapping[str, Any], ttft: str, itl: str, cells: int) -> tuple[str
         return (point["label"], *[DASH] * (cells - 3), point["verdict"], "")
     first, gaps = point["metrics"]["ttft"], point["metrics"]["itl"]
     middle = () if ttft == "p50" else (duration(first["p50_ms"]),)
-    tokens, batch = point["throughput"]["output_tokens_per_s"], point["batch"]["running"]
+    batch = point["batch"]["running"]
     return (
-        point["label"], _number(tokens), _number(batch), *middle,
+        point["label"], written_tokens(point), _number(batch), *middle,
         duration(first[f"{ttft}_ms"]), bounds(*(first[f"{ttft}_ci_ms"] or (None, None))),
         duration(gaps[f"{itl}_ms"]), bounds(*(gaps[f"{itl}_ci_ms"] or (None, None))), point["verdict"],
         _binds(point),

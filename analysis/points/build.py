@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from analysis import figures as fig
 from analysis import verdict
@@ -16,16 +13,14 @@ from analysis.binding_evidence import binding_evidence
 from analysis.hdr import PERCENTILES
 from analysis.jsonable import SCHEMA_VERSION, json_safe
 from analysis.metrics import METRICS, metric_sample
-from analysis.points.axis import Axis, axis_of, is_load, label, place
+from analysis.points.axis import axis_of, label
+from analysis.points.compared import common_level
+from analysis.points.curves import EVENT_OF, growths_of, headline, knees_of, mean_level, rate_level, seen
 from analysis.points.economy import describe_economy
-from analysis.points.growth import describe_growth, means_ms, slow_band
-from analysis.points.knee import find_knee
+from analysis.points.growth import means_ms, slow_band
 from analysis.points.read import Frames, PointRun, batch, read_frames, read_runs
-from analysis.report.numbers import duration
 from analysis.summary import slo_row
 
-LEVELS = (99.0, 95.0, 90.0, 50.0)
-_EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
 _FAILED, _MISSING = "FAILED", "MISSING"
 _NOT_VALID, _UNREACHABLE = 98, 106
 
@@ -42,7 +37,11 @@ def build_summary(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     main = _main_metric(slos)
     levels = {metric: common_level(points, metric) for metric in METRICS}
     device = next((str(p["device"]) for p in points if p["device"]), "GPU")
-    growths, knees = _along(axis, points, frames, main, levels[main], device)
+    sights = [
+        None if found is None else seen(point, found, levels) for point, found in zip(points, frames, strict=True)
+    ]
+    knees = knees_of(axis, points, sights, main, levels)
+    growths = growths_of(axis, sights, knees, main, levels, device)
     for point in points:
         point.pop("device")
     exit_code = _exit_code(points)
@@ -65,24 +64,11 @@ def build_summary(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
                 "points": points,
                 "growth": growths,
                 "knees": knees,
-                "headline": _headline(points, knees, growths, main, levels[main]),
+                "headline": headline(points, knees, growths, main),
             },
         }
     )  # fmt: skip
     return safe
-
-
-def common_level(points: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    """One percentile to compare: the highest of p99, p95, p90 and p50 that every measured point's sample supports.
-
-    Where there is none, the highest that most of them support; None where no sample supports any.
-    """
-    shown = [point["metrics"][metric] for point in points if point["metrics"]]
-    supported = {
-        level: sum(found[f"{fig.percentile_key(level)}_ms"] is not None for found in shown) for level in LEVELS
-    }  # fmt: skip
-    most = max(supported.values(), default=0)
-    return next((level for level in LEVELS if supported[level] == most), None) if most else None
 
 
 def _describe_point(
@@ -146,10 +132,10 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
     asked = sorted({*PERCENTILES, *(float(s["percentile"]) for s in slos if s.get("percentile") is not None)})
     seconds = sum(s["load"]["window_s"] for s in summaries)
     each = seconds / len(frames.measured) if len(frames.measured) else 0.0
-    metrics = {m: _figures(frames.measured, m, asked, each) for m in METRICS}
+    metrics = {m: _figures(frames, m, asked, each) for m in METRICS}
     results = verdict.judge(slos, frames.measured, {})
     reasons = [] if any(run.valid for run in used) else list(summaries[0]["invalid_reasons"])
-    stages = {metric: means_ms(getattr(frames, name)) for metric, name in _EVENT_OF.items()}
+    stages = {metric: means_ms(getattr(frames, name)) for metric, name in EVENT_OF.items()}
     checks = [check for s in summaries for check in s["checks"]]
     told = {
         "verdict": verdict.overall(results, reasons),
@@ -157,13 +143,13 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
         "slo": [slo_row(result) for result in results],
         "metrics": metrics,
         "between": _between(summaries) if len(summaries) > 1 else None,
-        "throughput": _throughput(summaries),
+        "throughput": _throughput(summaries, frames),
         "delivered_rate": _mean(s["load"]["delivered_rate"] for s in summaries),
         "goodput_per_s": _mean(s["goodput"]["per_s"] for s in summaries),
         "failed_requests": sum(sum(s["counts"]["failed"].values()) for s in summaries),
         "stages": {metric: {"mean_ms": sum(found.values()), "stages_ms": found} for metric, found in stages.items()
                    if found},
-        "slow_stages": {metric: means_ms(slow_band(getattr(frames, name), 99)) for metric, name in _EVENT_OF.items()
+        "slow_stages": {metric: means_ms(slow_band(getattr(frames, name), 99)) for metric, name in EVENT_OF.items()
                         if len(getattr(frames, name))},
         "batch": batch(frames.steps),
         "binding": decide(
@@ -174,9 +160,11 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
     return told | {"economy": describe_economy(told, summaries, manifest, frames.measured)}
 
 
-def _figures(measured: pd.DataFrame, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:
-    values = metric_sample(measured, metric)
-    return fig.figures(values, asked, values.count / len(measured) if len(measured) else 1.0, seconds)
+def _figures(frames: Frames, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:
+    values = metric_sample(frames.measured, metric)
+    per_request = values.count / len(frames.measured) if len(frames.measured) else 1.0
+    mean = mean_level(frames, metric)
+    return fig.figures(values, asked, per_request, seconds) | {"mean_ci_ms": list(mean.interval) if mean else None}
 
 
 def _between(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -190,14 +178,24 @@ def _between(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return told
 
 
-def _throughput(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Per second over all the runs' time; ``output_range`` is from the slowest repeat to the fastest."""
+def _throughput(summaries: Sequence[Mapping[str, Any]], frames: Frames) -> dict[str, Any]:
+    """Per second over all the runs' time; ``output_range`` is from the slowest repeat to the fastest.
+
+    ``steady_tokens_per_s``, with its 95 % interval, over the time from the first due to the last only: without the end
+    of a load, when fewer and fewer are left.
+    """
     known = [s["throughput"] for s in summaries if s["throughput"]["output_tokens_per_s"] is not None]
     span = sum(t["span_s"] for t in known)
     names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
     told = {name: sum(t[name] * t["span_s"] for t in known) / span if span else None for name in names}
     each = [t["output_tokens_per_s"] for t in known]
-    return told | {"span_s": span, "output_range": [min(each), max(each)] if len(each) > 1 else None}
+    steady = rate_level(frames)
+    return told | {
+        "span_s": span,
+        "output_range": [min(each), max(each)] if len(each) > 1 else None,
+        "steady_tokens_per_s": steady.value if steady else None,
+        "steady_ci": list(steady.interval) if steady else None,
+    }
 
 
 def _mean(values: Any) -> float | None:
@@ -211,79 +209,7 @@ def _slos(points: Sequence[Mapping[str, Any]], folder: Path) -> list[Mapping[str
 
 def _main_metric(slos: Sequence[Mapping[str, Any]]) -> str:
     """What the sweep is about: the first latency that an SLO names, else TTFT."""
-    return next((str(slo["metric"]) for slo in slos if slo["metric"] in _EVENT_OF), "ttft")
-
-
-def _along(
-    axis: Axis, points: Sequence[Mapping[str, Any]], frames: Sequence[Frames | None], main: str, level: float | None,
-    device: str,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
-    """From point to point of each curve: what grows, and where its knee lies."""
-    growths: list[dict[str, Any]] = []
-    knees: list[dict[str, Any]] = []
-    if axis.key is None or level is None:
-        return growths, knees
-    key = f"{fig.percentile_key(level)}_ms"
-    for name, members in axis.series:
-        shown = [at for at in members if _counts(points[at], main, key)]
-        at = None
-        if is_load(axis.key):
-            knee = find_knee(
-                [place(points[k], axis.key) for k in shown], [points[k]["metrics"][main][key] for k in shown]
-            )
-            at = None if knee.at is None else shown[knee.at]
-            knees.append({"series": name, "point": at, "label": None if at is None else points[at]["label"],
-                          "bend": knee.bend, "why": knee.why})  # fmt: skip
-        for one, two in pairwise(shown):
-            before, after = frames[one], frames[two]
-            if before is None or after is None:
-                continue
-            ledgers = (getattr(before, _EVENT_OF[main]), getattr(after, _EVENT_OF[main]))
-            growths.append(
-                {"series": name, "from_point": one, "to_point": two, "at_knee": one == at}
-                | describe_growth(points[one], points[two], main, level, ledgers, device)
-            )
-    return growths, knees
-
-
-def _counts(point: Mapping[str, Any], metric: str, key: str) -> bool:
-    """Whether a curve may run through a point: a valid measurement whose sample supports the percentile."""
-    return bool(point["metrics"]) and point["verdict"] != verdict.INVALID and point["metrics"][metric][key] is not None
-
-
-def _headline(
-    points: Sequence[Mapping[str, Any]], knees: Sequence[Mapping[str, Any]], growths: Sequence[Mapping[str, Any]],
-    main: str, level: float | None,
-) -> list[str]:  # fmt: skip
-    """What a person reads first: a sentence a curve, and how many points have no figures."""
-    told = []
-    for knee in knees:
-        lead = f"{knee['series']}: " if knee["series"] else ""
-        if knee["point"] is None:
-            told.append(f"{lead}No knee among these points: {knee['why']}.")
-            continue
-        growth = next((g for g in growths if g["at_knee"] and g["from_point"] == knee["point"]), None)
-        told.append(f"{lead}The knee is at {knee['label']}. {growth['sentence'] + '.' if growth else ''}".strip())
-    if not knees and growths:
-        told.append(_largest_change(growths))
-    key = None if level is None else f"{fig.percentile_key(level)}_ms"
-    for point in points:
-        if key and point["metrics"] and point["metrics"][main][key] is None:
-            mean, name = duration(point["metrics"][main]["mean_ms"]), f"p{level:g} of {main.upper()}"
-            why = "too short, or no steady state"
-            told.append(f"{point['label']}: the sample does not support {name} ({why}); the mean is {mean}.")
-    lost = [point["label"] for point in points if not point["metrics"]]
-    if lost:
-        told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")
-    return told
-
-
-def _largest_change(growths: Sequence[Mapping[str, Any]]) -> str:
-    """The largest difference between neighbours that is beyond its interval."""
-    sure = [g for g in growths if g["grows_ci_ms"] and g["grows_ci_ms"][0] * g["grows_ci_ms"][1] > 0]
-    if not sure:
-        return "Between no two neighbouring points does the difference go beyond its interval."
-    return f"{max(sure, key=lambda g: abs(g['grows_ms']))['sentence']}."
+    return next((str(slo["metric"]) for slo in slos if slo["metric"] in EVENT_OF), "ttft")
 
 
 def _exit_code(points: Sequence[Mapping[str, Any]]) -> int:
@@ -293,4 +219,4 @@ def _exit_code(points: Sequence[Mapping[str, Any]]) -> int:
     return _NOT_VALID if any(point["metrics"] for point in points) else _UNREACHABLE
 
 
-__all__ = ["build_summary", "common_level"]
+__all__ = ["build_summary"]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.cost import describe_cost, describe_tokens, price_words, usd
 from analysis.economics import describe_value
-from analysis.figures import percentile_key
+from analysis.points.compared import figure_key
 from analysis.price import Price
 from analysis.provenance import Provenance
 from analysis.report.figure import Row, Table, Value, written
@@ -64,7 +64,7 @@ def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | N
     shown = [point for point in shown if point.get("economy")]
     if not shown:
         return None
-    levels = {metric: percentile_key(sweep["levels"][metric] or 99.0) for metric in ("ttft", "itl")}
+    levels = {metric: figure_key(sweep["levels"][metric]) for metric in ("ttft", "itl")}
     heads = [f"{metric.upper()} {level}" for metric, level in levels.items()]
     rows = [economy_row(point, levels) for point in shown]
     name = "Cost, efficiency and value"

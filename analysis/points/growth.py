@@ -1,25 +1,30 @@
 """What grows from one point to the next: the stage that accounts for it, and its owner.
 
 For p95 and above the slow bands (analysis.tail) of both points are compared, else all their requests: means over real
-requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it.
+requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a sample
+does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of a
+stage's share draws stretches of consecutive requests (``analysis.resample``), not requests, for the same reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.figures import percentile_key
+from analysis.points.compared import figure_words
+from analysis.points.level import Level, difference
 from analysis.quantiles import Floats
 from analysis.report.marks import words
 from analysis.report.numbers import duration, share
+from analysis.resample import Bools, drawn_means, interval, stretches
 from analysis.stages import STAGES, UNEXPLAINED, column
 from analysis.tail import FEWEST_SLOW, owner_of, slow_count
 
-_RESAMPLES = 1000
+SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
 
 
 def means_ms(ledgers: pd.DataFrame) -> dict[str, float]:
@@ -31,86 +36,106 @@ def means_ms(ledgers: pd.DataFrame) -> dict[str, float]:
     return dict(zip(names, (np.nan_to_num(rows).mean(axis=0) / 1e6).tolist(), strict=True))
 
 
-def slow_band(ledgers: pd.DataFrame, percentile: float) -> pd.DataFrame:
-    """The rows whose growth stands for that of a percentile."""
-    if percentile < 95 or len(ledgers) < 4 * FEWEST_SLOW:
-        return ledgers
-    order = np.argsort(ledgers["total_ns"].to_numpy(np.float64), kind="stable")
-    return ledgers.iloc[order[-slow_count(len(ledgers)) :]]
+def slow_band(ledgers: pd.DataFrame, percentile: float | None) -> pd.DataFrame:
+    """The rows whose growth stands for that of a percentile (None: of the mean), in their own order."""
+    return ledgers[_member(ledgers, percentile)]
 
 
-def describe_growth(
-    before: Mapping[str, Any], after: Mapping[str, Any], metric: str, percentile: float,
-    ledgers: tuple[pd.DataFrame, pd.DataFrame], device: str,
-) -> dict[str, Any]:  # fmt: skip
-    """From one point (as in summary.json) to the next; ``ledgers``: those of the metric at both.
+def _member(ledgers: pd.DataFrame, percentile: float | None) -> Bools:
+    member = np.ones(len(ledgers), dtype=np.bool_)
+    if percentile is not None and percentile >= SLOW_LEVEL and len(ledgers) >= 4 * FEWEST_SLOW:
+        order = np.argsort(ledgers["total_ns"].to_numpy(np.float64), kind="stable")
+        member[order[: -slow_count(len(ledgers))]] = False
+    return member
 
-    ``grows_ms`` is the percentile's growth with the widest interval that both ends allow; ``stages_ms`` the growth of
-    every stage in the bands, ``share_ci`` a 95 % bootstrap interval of the largest one's share (rows resampled as if
-    independent: too narrow where they are not).
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two neighbors: its label, the figure that is compared, and its ledgers in time order."""
+
+    label: str
+    level: Level | None
+    ledgers: pd.DataFrame
+
+
+def describe_growth(one: Side, two: Side, metric: str, percentile: float | None, device: str) -> dict[str, Any]:
+    """From one point to the next; ``percentile``: the figure that is compared, None for the mean.
+
+    ``grows_ms`` with its 95 % interval; ``stages_ms`` the growth of every stage in the bands, ``share_ci`` a 95 %
+    interval of the largest one's share, null where too few stretches of requests are in a band to tell.
     """
-    key = percentile_key(percentile)
-    one, two = before["metrics"][metric], after["metrics"][metric]
-    low, high = one.get(f"{key}_ci_ms"), two.get(f"{key}_ci_ms")
-    grows = None if one[f"{key}_ms"] is None or two[f"{key}_ms"] is None else two[f"{key}_ms"] - one[f"{key}_ms"]
-    bands = [slow_band(rows, percentile) for rows in ledgers]
-    gain = {
-        stage: ms - means_ms(bands[0]).get(stage, 0.0) for stage, ms in means_ms(bands[1]).items()
-    }  # fmt: skip
+    known = difference(one.level, two.level) if one.level and two.level else None
+    means = [means_ms(slow_band(side.ledgers, percentile)) for side in (one, two)]
+    gain = {stage: ms - means[0].get(stage, 0.0) for stage, ms in means[1].items()} if means[0] else {}
     whole = sum(gain.values())
     told: dict[str, Any] = {
-        "from": before["label"], "to": after["label"], "metric": metric, "percentile": percentile,
-        "grows_ms": grows, "grows_ci_ms": [high[0] - low[1], high[1] - low[0]] if low and high else None,
+        "from": one.label, "to": two.label, "metric": metric, "percentile": percentile,
+        "grows_ms": known and known[0], "grows_ci_ms": known and list(known[1:]),
         "band_grows_ms": whole if gain else None, "stages_ms": gain,
         "stage": None, "owner": None, "share": None, "share_ci": None,
     }  # fmt: skip
     if gain and whole:
         stage = max(gain, key=lambda name: gain[name] / whole)
         told |= {"stage": stage, "owner": owner_of(stage), "share": gain[stage] / whole,
-                 "share_ci": _share_interval(bands, stage)}  # fmt: skip
+                 "share_ci": _share_interval(one.ledgers, two.ledgers, percentile, stage)}  # fmt: skip
     return told | {"sentence": _sentence(told, device)}
 
 
+def is_sure(told: Mapping[str, Any]) -> bool:
+    """Whether a growth goes beyond its interval."""
+    ends = told["grows_ci_ms"]
+    return bool(ends and ends[0] * ends[1] > 0)
+
+
 def _sentence(told: Mapping[str, Any], device: str) -> str:
-    grows, name = told["grows_ms"], f"p{told['percentile']:g} {told['metric'].upper()}"
+    grows, name = told["grows_ms"], figure_words(told["metric"], told["percentile"])
     start = f"From {told['from']} to {told['to']} {name} "
     if grows is None:
         return f"{start}is not estimable at both"
-    interval = told["grows_ci_ms"]
-    spread = f" (95 % interval {duration(interval[0])} to {duration(interval[1])})" if interval else ""
-    start += f"{'grows' if grows >= 0 else 'falls'} by {duration(abs(grows))}{spread}"
-    if told["stage"] is None or grows * told["band_grows_ms"] <= 0:
+    low, high = told["grows_ci_ms"]
+    if not is_sure(told):
+        return f"{start}differs by no more than its interval ({_signed(low)} to {_signed(high)})"
+    start += f"{'grows' if grows > 0 else 'falls'} by {duration(abs(grows))} (95 % interval {_ends(low, high)})"
+    ends = told["share_ci"]
+    if told["stage"] is None or ends is None or grows * told["band_grows_ms"] <= 0:
         return start
     owner = device if told["owner"] == "GPU" else told["owner"]
-    way = "longer" if grows > 0 else "less"
-    which = (
-        f"of what the slowest ones wait {way}" if told["percentile"] >= 95 else f"of what they wait {way} on average"
-    )
-    ends = told["share_ci"]
-    between = f" ({share(ends[0])} to {share(ends[1])})" if ends else ""
-    return f"{start}; {share(told['share'])}{between} {which} is {words(told['stage'])} ({owner})"
+    slowest = told["percentile"] is not None and told["percentile"] >= SLOW_LEVEL
+    which = f"the slowest ones wait {_way(grows)}" if slowest else f"they wait {_way(grows)} on average"
+    between = f"{share(told['share'])} ({share(ends[0])} to {share(ends[1])})"
+    return f"{start}; {between} of what {which} is {words(told['stage'])} ({owner})"
 
 
-def _share_interval(bands: list[pd.DataFrame], stage: str) -> list[float] | None:
-    """Both bands drawn again with replacement (percentile method, fixed seed); None for bands of a row."""
-    if min(len(band) for band in bands) < 2:
+def _way(grows: float) -> str:
+    return "longer" if grows > 0 else "less"
+
+
+def _ends(low: float, high: float) -> str:
+    near, far = sorted((abs(low), abs(high)))
+    return f"{duration(near)} to {duration(far)}"
+
+
+def _signed(ms: float) -> str:
+    return f"{'−' if ms < 0 else '+'}{duration(abs(ms))}"
+
+
+def _share_interval(one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> list[float] | None:
+    """Stretches of both points drawn again (percentile method, fixed seeds)."""
+    drawn = [_drawn(rows, percentile, stage, seed) for seed, rows in enumerate((one, two))]
+    if drawn[0] is None or drawn[1] is None:
         return None
-    rng = np.random.default_rng(0)
-    drawn = [_resampled(band, stage, rng) for band in bands]
     more = drawn[1] - drawn[0]
-    more = more[more[:, 1] * np.mean(more[:, 1]) > 0]
-    if len(more) < _RESAMPLES // 2:
-        return None
-    low, high = np.quantile(more[:, 0] / more[:, 1], [0.025, 0.975])
-    return [float(low), float(high)]
+    same_way = more[:, 1] * np.nanmean(more[:, 1]) > 0
+    low, high = interval(np.where(same_way, more[:, 0] / np.where(same_way, more[:, 1], 1.0), np.nan))
+    return None if low is None or high is None else [low, high]
 
 
-def _resampled(band: pd.DataFrame, stage: str, rng: np.random.Generator) -> Floats:
-    """Means of the stage and of the whole over resamples, shape (1000, 2)."""
-    rows = np.nan_to_num(band[[column(stage), "total_ns"]].to_numpy(np.float64, na_value=0.0))
-    if len(rows) > 2000:
-        return rng.multivariate_normal(rows.mean(axis=0), np.cov(rows.T) / len(rows), _RESAMPLES, check_valid="ignore")
-    return np.stack([rows[rng.integers(0, len(rows), len(rows))].mean(axis=0) for _ in range(_RESAMPLES)])
+def _drawn(rows: pd.DataFrame, percentile: float | None, stage: str, seed: int) -> Floats | None:
+    """Means of the stage and of the whole over the band in every draw, shape (draws, 2)."""
+    whole = rows["total_ns"].to_numpy(np.float64)
+    of_stage = rows[column(stage)].to_numpy(np.float64, na_value=0.0) if column(stage) in rows else np.zeros(len(rows))
+    values = np.nan_to_num(np.stack([of_stage, whole], axis=1))
+    return drawn_means(values, _member(rows, percentile), stretches(whole), seed)
 
 
 def _names(ledgers: pd.DataFrame) -> list[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.figures import percentile_key
 from analysis.markdown import plain
-from analysis.report.numbers import DASH, bounds, duration, significant
+from analysis.points.compared import figure_key
+from analysis.points.read import written_tokens
+from analysis.report.numbers import DASH, bounds, duration
 
 
 def markdown_of_points(summary: Mapping[str, Any]) -> str:
     """What was found, and a table with a line a point. Ends with a line feed."""
     sweep = summary["sweep"]
-    levels = {metric: percentile_key(sweep["levels"][metric] or 99.0) for metric in ("ttft", "itl")}
+    levels = {metric: figure_key(sweep["levels"][metric]) for metric in ("ttft", "itl")}
     head = ["point", "verdict", "tokens/s", f"TTFT {levels['ttft']}", "95 %", f"ITL {levels['itl']}", "95 %", "binds"]
     rows = [_row(sweep["points"][at], levels) for series in sweep["series"] for at in series["points"]]
     lines = [head, ["---"] * 2 + ["--:"] * 5 + ["---"], *rows]
@@ -30,6 +31,5 @@ def _row(point: Mapping[str, Any], levels: Mapping[str, str]) -> list[str]:
     for metric, key in levels.items():
         found = point["metrics"][metric]
         cells += [duration(found[f"{key}_ms"]), bounds(*(found[f"{key}_ci_ms"] or (None, None)))]
-    tokens = point["throughput"]["output_tokens_per_s"]
-    return [name, str(point["verdict"]), DASH if tokens is None else significant(tokens), *cells,
+    return [name, str(point["verdict"]), written_tokens(point), *cells,
             str(point["binding"]["resource"])]  # fmt: skip

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from analysis.figures import percentile_key
+from analysis.points.compared import figure_key
 from analysis.points.economy import economy_section
+from analysis.points.growth_page import growth_section
 from analysis.points.pictures import Sight, latency, stack_columns, stages_shown, tradeoff
+from analysis.points.read import tokens_per_s, written_tokens
 from analysis.provenance import UNKNOWN, Provenance, hardware_words
 from analysis.report import marks
 from analysis.report.figure import Row, Table, Value, figure, written
-from analysis.report.numbers import DASH, bounds, duration, share, significant
+from analysis.report.numbers import DASH, bounds, duration, significant
 from analysis.report.shell import Section, page_shell
 from analysis.report.svg import NOTHING, Fragment, el, group
 from recording import RunFolder
@@ -41,7 +43,7 @@ def page(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         _tradeoff_section(main, origin) if main else None,
         _stacks_section(sights, sweep, origin) if sights else None,
         _points_section(sweep, origin),
-        _growth_section(sweep, origin),
+        growth_section(sweep, origin),
         _binding_section(sweep, origin),
         economy_section(sweep, origin),
         _how_section(manifest),
@@ -76,7 +78,7 @@ def provenance(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Prove
 def _sight(sweep: Mapping[str, Any], summary: Mapping[str, Any], metric: str) -> Sight | None:
     if not any(point["metrics"] for point in sweep["points"]):
         return None
-    level = sweep["levels"][metric] or 50.0
+    level = sweep["levels"][metric]
     ordered = sweep["key"] is not None
     points = [{**point, "ordered": ordered} for point in sweep["points"]]
     series = [(entry["name"], [points[at] for at in entry["points"]]) for entry in sweep["series"]]
@@ -102,27 +104,25 @@ def _tradeoff_section(sight: Sight, origin: Provenance) -> Section:
     name = _NAMES[sight.metric]
     lead = (
         f"Every point is one load; lines join points of one curve in the order of their load, and never a closed loop "
-        f"with an open one. Vertical bars: the 95 % interval of p{sight.level:g}, the highest percentile that "
-        f"{_supporters(sight)}. Horizontal ones and small dots: from repeat to repeat. Green: SLOs met; red: "
+        f"with an open one. Vertical bars: the 95 % interval of {sight.words}{_why(sight)}. "
+        f"Horizontal ones: that of throughput. Small dots: from repeat to repeat. Green: SLOs met; red: "
         f"missed; hollow: undecided; ✕: not valid as a measurement."
     )
     picture = figure(tradeoff(sight, "tradeoff"), _tradeoff_table(sight), origin, css="levels")
     return Section("tradeoff", f"Throughput against {name}", picture, lead, "throughput and latency")
 
 
-def _supporters(sight: Sight) -> str:
-    if sight.partial:
-        return (
-            "most points' samples support; a ? stands at the mean of those that do not (no steady state, or too short)"
-        )
-    return "every point's sample supports"
+def _why(sight: Sight) -> str:
+    if sight.level is None:
+        return ", since no percentile is supported at every point (too short, or a queue without a steady state)"
+    return ", the highest percentile that every point's sample supports"
 
 
 def _tradeoff_table(sight: Sight) -> Table:
-    level = f"{_NAMES[sight.metric]} p{sight.level:g}"
+    level = sight.words
     rows: list[Row] = []
     for point in sight.shown():
-        value, tokens = sight.value(point), point["throughput"]["output_tokens_per_s"]
+        value, tokens = sight.value(point), tokens_per_s(point)
         interval = bounds(*(sight.interval(point) or (None, None)))
         rows.append([
             point["label"], point["verdict"], _number(tokens),
@@ -145,7 +145,7 @@ def _stacks_section(sights: Mapping[str, Sight], sweep: Mapping[str, Any], origi
         shown |= dict.fromkeys(stages)
         thin = "" if sight.level == 50 else ", p50 thin"
         parts += [
-            el("h3", f"{_STACKS[metric]}: p{sight.level:g} with its interval{thin}; below, the mean by stage"),
+            el("h3", f"{_STACKS[metric]}: {figure_key(sight.level)} with its interval{thin}; below, the mean by stage"),
             el("div", latency(sight, f"latency-{metric}"), class_="plot levels"),
             figure(stack_columns(sight, metric, f"columns-{metric}"), _stack_table(sight, metric, stages), origin,
                    css="levels"),
@@ -170,7 +170,7 @@ def _stack_table(sight: Sight, metric: str, stages: Sequence[str]) -> Table:
 
 
 def _points_section(sweep: Mapping[str, Any], origin: Provenance) -> Section:
-    levels = {m: percentile_key(sweep["levels"][m] or 99.0) for m in ("ttft", "itl", "e2e")}
+    levels = {m: figure_key(sweep["levels"][m]) for m in ("ttft", "itl", "e2e")}
     heads = [f"{_NAMES[m]} {key}" for m, key in levels.items()]
     names = ["point", "verdict", "binds", "n", "req/s", "output tokens/s", "mean batch"]
     names += [] if levels["ttft"] == "p50" else ["TTFT p50"]
@@ -202,36 +202,9 @@ def _point_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
     middle = middle and (Value(duration(point["metrics"]["ttft"]["p50_ms"])),)
     return [
         name, word, f"{binding['resource']}{behind}", f"{point['metrics']['ttft']['count']:,}",
-        _number(point["throughput"]["requests_per_s"]), _number(point["throughput"]["output_tokens_per_s"]),
+        _number(point["throughput"]["requests_per_s"]), written_tokens(point),
         _number(point["batch"]["running"]), *middle, *cells,
     ]  # fmt: skip
-
-
-def _growth_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | None:
-    if not sweep["growth"]:
-        return None
-    rows: list[Row] = []
-    for growth in sweep["growth"]:
-        ends, parts = growth["grows_ci_ms"], growth["share_ci"]
-        sure = ends is not None and ends[0] * ends[1] > 0
-        stage, owner = growth["stage"], growth["owner"]
-        rows.append([
-            f"{growth['from']} → {growth['to']}{' (knee)' if growth['at_knee'] else ''}",
-            marks.words(stage) if stage and sure else "not beyond its interval", owner if owner and sure else DASH,
-            duration(growth["grows_ms"]), bounds(*(ends or (None, None))),
-            share(growth["share"]) if sure else DASH,
-            f"{share(parts[0])} .. {share(parts[1])}" if parts and sure else DASH,
-        ])  # fmt: skip
-    first = sweep["growth"][0]
-    what = f"p{first['percentile']:g} {first['metric'].upper()}"
-    which = "the slowest requests (p98.5 and up)" if first["percentile"] >= 95 else "all requests"
-    lead = (
-        f"From each point to the next: how much {what} grows, and which stage makes up most of the growth of the mean "
-        f"over {which}. The knee is the measured point where the curve lies furthest below the line between its ends "
-        f"(Kneedle, Satopää and others 2011)."
-    )
-    names = ["from → to", "largest stage", "owner", f"{what} grows by", "95 % interval", "its share", "95 % interval"]
-    return Section("growth", "What grows", written(Table("What grows", names, rows, words=3), origin), lead, "growth")
 
 
 def _binding_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.figures import percentile_key
+from analysis.points.compared import figure_key, figure_words
+from analysis.points.read import tokens_per_s
 from analysis.points.scale import Scale, along, levels_ms, limit_line
 from analysis.report import marks
 from analysis.report.numbers import bounds, duration, share, significant
@@ -27,19 +28,19 @@ class Sight:
     """What the pictures show: one metric, two percentiles of it, the points by curve, knees by point."""
 
     metric: str
-    level: float
+    level: float | None
     series: Sequence[tuple[str, Sequence[Point]]]
     knees: frozenset[int]
     limit: Limit
 
     @property
     def key(self) -> str:
-        return f"{percentile_key(self.level)}_ms"
+        return f"{figure_key(self.level)}_ms"
 
     @property
-    def partial(self) -> bool:
-        """Whether some point's sample does not support the percentile."""
-        return any(self.value(point) is None for point in self.shown())
+    def words(self) -> str:
+        """What is drawn, as ``p95 TTFT``."""
+        return figure_words(self.metric, self.level)
 
     def shown(self) -> list[Point]:
         return [point for _, points in self.series for point in points if point["metrics"]]
@@ -55,17 +56,17 @@ class Sight:
 
 def tradeoff(sight: Sight, name: str) -> Fragment:
     """Throughput against latency: what more load brings, and what it costs."""
-    points = [p for p in sight.shown() if _tokens(p) is not None and _height(sight, p) is not None]
+    points = [p for p in sight.shown() if tokens_per_s(p) is not None and _height(sight, p) is not None]
     ends = [end for p in points for end in (sight.interval(p) or ())]
     y = Scale.of([_height(sight, p) or 0.0 for p in points] + ends, sight.limit[0] if sight.limit else None)
-    x = Scale(0.0, max([_tokens(p) or 0.0 for p in points], default=1.0) * 1.14, logarithmic=False)
+    x = Scale(0.0, max([tokens_per_s(p) or 0.0 for p in points], default=1.0) * 1.14, logarithmic=False)
     drawn: list[Fragment] = []
     labels = _label_heights(sight, points, x, y)
     for number, (title, members) in enumerate(sight.series):
         drawn.append(_curve(sight, members, x, y, _DASHES[number % len(_DASHES)]))
         drawn += [_dot(sight, p, x, y, labels[p["index"]]) for p in members if p in points]
         drawn.append(_curve_name(sight, title, members, x, y))
-    said = f"{sight.metric.upper()} p{sight.level:g} against output tokens per second, {len(points)} points."
+    said = f"{sight.words} against output tokens per second, {len(points)} points."
     return chart(
         name, _HEIGHT + 40, f"Throughput against {sight.metric.upper()}", said,
         levels_ms(y, _HEIGHT), along(x, _HEIGHT, "output tokens per second"), limit_line(sight.limit, y, _HEIGHT),
@@ -89,7 +90,7 @@ def latency(sight: Sight, name: str) -> Fragment:
     for point in points:
         x = percent(places[point["index"]])
         parts += [_bar(sight, point, x, y, _LATENCY), _mark(sight, point, x, y, _LATENCY)]
-    said = f"{sight.metric.upper()} p{sight.level:g} with its 95 % interval and p50, point by point."
+    said = f"{sight.words} with its 95 % interval and p50, point by point."
     return chart(
         name, _LATENCY + 8, f"{sight.metric.upper()} by point", said, levels_ms(y, _LATENCY),
         limit_line(sight.limit, y, _LATENCY), *parts,
@@ -128,11 +129,6 @@ def _stages(point: Point, metric: str, part: str) -> Mapping[str, float]:
     return dict((point["stages"] or {}).get(metric, {}).get("stages_ms", {}))
 
 
-def _tokens(point: Point) -> float | None:
-    found = (point["throughput"] or {}).get("output_tokens_per_s")
-    return None if found is None else float(found)
-
-
 def _height(sight: Sight, point: Point) -> float | None:
     """Where a point is drawn: at its percentile, or where its sample supports none, with a ? at its mean."""
     value = sight.value(point)
@@ -150,10 +146,10 @@ def _has_order(point: Point) -> bool:
 
 def _curve(sight: Sight, members: Sequence[Point], x: Scale, y: Scale, dash: str | None) -> Fragment:
     """Straight lines from point to point of one curve; nothing is smoothed."""
-    good = [p for p in members if _joined(p) and _tokens(p) is not None and sight.value(p) is not None]
+    good = [p for p in members if _joined(p) and tokens_per_s(p) is not None and sight.value(p) is not None]
     if len(good) < 2 or not all(_has_order(p) for p in members):
         return NOTHING
-    at = [(1000 * x.part(_tokens(p) or 0.0), _HEIGHT * (1 - y.part(sight.value(p) or 0.0))) for p in good]
+    at = [(1000 * x.part(tokens_per_s(p) or 0.0), _HEIGHT * (1 - y.part(sight.value(p) or 0.0))) for p in good]
     return stretched(_HEIGHT, el("path", d=path(at), class_="curve", stroke_dasharray=dash))
 
 
@@ -162,7 +158,7 @@ def _label_heights(sight: Sight, points: Sequence[Point], x: Scale, y: Scale) ->
     placed: list[tuple[float, float]] = []
     found: dict[int, float] = {}
     for point in sorted(points, key=lambda p: -y.part(_height(sight, p) or 0.0)):
-        across, down = x.part(_tokens(point) or 0.0), _HEIGHT * (1 - y.part(_height(sight, point) or 0.0))
+        across, down = x.part(tokens_per_s(point) or 0.0), _HEIGHT * (1 - y.part(_height(sight, point) or 0.0))
         for other, height in placed:
             if abs(other - across) < _LABEL_WIDTH and down < height + _LABEL_HEIGHT:
                 down = height + _LABEL_HEIGHT
@@ -172,7 +168,7 @@ def _label_heights(sight: Sight, points: Sequence[Point], x: Scale, y: Scale) ->
 
 
 def _dot(sight: Sight, point: Point, x: Scale, y: Scale, label: float) -> Fragment:
-    at = x.part(_tokens(point) or 0.0)
+    at = x.part(tokens_per_s(point) or 0.0)
     place = percent(at)
     right = at < 0.86
     top = _HEIGHT * (1 - y.part(_height(sight, point) or 0.0))
@@ -184,16 +180,16 @@ def _dot(sight: Sight, point: Point, x: Scale, y: Scale, label: float) -> Fragme
 
 def _curve_name(sight: Sight, title: str, members: Sequence[Point], x: Scale, y: Scale) -> Fragment:
     """The curve's name at its first point."""
-    first = next((p for p in members if p["metrics"] and sight.value(p) is not None and _tokens(p)), None)
+    first = next((p for p in members if p["metrics"] and sight.value(p) is not None and tokens_per_s(p)), None)
     if not title or first is None:
         return NOTHING
     top = _HEIGHT * (1 - y.part(sight.value(first) or 0.0))
-    return el("text", title, x=percent(x.part(_tokens(first) or 0.0)), y=top - 12, class_="strong halo middle")
+    return el("text", title, x=percent(x.part(tokens_per_s(first) or 0.0)), y=top - 12, class_="strong halo middle")
 
 
 def _range(point: Point, x: Scale, top: float) -> Fragment:
-    """From the slowest repeat's throughput to the fastest's."""
-    found = point["throughput"]["output_range"]
+    """The 95 % interval of throughput, repeats included."""
+    found = point["throughput"]["steady_ci"]
     if not found:
         return NOTHING
     low, high = (percent(x.part(end)) for end in found)
@@ -222,8 +218,8 @@ def _mark(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment
     top = height * (1 - y.part(value))
     interval = sight.interval(point)
     known = f" ({bounds(*interval)})" if interval else ""
-    tokens = _tokens(point)
-    title = el("title", f"{point['label']}: p{sight.level:g} {sight.metric.upper()} {duration(value)}{known}, "
+    tokens = tokens_per_s(point)
+    title = el("title", f"{point['label']}: {sight.words} {duration(value)}{known}, "
                         f"{significant(tokens) if tokens else '–'} tokens/s, {point['verdict']}")  # fmt: skip
     if point["verdict"] in _BROKEN:
         return el("text", title, "✕", x=x, y=top + 5, class_="failed middle")
@@ -234,7 +230,7 @@ def _mark(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment
 
 def _unsupported(sight: Sight, point: Point, x: str, y: Scale, height: int) -> Fragment:
     mean = _height(sight, point)
-    title = f"{point['label']}: p{sight.level:g} not estimable, mean {duration(mean)}, {point['verdict']}"
+    title = f"{point['label']}: {sight.words} not estimable, mean {duration(mean)}, {point['verdict']}"
     return el(
         "text", el("title", title), "?", x=x, y=height * (1 - y.part(mean or 0.0)) + 5, class_="strong halo middle"
     )

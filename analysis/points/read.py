@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import pandas as pd
 
 from analysis import figures as fig
 from analysis.metrics import measured_requests
+from analysis.points.level import block_rates
+from analysis.quantiles import Floats
+from analysis.report.numbers import DASH, significant
 from recording import RunFolder
 
 
@@ -34,7 +39,7 @@ class Frames:
     """What several runs of one point measured, one after the other; rows of requests that count only.
 
     ``first``, ``last`` and ``gaps`` are ledgers to the first token, to the last, and of token gaps; ``steps`` those of
-    the engine while requests were measured.
+    the engine while requests were measured; ``rates``: output tokens a second in blocks of time, None where unknown.
     """
 
     measured: pd.DataFrame
@@ -42,6 +47,7 @@ class Frames:
     last: pd.DataFrame
     gaps: pd.DataFrame
     steps: pd.DataFrame
+    rates: Floats | None
 
 
 def read_runs(point: Path) -> list[PointRun]:
@@ -63,24 +69,48 @@ def _read_run(path: Path) -> PointRun:
 def read_frames(runs: list[PointRun]) -> Frames:
     """The frames of these runs (which have summaries), put one after the other."""
     parts = [_frames(run) for run in runs]
-    return Frames(*(_joined([getattr(part, name) for part in parts]) for name in Frames.__dataclass_fields__))
+    rates = [part.rates for part in parts if part.rates is not None]
+    return Frames(
+        _joined([part.measured for part in parts]), _joined([part.first for part in parts]),
+        _joined([part.last for part in parts]), _joined([part.gaps for part in parts]),
+        _joined([part.steps for part in parts]),
+        np.concatenate(rates) if rates and len(rates) == len(parts) else None,
+    )  # fmt: skip
 
 
 def _frames(run: PointRun) -> Frames:
-    measured = measured_requests(pd.read_parquet(run.folder / "requests.parquet"))
+    requests = pd.read_parquet(run.folder / "requests.parquet")
+    measured = measured_requests(requests)
     refused = bool(run.summary and run.summary["ledger"]["refused"])
     ledger = pd.DataFrame() if refused else _frame(run.folder / "ledger.parquet")
     gaps = pd.DataFrame() if refused else _frame(run.folder / "gaps.parquet")
     if len(gaps):
-        gaps = gaps[gaps["request_id"].isin(measured["request_id"])]
+        gaps = gaps[gaps["request_id"].isin(measured["request_id"])].sort_values("end_ns", kind="stable")
     steps = _frame(run.folder / "steps.parquet")
     if len(steps) and len(measured):
         since, until = measured["due_ns"].min(), measured["last_token_ns"].max()
         steps = steps[(steps["schedule_ns"] >= since) & (steps["schedule_ns"] <= until)]
     return Frames(
         measured, fig.ledgers_of(ledger, measured, "first_token"), fig.ledgers_of(ledger, measured, "last_token"),
-        gaps, steps,
+        gaps, steps, block_rates(requests),
     )  # fmt: skip
+
+
+def tokens_per_s(point: Mapping[str, Any]) -> float | None:
+    """Output tokens a second that a point (as in summary.json) settled at; over all its time where that is unknown."""
+    told = point["throughput"] or {}
+    found = told.get("steady_tokens_per_s") or told.get("output_tokens_per_s")
+    return None if found is None else float(found)
+
+
+def written_tokens(point: Mapping[str, Any]) -> str:
+    """The same for people, with half the width of its 95 % interval: ``867 ± 12``."""
+    found, ends = tokens_per_s(point), (point["throughput"] or {}).get("steady_ci")
+    if found is None or not ends:
+        return DASH if found is None else significant(found)
+    half = (ends[1] - ends[0]) / 2
+    decimals = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 0
+    return f"{found:,.{min(decimals, 2)}f} ± {half:,.{min(decimals, 2)}f}"
 
 
 def batch(steps: pd.DataFrame) -> dict[str, Any]:

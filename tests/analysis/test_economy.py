@@ -60,7 +60,7 @@ def test_a_point_that_missed_its_slos_has_a_dash_and_the_reason() -> None:
 
 def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None:
     points = [point("PASS"), point("FAIL", "float32"), {"economy": None, "label": "fp8"}]
-    levels = {"ttft": 99.0, "itl": None}
+    levels = {"ttft": 99.0, "itl": 99.0}
     section = economy_section({"points": points, "series": [{"points": [0, 1, 2]}], "levels": levels}, ORIGIN)
     assert section is not None
     assert section.lead.endswith("The price is 1 x H100-SXM at $2.00 an hour, the scenario's price.")

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from analysis.binding import decide
 from analysis.binding_evidence import BindingEvidence
 from analysis.points.axis import axis_of, label
-from analysis.points.growth import describe_growth, means_ms, slow_band
-from analysis.points.knee import find_knee
+from analysis.points.growth import Side, describe_growth, means_ms, slow_band
+from analysis.points.knee import latency_turn
+from analysis.points.level import of_interval
 from analysis.points.scale import Scale
 
 LOADS = [1, 2, 4, 8, 16, 32]
@@ -23,14 +24,14 @@ LOADS = [1, 2, 4, 8, 16, 32]
 
 def test_the_knee_of_a_server_that_saturates_is_where_it_does() -> None:
     """Latency is flat until all eight places are taken, then proportional to the users."""
-    knee = find_knee(LOADS, [10 * max(1, users / 8) for users in LOADS])
+    knee = latency_turn(LOADS, [10 * max(1, users / 8) for users in LOADS])
     assert (knee.at, round(knee.bend or 0, 2)) == (3, 0.23)
 
 
 def test_the_knee_of_an_open_queue_lies_before_its_pole() -> None:
     """M/M/1 with service rate 10: the wait bends up towards rate 10."""
     rates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9.5]
-    knee = find_knee(rates, [1 / (10 - rate) for rate in rates])
+    knee = latency_turn(rates, [1 / (10 - rate) for rate in rates])
     assert knee.at is not None
     assert 6 <= rates[knee.at] <= 9
 
@@ -38,14 +39,13 @@ def test_the_knee_of_an_open_queue_lies_before_its_pole() -> None:
 @pytest.mark.parametrize(
     ("load", "latency", "says"),
     [
-        ([1, 2, 4], [1, 1, 9], "too few"),
         (LOADS, [10, 10, 10, 11, 11, 12], "hardly rises"),
         (LOADS, [10 * users for users in LOADS], "in proportion"),
         (LOADS, [1, 8, 12, 14, 15, 16], "in proportion"),
     ],
 )
 def test_where_there_is_no_knee_the_reason_is_told(load: list[float], latency: list[float], says: str) -> None:
-    knee = find_knee(load, latency)
+    knee = latency_turn(load, latency)
     assert knee.at is None
     assert says in knee.why
 
@@ -53,7 +53,8 @@ def test_where_there_is_no_knee_the_reason_is_told(load: list[float], latency: l
 @given(st.lists(st.floats(1, 1e4), min_size=4, max_size=12), st.floats(0.01, 100), st.floats(0.01, 100))
 def test_a_knee_does_not_depend_on_units(latency: list[float], of_load: float, of_latency: float) -> None:
     load = [float(2**at) for at in range(len(latency))]
-    one, other = find_knee(load, latency), find_knee([x * of_load for x in load], [y * of_latency for y in latency])
+    one = latency_turn(load, latency)
+    other = latency_turn([x * of_load for x in load], [y * of_latency for y in latency])
     assert (one.bend is None) == (other.bend is None)
     if one.bend is not None:
         assert one.bend == pytest.approx(other.bend, abs=1e-9)
@@ -98,17 +99,14 @@ def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
     )
 
 
-def described(rows: pd.DataFrame, name: str) -> dict[str, Any]:
-    total = np.sort(rows["total_ns"]) / 1e6
-    value = float(total[int(0.99 * len(total))])
-    return {"label": name, "metrics": {"ttft": {"p99_ms": value, "p99_ci_ms": [value * 0.9, value * 1.1]}}}
+def side(rows: pd.DataFrame, name: str) -> Side:
+    value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
+    return Side(name, of_interval(value, value * 0.9, value * 1.1), rows)
 
 
 def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> None:
     one, two = ledgers(0), ledgers(60)
-    found = describe_growth(
-        described(one, "8 users"), described(two, "16 users"), "ttft", 99, (one, two), "GPU"
-    )  # fmt: skip
+    found = describe_growth(side(one, "8 users"), side(two, "16 users"), "ttft", 99, "GPU")
     assert (found["stage"], found["owner"]) == ("queue", "capacity")
     assert found["share"] == pytest.approx(1, abs=0.02)
     assert found["share_ci"][0] <= found["share"] <= found["share_ci"][1]
@@ -119,11 +117,30 @@ def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> Non
 
 
 def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
-    one, two = ledgers(60), ledgers(0)
-    found = describe_growth(described(one, "a"), described(two, "b"), "ttft", 99, (one, two), "GPU")
+    found = describe_growth(side(ledgers(60), "a"), side(ledgers(0), "b"), "ttft", 99, "GPU")
     assert (found["stage"], round(found["share"], 1)) == ("queue", 1.0)
     assert "falls by" in found["sentence"]
     assert "wait less is queue (capacity)" in found["sentence"]
+
+
+def test_a_growth_within_its_interval_is_put_into_no_stage() -> None:
+    found = describe_growth(side(ledgers(60), "a"), side(ledgers(61), "b"), "ttft", 99, "GPU")
+    assert "differs by no more than its interval" in found["sentence"]
+
+
+def test_a_shares_interval_knows_that_neighbors_met_the_same_queue() -> None:
+    """A queue that comes in spells of fifty requests: the interval is several times that of the same rows shuffled."""
+    rng = np.random.default_rng(5)
+    spells = np.repeat(rng.exponential(40e6, 20), 50)
+    rows = pd.DataFrame({"queue_ns": spells, "decode_ns": rng.exponential(60e6, 1000), "unexplained_ns": 0.0})
+    rows["total_ns"] = rows["queue_ns"] + rows["decode_ns"]
+    shuffled = rows.sample(frac=1, random_state=1, ignore_index=True)
+
+    def width(after: pd.DataFrame) -> float:
+        low, high = describe_growth(side(ledgers(0), "a"), side(after, "b"), "ttft", 50, "GPU")["share_ci"]
+        return float(high - low)
+
+    assert width(rows) > 2 * width(shuffled)
 
 
 @given(st.floats(0, 100), st.integers(1, 300))

@@ -1,0 +1,208 @@
+"""Knees are claimed where there is one and the points are known well enough, and not where there is none."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.points import level as lv
+from analysis.points.axis import Axis
+from analysis.points.compared import common_level, figure_words
+from analysis.points.curves import Seen, headline, knees_of
+from analysis.points.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
+from analysis.points.level import Floats, Level
+from analysis.points.read import Frames
+
+USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+REPEATS = 25
+Said = Counter[tuple[str, int | None]]
+
+
+def closed_loop(users: int, places: int, rng: np.random.Generator, answers: int = 500) -> tuple[Floats, Floats]:
+    """Users who ask again when answered, a server with so many places, exponential services of mean 1.
+
+    Waits (0.1 and what it takes until a place is free) in the order of asking, and answers a unit of time in blocks.
+    """
+    services = rng.exponential(1.0, answers)
+    free, asking = [0.0] * places, [0.0] * users
+    waits, ends = [], []
+    for service in services:
+        at = heapq.heappop(asking)
+        start = max(at, heapq.heappop(free))
+        heapq.heappush(free, start + service)
+        heapq.heappush(asking, start + service)
+        waits.append(start - at + 0.1)
+        ends.append(start + service)
+    edges = np.linspace(ends[2 * users], ends[-2 * users], lv.BLOCKS + 1)
+    found, _ = np.histogram(ends, bins=edges)
+    return np.array(waits[2 * users :]), found / (edges[1] - edges[0])
+
+
+def said_of(places: int, *, by_rate: bool) -> Said:
+    """What is said in repeated sweeps over 1 to 32 users."""
+    said: Said = Counter()
+    for seed in range(REPEATS):
+        rng = np.random.default_rng([seed, places])
+        series = [closed_loop(int(users), places, rng)[by_rate] for users in USERS]
+        knee = find_knee(USERS, known(series), throughput_turn if by_rate else latency_turn)
+        said[knee.state, knee.at] += 1
+    return said
+
+
+def known(series: Sequence[Floats]) -> list[Level]:
+    levels = [level for each in series if (level := lv.of_mean(each))]
+    assert len(levels) == len(series)
+    return levels
+
+
+@pytest.mark.parametrize("by_rate", [True, False], ids=["throughput", "mean wait"])
+def test_a_server_with_eight_places_has_its_knee_at_eight_users(by_rate: bool) -> None:
+    said = said_of(8, by_rate=by_rate)
+    assert said[KNEE, 3] >= 0.8 * REPEATS
+    assert all(at in (3, 4, None) for _, at in said), said
+
+
+@pytest.mark.parametrize("places", [1, 64], ids=["saturated from the start", "never saturated"])
+def test_no_knee_is_claimed_where_there_is_none(places: int) -> None:
+    """At most 5 % of claims would be false; 25 sweeps of four kinds, of which two may be."""
+    rate, wait = said_of(places, by_rate=True), said_of(places, by_rate=False)
+    false = sum(times for said in (rate, wait) for (state, _), times in said.items() if state == KNEE)
+    assert false <= 2
+    assert rate[NONE, None] >= 0.5 * REPEATS, "throughput is mostly known well enough to say that there is none"
+
+
+CURVES: dict[str, tuple[Callable[[Sequence[float], Sequence[float]], object], Callable[[Floats], Floats]]] = {
+    "throughput by a power": (throughput_turn, lambda load: load**0.6),
+    "throughput by the load": (throughput_turn, lambda load: load),
+    "throughput flat": (throughput_turn, lambda load: 0 * load + 1),
+    "throughput that bends slowly": (throughput_turn, lambda load: load / (1 + load / 8)),
+    "latency by the load": (latency_turn, lambda load: 10 + load),
+    "latency flat": (latency_turn, lambda load: 0 * load + 1),
+}
+
+
+@pytest.mark.parametrize("error", [0.02, 0.2])
+@pytest.mark.parametrize("curve", CURVES)
+def test_noise_makes_no_knee(curve: str, error: float) -> None:
+    """25 sweeps of a curve that has none, its points estimated with this relative error."""
+    rule, shape = CURVES[curve]
+    rng, false = np.random.default_rng(1), 0
+    for _ in range(REPEATS):
+        levels = [
+            Level(
+                value * float(np.exp(error * rng.standard_normal())), error * float((rng.chisquare(12) / 12) ** 0.5), 12
+            )
+            for value in shape(np.array(USERS))
+        ]
+        false += find_knee(USERS, levels, rule).state == KNEE  # type: ignore[arg-type]
+    assert false <= 4, "5 % of 25 and the noise of counting"
+
+
+def test_points_that_are_known_badly_leave_it_undecided() -> None:
+    levels = [Level(min(users, 8) * 100, 0.5, 12) for users in USERS]
+    assert find_knee(USERS, levels, throughput_turn).state == UNDECIDED
+    assert find_knee(USERS[:3], levels[:3], throughput_turn) == Knee(
+        UNDECIDED, "3 points are too few to find a knee in; it takes 4", 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        ([10, 20, 40, 80, 160, 320], "still grows at the last point"),
+        ([10, 10.5, 10.2, 10.1, 10.4, 10], "does not grow from the first point on"),
+        ([10, 12.5, 15.5, 19, 19.2, 19.3], "no place where it turns"),
+    ],
+)
+def test_where_throughput_has_no_knee_the_reason_is_told(rate: list[float], says: str) -> None:
+    turn = throughput_turn(USERS, rate)
+    assert turn.at is None
+    assert says in turn.why
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100))
+def test_where_throughput_turns_does_not_depend_on_units(of_load: float, of_rate: float) -> None:
+    rate = [258, 372, 545, 846, 864, 867]
+    assert throughput_turn([x * of_load for x in USERS], [y * of_rate for y in rate]).at == 3
+
+
+def test_a_mean_of_neighbors_that_are_alike_is_known_less_well() -> None:
+    """An AR(1) with 0.9 has 19 times the variance of a mean of independent values; the interval holds the truth."""
+    rng, held, wide = np.random.default_rng(2), 0, 0
+    for _ in range(200):
+        noise = rng.standard_normal(1200)
+        series = np.zeros(1200)
+        for i in range(1, 1200):
+            series[i] = 0.9 * series[i - 1] + noise[i]
+        level = lv.of_mean(100 + series[200:])
+        assert level is not None
+        low, high = level.interval
+        held += low <= 100 <= high
+        wide += level.log_error * level.value > 2.5 * series.std() / 1000**0.5
+    assert held >= 0.9 * 200
+    assert wide > 150
+
+
+def test_a_mean_of_few_values_has_no_interval() -> None:
+    assert lv.of_mean(np.ones(11)) is None
+
+
+def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
+    """A token every 10 ms; requests of the warm-up still bring some, and after the last due time none counts."""
+    at = np.arange(0, 20_000_000_000, 10_000_000)
+    requests = pd.DataFrame({
+        "due_ns": at[:: 10] , "measured": at[::10] >= 5_000_000_000, "outcome": "ok",
+        "token_ns": [at[i : i + 10] + 30_000_000 for i in range(0, len(at), 10)], "chunk_tokens": [[1] * 10] * 200,
+    })  # fmt: skip
+    rates = lv.block_rates(requests)
+    assert rates is not None
+    assert rates.mean() == pytest.approx(100, rel=0.01)
+    assert lv.block_rates(requests.drop(columns="chunk_tokens")) is None
+
+
+def metrics(supported: float | None) -> dict[str, object]:
+    keys = {99.0: "p99", 95.0: "p95", 90.0: "p90", 50.0: "p50"}
+    has = {f"{key}_ms": 1.0 if supported is not None and level <= supported else None for level, key in keys.items()}
+    return {"metrics": {"ttft": has}, "verdict": "INCONCLUSIVE"}
+
+
+def test_one_figure_is_compared_that_every_valid_point_has() -> None:
+    assert common_level([metrics(99), metrics(90)], "ttft") == 90
+    assert common_level([metrics(99), {**metrics(50), "verdict": "INVALID"}], "ttft") == 99
+    assert common_level([metrics(99), metrics(None)], "ttft") is None
+    assert [figure_words("ttft", level) for level in (99.0, None)] == ["p99 TTFT", "mean TTFT"]
+
+
+def swept(waits: Sequence[float], rates: Sequence[float], error: float) -> list[str]:
+    """The sentences of a sweep whose points are known to this error; no percentile is supported."""
+    points = [
+        {"label": f"{users:g} users", "resolved": {"load.concurrency": users}, "loop": "closed",
+         "metrics": {"ttft": {}}, "verdict": "INCONCLUSIVE"}
+        for users in USERS
+    ]  # fmt: skip
+    empty = Frames(*[pd.DataFrame()] * 5, rates=None)
+    sights = [
+        Seen(point, {"ttft": Level(wait, error, 12), "throughput": Level(rate, error, 12)}, empty)
+        for point, wait, rate in zip(points, waits, rates, strict=True)
+    ]
+    axis = Axis("load.concurrency", "users", (("", tuple(range(len(USERS)))),))
+    return headline(points, knees_of(axis, points, sights, "ttft", {"ttft": None}), [], "ttft")
+
+
+def test_the_sentence_names_what_shows_the_knee() -> None:
+    """As Transformers did: waits known by their mean only, throughput flat after 8 users."""
+    waits, rates = [11, 16, 22, 27, 184, 507], [200, 299, 443, 670, 631, 628]
+    [line] = swept(waits, rates, 0.01)
+    assert line.startswith("The knee is at 8 users: throughput stops to grow there (to 32 users −6.3 %, 95 % interval ")
+    [line] = swept(waits, rates, 0.5)
+    assert line.startswith("Whether there is a knee is not decided")
+    assert "lies before" not in line
+    [line] = swept([10, 10, 10, 10, 10, 10], [20, 40, 80, 160, 320, 640], 0.01)
+    assert line == "No knee among these points: throughput still grows at the last point: the knee lies beyond it."
