@@ -46,7 +46,8 @@ def figures(
         if found.supported and found.value == math.inf:
             infinite.append(key)
         if not found.supported:
-            more = math.ceil(found.more / per_request) if per_request else found.more
+            more = quantiles.more_values(values, percentile)
+            more = math.ceil(more / per_request) if per_request else more
             needs[key] = {"requests": more, "minutes": more * seconds_per_request / 60}
     finite = values.ordered[np.isfinite(values.ordered)]
     out["max_ms"] = _ms(float(finite[-1])) if len(finite) else None

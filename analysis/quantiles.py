@@ -12,8 +12,8 @@ dependence better:
 - from p75, short at the 90th, long at the 50th; below, both at the 50th. A run that met fewer than a hundred spells
   above the 90th (or the 50th) does not know how long these are: then short at the 50th, 75th, 90th and 95th counts too.
 
-The smallest is n_eff, for all percentiles of that range. docs/results has the coverage on queues whose quantiles are
-known, and where it falls short.
+The smallest is n_eff, for all percentiles of that range. Where no neighbours are alike, short says nothing.
+docs/results has the coverage on queues whose quantiles are known, and where it falls short.
 
 One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +31,13 @@ from scipy import optimize, special
 
 from analysis.dependence import autocorrelation_time as autocorrelation_time
 from analysis.dependence import exceedances as above_threshold
+from analysis.dependence import later, neighbours_alike
 from analysis.hdr import nearest_rank
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
 _FEW_SPELLS = 100
+_LEAST_OF_SEVERAL = 0.6
 _LEVELS = (50.0, 75.0, 90.0, 95.0)
 
 Floats = NDArray[np.float64]
@@ -46,13 +48,16 @@ class Sample:
     """Values of one metric and what they are worth.
 
     ``ordered`` is sorted; infinity stands for an answer that never came. ``n_eff_tail`` holds from p95 on,
-    ``n_eff_body`` below, and ``n_eff_middle`` below p75 where it was measured apart.
+    ``n_eff_body`` below, and ``n_eff_middle`` below p75 where it was measured apart. ``plain_body`` and ``plain_tail``:
+    the same by the autocorrelation time alone, which a longer run of the kind would come near; for forecasts only.
     """
 
     ordered: Floats
     n_eff_body: float
     n_eff_tail: float
     n_eff_middle: float | None = None
+    plain_body: float | None = None
+    plain_tail: float | None = None
 
     @property
     def count(self) -> int:
@@ -63,13 +68,18 @@ class Sample:
             return self.n_eff_tail
         return self.n_eff_body if percentile >= 75 or self.n_eff_middle is None else self.n_eff_middle
 
+    def plain(self, percentile: float) -> float:
+        """What a run must grow from in a forecast: at least ``n_eff``, and that where nothing else is known.
+
+        The least of several estimates lies below each of them, however long the run; on M/M/1 by two fifths.
+        """
+        plain = (self.plain_tail if percentile >= 95 else self.plain_body) or 0.0
+        return max(self.n_eff(percentile), _LEAST_OF_SEVERAL * plain)
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One percentile: its value, the ends of its 95 % interval (None where the sample does not reach), its support.
-
-    ``more`` is how many more values of the same kind would make it supported; 0 when it is.
-    """
+    """One percentile: its value, the ends of its 95 % interval (None where the sample does not reach), its support."""
 
     percentile: float
     value: float | None
@@ -77,7 +87,6 @@ class Estimate:
     high: float | None
     count: int
     n_eff: float
-    more: int
 
     @property
     def supported(self) -> bool:
@@ -105,10 +114,9 @@ def estimate(values: Sample, percentile: float) -> Estimate:
     """A percentile, by HdrHistogram's rank, and its 95 % interval by order statistics."""
     count, n_eff = values.count, values.n_eff(percentile)
     if not count:
-        return Estimate(percentile, None, None, None, 0, 0.0, values_needed(percentile))
+        return Estimate(percentile, None, None, None, 0, 0.0)
     low, high = interval_ranks(count, n_eff, percentile)
     pick = values.ordered
-    more = 0 if low and high else math.ceil(values_needed(percentile) * count / n_eff) - count
     return Estimate(
         percentile,
         _value(pick, percentile),
@@ -116,8 +124,22 @@ def estimate(values: Sample, percentile: float) -> Estimate:
         float(pick[high - 1]) if high else None,
         count,
         n_eff,
-        max(more, 0 if low and high else 1),
     )
+
+
+def more_values(values: Sample, percentile: float) -> int:
+    """How many more values of the same kind would give a percentile both ends of its interval; 0 when it has them.
+
+    Without any value, as many as independent ones would take.
+    """
+    needed, count = values_needed(percentile), values.count
+    if not count:
+        return needed
+    if estimate(values, percentile).supported:
+        return 0
+    n_eff = values.n_eff(percentile)
+    growth = _growth(n_eff, values.plain(percentile), lambda worth: worth >= needed, needed / n_eff + 1)
+    return max(1, math.ceil((growth - 1) * count - 1e-6)) if growth else 1
 
 
 def values_needed(percentile: float) -> int:
@@ -176,28 +198,32 @@ def share_bounds(hits: float, count: float) -> tuple[float, float]:
     return low, high
 
 
-def growth_to_decide(hits: int, count: int, n_eff: float, share: float) -> float | None:
+def growth_to_decide(hits: int, count: int, n_eff: float, share: float, plain: float | None = None) -> float | None:
     """By what factor the sample must grow until a share is proven above or below ``share``, if it stays what it is.
 
-    None when a thousandfold sample would not do: the truth is too close to the limit.
+    ``plain``: what it is worth by its autocorrelation time alone (``Sample.plain``). None when a thousandfold sample
+    would not do: the truth is too close to the limit.
     """
 
-    def decided(factor: float) -> bool:
-        tolerable, damning = exceedances(n_eff * factor, share)
-        k = hits / count * n_eff * factor
+    def decided(worth: float) -> bool:
+        tolerable, damning = exceedances(worth, share)
+        k = hits / count * worth
         return (tolerable is not None and k <= tolerable) or (damning is not None and k >= damning)
 
-    if decided(1.0):
+    return _growth(n_eff, max(plain or n_eff, n_eff), decided, 1024.0)
+
+
+def _growth(n_eff: float, plain: float, enough: Callable[[float], bool], most: float) -> float | None:
+    """By what factor a sample must grow until what it will be worth is enough; None if that is more than ``most``."""
+    worth = later(n_eff, plain)
+    if enough(n_eff):
         return 1.0
-    high = 2.0
-    while not decided(high):
-        high *= 2
-        if high > 1024:
-            return None
-    low = high / 2
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (low, middle) if decided(middle) else (middle, high)
+    if not enough(worth(most)):
+        return None
+    low, high = 1.0, most
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(worth(middle)) else (middle, high)
     return high
 
 
@@ -224,17 +250,20 @@ def curve(values: Sample, points: int = 400) -> list[Estimate]:
     return [point for point in along if point.supported]
 
 
-def _effective(series: Floats, ordered: Floats, clusters: NDArray[np.int64] | None) -> tuple[float, float, float]:
-    """n_eff of the body (p75 to p95), of the tail and of the middle, by one grouping into clusters."""
+def _effective(series: Floats, ordered: Floats, clusters: NDArray[np.int64] | None) -> tuple[float, ...]:
+    """n_eff of the body (p75 to p95), of the tail and of the middle, by one grouping into clusters; two forecasts."""
     at = {level: above_threshold(series, _value(ordered, level), clusters) for level in _LEVELS}
-    short = {level: at[level].short() for level in _LEVELS}
     lasting = {level: at[level].long() for level in (50.0, 95.0)}
+    plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
+    if not neighbours_alike(series, clusters):
+        return lasting[50.0], min(lasting.values()), lasting[50.0], *plain
+    short = {level: at[level].short() for level in _LEVELS}
 
     def below_p95(level: float) -> float:
         worth = min(short[level], lasting[50.0])
         return worth if at[level].spells(worth) >= _FEW_SPELLS else min(worth, *short.values())
 
-    return below_p95(90.0), min(short[90.0], short[95.0], lasting[95.0]), below_p95(50.0)
+    return below_p95(90.0), min(short[90.0], short[95.0], lasting[95.0]), below_p95(50.0), *plain
 
 
 def _value(ordered: Floats, percentile: float) -> float:

@@ -93,10 +93,13 @@ def _judge_latency(
     over = values.count - int(np.searchsorted(values.ordered, limit, side="right"))
     more, minutes = None, None
     if status == INCONCLUSIVE:
-        growth = quantiles.growth_to_decide(over, values.count, found.n_eff, 1 - percentile / 100)
+        growth = quantiles.growth_to_decide(
+            over, values.count, found.n_eff, 1 - percentile / 100, values.plain(percentile)
+        )
         more, minutes = _more(growth, requests)
     value = found.value if found.supported else None
-    whole = (None, None) if found.supported or not found.count else _more(1 + found.more / found.count, requests)
+    missing = quantiles.more_values(values, percentile) if found.count else 0
+    whole = _more(1 + missing / found.count, requests) if missing else (None, None)
     sentence = _latency_sentence(slo, status, found, whole) + _outcome(
         status, more, minutes, f"the limit of {_time(limit)}"
     )

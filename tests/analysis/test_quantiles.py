@@ -93,13 +93,40 @@ def test_a_percentile_is_supported_from_the_count_that_the_binomial_asks(percent
         values = quantiles.Sample(np.arange(count, dtype=float), count, count)
         found = quantiles.estimate(values, percentile)
         assert found.supported is supported
-        assert found.more == (0 if supported else 1)
+        assert quantiles.more_values(values, percentile) == (0 if supported else 1)
 
 
 def test_how_many_more_values_are_needed_grows_with_their_correlation() -> None:
-    independent = quantiles.estimate(quantiles.Sample(np.arange(100.0), 100, 100), 99)
-    correlated = quantiles.estimate(quantiles.Sample(np.arange(100.0), 20, 20), 99)
-    assert (independent.more, correlated.more) == (268, 1740)
+    independent, correlated = (quantiles.Sample(np.arange(100.0), worth, worth) for worth in (100, 20))
+    assert quantiles.more_values(independent, 99) == 268
+    assert quantiles.more_values(correlated, 99) == 1740
+
+
+def test_a_run_that_is_told_how_many_more_it_needs_mostly_has_enough_with_twice_these() -> None:
+    """The queue's p99, asked of 500 requests; what a run is worth is itself uncertain."""
+    factors, enough = [], []
+    for seed in range(40):
+        run = mm1_sojourns(np.random.default_rng([seed, 31]), 0.5, 60_000)
+        more = quantiles.more_values(quantiles.sample(run[:500]), 99)
+        factors.append((500 + more) / 500)
+        enough.append(quantiles.estimate(quantiles.sample(run[: 2 * (500 + more)]), 99).supported)
+    assert 4 < np.median(factors) < 16
+    assert np.mean(enough) > 0.7
+
+
+@pytest.mark.parametrize("count", [15, 20, 40])
+def test_the_median_of_a_few_independent_values_has_an_interval_that_holds(count: int) -> None:
+    rng = np.random.default_rng(count)
+    found = [quantiles.estimate(quantiles.sample(rng.exponential(size=count)), 50) for _ in range(300)]
+    assert np.mean([each.supported for each in found]) > 0.85
+    assert np.mean([covered(each, float(np.log(2))) for each in found]) > 0.95
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_a_few_values_of_a_queue_are_not_taken_for_independent(load: float) -> None:
+    truth = math.log(2) / (1 - load)
+    runs = (mm1_sojourns(np.random.default_rng([seed, 17]), load, 20) for seed in range(400))
+    assert np.mean([covered(quantiles.estimate(quantiles.sample(run), 50), truth) for run in runs]) > 0.9
 
 
 def test_gaps_that_belong_to_few_requests_are_worth_few_values() -> None:
