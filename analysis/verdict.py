@@ -100,7 +100,7 @@ def _judge_latency(
     value = found.value if found.supported else None
     missing = quantiles.more_values(values, percentile) if found.count else 0
     whole = _more(1 + missing / found.count, requests) if missing else (None, None)
-    sentence = _latency_sentence(slo, status, found, whole) + _outcome(
+    sentence = _latency_sentence(slo, status, found, whole if more is None else None) + _outcome(
         status, more, minutes, f"the limit of {_time(limit)}"
     )
     return SloResult(
@@ -147,20 +147,21 @@ def _more(growth: float | None, requests: pd.DataFrame) -> tuple[int | None, flo
 
 
 def _latency_sentence(
-    slo: Mapping[str, Any], status: str, found: quantiles.Estimate, whole: tuple[int | None, float | None]
+    slo: Mapping[str, Any], status: str, found: quantiles.Estimate, whole: tuple[int | None, float | None] | None
 ) -> str:
+    """``whole``: what gives the interval both ends; None where what decides is said after it, and is what counts."""
     name = f"p{found.percentile:g} {str(slo['metric']).upper()}"
     if status == INVALID:
         return f"{name} never occurred: no request had one"
-    size = f"n = {count_text(found.count)}, worth {count_text(found.n_eff)}"
+    worth = count_text(found.n_eff) if found.n_eff >= 1 else "less than one"
+    size = f"n = {count_text(found.count)}, worth {worth}"
     if found.supported:
         value, low, high = (_time(ns) for ns in (found.value, found.low, found.high))
-        text = f"{name} {value}, 95 % interval {low} .. {high} ({size})"
-    elif found.low is not None:
-        text = f"{name} above {_time(found.low)}, no upper end from this sample ({size}; {_longer(*whole)})"
-    else:
-        text = f"{name} not estimable ({size}; {_longer(*whole)})"
-    return text
+        return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
+    size += f"; {_longer(*whole)}" if whole else ""
+    if found.low is not None:
+        return f"{name} above {_time(found.low)}, no upper end from this sample ({size})"
+    return f"{name} not estimable ({size})"
 
 
 def _longer(requests: int | None, minutes: float | None) -> str:
