@@ -6,12 +6,16 @@
   every long burst. So only the strongest change counts, and only when its two sides differ as MSER-5's guard asks
   (``steady.differs``), at six standard errors, and by a fifth. It is a cross-check: it never changes the state, it says
   when it disagrees.
-- The queue's slope: Theil and Sen's, of the number of requests in flight at 40 moments of the measured window, with an
-  interval for numbers that wander: what is in flight now is what was before plus a step, so the line through a walk
-  without any drift has the variance 6/5 s^2 / (40 h^2) a step h apart (Durlauf and Phillips 1988, Trends versus random
-  walks), with s^2 the long-run variance of the steps (their variance times their autocorrelation time). A steady queue
-  wanders less than that. A queue that provably grows, and by at least a third of what was in flight on average, has no
-  steady state: more was offered than served, and any latency depends on how long one looked.
+- The queue's slope: Theil and Sen's, of the number of requests in flight at 40 moments of the measured window. What is
+  in flight now is what was before plus what arrived less what ended, so s^2, the long-run variance of that step (its
+  variance times its autocorrelation time), says how far a queue wanders. The queue grew when the line rises by more
+  than a steady one does: (a) more than a queue at 90 % load has waiting in 1 % of moments, ln(100) s^2 / (2 d), with d
+  what such a server would gain on the arrivals in a step (Kingman 1962, On queues in heavy traffic); (b) more than one
+  standard deviation of a walk without drift over the window, s sqrt(39), since in a long run a queue nearer to its
+  capacity also comes far; (c) a third of what was in flight on average. More was then offered than served, and any
+  latency depends on how long one looked. The slope's interval is that of a line through a walk, whose variance is 6/5
+  s^2 / (40 h^2) for steps h apart (Durlauf and Phillips 1988, Trends versus random walks): wider, as it holds for a
+  queue at its capacity too.
 
 A closed loop cannot outgrow its users, so its slope is not asked for.
 """
@@ -36,6 +40,8 @@ from analysis.validity import RunWarning
 MOMENTS = 40
 FEWEST_REQUESTS = 5 * FEWEST_BATCHES
 GROWTH = 1 / 3  # of the mean in flight, over the window
+STEADY_LOAD = 0.9  # the busiest queue that may still be taken for a steady one
+_RARE = 0.01
 FEWEST_MORE = 2.0  # requests by which a queue must grow
 _POINTS = 200
 _PENALTY = 15.0
@@ -45,13 +51,17 @@ _NOTABLE = 1.2  # times the level before
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Growth of the number in flight, a second, with its interval; ``first`` and ``last`` on the fitted line."""
+    """Growth of the number in flight, a second, with its interval; ``first`` and ``last`` on the fitted line.
+
+    ``steady_most``: the growth over the window that a steady queue seldom exceeds.
+    """
 
     per_s: float
     low: float
     high: float
     first: float
     last: float
+    steady_most: float
     grows: bool
 
 
@@ -109,13 +119,19 @@ def queue_slope(requests: pd.DataFrame) -> Slope | None:
     seconds, level = (middle - middle[0]) / 1e9, _in_flight(sent, edges)
     per_s, intercept, _, _ = stats.theilslopes(level, seconds)
     steps = np.diff(level)
-    wander = math.sqrt(float(steps.var(ddof=1)) * quantiles.autocorrelation_time(steps) * MOMENTS)
-    half = float(special.stdtrit(MOMENTS - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(1.2) * wander / float(seconds[-1])
-    more = per_s * float(seconds[-1])
-    grows = bool(per_s - half > 0 and more > max(FEWEST_MORE, GROWTH * float(level.mean())))
-    return Slope(
-        float(per_s), float(per_s - half), float(per_s + half), float(intercept), float(intercept + more), grows
-    )
+    spread = float(steps.var(ddof=1)) * quantiles.autocorrelation_time(steps)
+    half = float(special.stdtrit(MOMENTS - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(1.2 * spread * MOMENTS)
+    more, span = per_s * float(seconds[-1]), float(seconds[-1])
+    most = _steady_most(spread, len(inside) / MOMENTS, float(level.mean()))
+    ends = float(per_s), float(per_s - half / span), float(per_s + half / span)
+    return Slope(*ends, float(intercept), float(intercept + more), most, bool(more > most))
+
+
+def _steady_most(spread: float, arrivals: float, mean: float) -> float:
+    """The most by which a steady queue is taken to grow; ``spread`` and ``arrivals`` are of one step."""
+    gained = arrivals * (1 / STEADY_LOAD - 1)
+    waiting = math.log(1 / _RARE) * spread / (2 * gained)
+    return max(FEWEST_MORE, GROWTH * mean, waiting, math.sqrt(spread * (MOMENTS - 1)))
 
 
 def _in_flight(sent: pd.DataFrame, edges: Floats) -> Floats:
@@ -209,6 +225,7 @@ def _slope_part(slope: Slope) -> dict[str, Any]:
     return {
         "per_s": slope.per_s, "per_s_ci": [slope.low, slope.high], "confidence": CONFIDENCE,
         "in_flight": [max(slope.first, 0.0), max(slope.last, 0.0)], "grows": slope.grows,
+        "steady_most": slope.steady_most,
     }  # fmt: skip
 
 
@@ -220,7 +237,8 @@ def _sentences(
         said.append(
             f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
             f"({100 * CONFIDENCE:.0f} % interval {slope.low:.2g} .. {slope.high:.2g}), "
-            f"from about {max(slope.first, 0):.0f} to {slope.last:.0f}; "
+            f"from about {max(slope.first, 0):.0f} to {slope.last:.0f}, "
+            f"where a steady queue seldom grows by more than {slope.steady_most:.0f}; "
             f"more was offered{_rate(offered)} than served{_rate(_served(requests))}"
         )
     if seen.state == "unsteady":

@@ -21,7 +21,7 @@ from bench.queues import lindley
 Floats = NDArray[np.float64]
 
 COUNT = 1_000
-LOADS = (0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 1.1, 1.3)
+LOADS = (0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3)
 _SERVICE_NS = 50e6
 
 

@@ -86,6 +86,6 @@ def _slope(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "not asked: the loop is closed"
     low, high = found["per_s_ci"]
-    grew = "grew" if found["grows"] else "did not provably grow"
+    grew = "grew" if found["grows"] else "did not grow beyond what a steady queue does"
     interval = f"95 % interval {low:.2g} .. {high:.2g}"
     return f"requests in flight {grew}: {found['per_s']:+.2g} a second ({interval})"
