@@ -18,7 +18,7 @@ import pandas as pd
 from analysis.bands import stage_parts
 from analysis.quantiles import Floats
 from analysis.resample import Bools, drawn_means, interval, stretches
-from analysis.stages import BY_NAME
+from analysis.stages import BY_NAME, owner_words
 
 FEWEST = 5
 METRICS = {"ttft": "first_token", "e2e": "last_token"}
@@ -158,7 +158,7 @@ def sentence(found: Mapping[str, Any], a: str, b: str, device: str = "GPU") -> s
         ends = f" (95 %: {duration(-high)} to {duration(-low)})"
     if low is not None and low <= 0 <= high:
         return f"{a}: {duration(found['a_ms'])}, {b}: {duration(found['b_ms'])}; no difference is proven{ends}"
-    owner = device if first["owner"] == "GPU" else first["owner"]
+    owner = owner_words(first["owner"], device)
     more = "longer" if found["difference_ms"] >= 0 else "less"
     part = f", {duration(abs(first['ms']))} of it {first['stage'].replace('_', ' ')} ({owner})"
     return f"{a} waited {whole} {more} than {b}{ends}{part}"

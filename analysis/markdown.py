@@ -11,6 +11,7 @@ from analysis.junit import slo_interval, slo_value
 from analysis.provenance import Provenance
 from analysis.report.head import users
 from analysis.report.numbers import count, duration, rate, share
+from analysis.stages import owner_words
 from analysis.tail import owner_of
 from analysis.turns import turns_sentence
 
@@ -25,16 +26,16 @@ def markdown(summary: Mapping[str, Any]) -> str:
         plain(summary["headline"]),
         _load(summary),
         _slos(summary["slo"]),
-        _tail(summary["tail"]),
+        _tail(summary["tail"], str((summary.get("compute") or {}).get("device", "GPU"))),
         _metrics(summary["metrics"]),
         _regression(summary.get("regression")),
         _warnings(summary["warnings"]),
-        _origin(summary.get("provenance")),
+        origin_line(summary.get("provenance")),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _origin(known: Mapping[str, str] | None) -> str:
+def origin_line(known: Mapping[str, str] | None) -> str:
     """Where the figures are from, small; a block that is copied on takes it along."""
     return f"<sub>{plain(Provenance(**known).line())}</sub>" if known else ""
 
@@ -61,7 +62,7 @@ def _slos(rows: Sequence[Mapping[str, Any]]) -> str:
     return _table(("", "SLO", "measured", "95 % interval", "n", "what slow ones wait for"), lines)
 
 
-def _tail(tail: Mapping[str, Any]) -> str:
+def _tail(tail: Mapping[str, Any], device: str) -> str:
     if tail["metric"] is None:
         return ""
     found = tail[tail["metric"]]
@@ -73,7 +74,9 @@ def _tail(tail: Mapping[str, Any]) -> str:
         if max(abs(usual) / typical["total_ms"], abs(late) / slow["total_ms"]) < _SMALL:
             small = (small[0] + usual, small[1] + late)
         else:
-            lines.append((stage, owner_of(stage), duration(usual), duration(late), duration(late - usual)))
+            lines.append(
+                (stage, owner_words(owner_of(stage), device), duration(usual), duration(late), duration(late - usual))
+            )
     if any(small):
         lines.append(("the rest", "", *(duration(ms) for ms in (*small, small[1] - small[0]))))
     sums = (typical["total_ms"], slow["total_ms"], found["difference_ms"])

@@ -9,6 +9,7 @@ from typing import Any
 from analysis.report.head import engine_words, load
 
 UNKNOWN = "unknown"
+STAMPS = ("INVALID", "NOT COMPARABLE")  # what a validity begins with whose figures must not be taken at their word
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Provenance:
     @property
     def stamp(self) -> str | None:
         """What must be written across every picture, if anything."""
-        return "INVALID" if self.validity.startswith("INVALID") else None
+        return next((word for word in STAMPS if self.validity.startswith(word)), None)
 
 
 def provenance_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Provenance:

@@ -78,6 +78,17 @@ def colour(stage: str) -> str:
     return OWNER_COLOURS[BY_NAME[stage].owner if stage in BY_NAME else "nobody"]
 
 
+def owner_words(owner: str, device: str) -> str:
+    """An owner's name for people; ``device`` is what computes the forwards: GPU, CPU, or a word for several.
+
+    ``GPU`` is the owner's key in summary.json wherever the forwards ran. On a CPU the API server and the framework
+    compute too, so there the owner is the forward pass, not the processor.
+    """
+    if owner != "GPU":
+        return owner
+    return "CPU forward pass" if device == "CPU" else device
+
+
 def column(stage: str) -> str:
     """The ledger's column for a stage, in nanoseconds."""
     return f"{stage}_ns"

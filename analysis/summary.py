@@ -116,8 +116,11 @@ def build_summary(
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """``summary.json`` and ``verdict.json`` in the run's folder. Raises OSError."""
-    short = ("schema_version", "name", "verdict", "exit_code", "headline", "invalid_reasons", "slo")
-    for file, content in (("summary.json", summary), ("verdict.json", {key: summary[key] for key in short})):
+    short = ("schema_version", "name", "verdict", "exit_code", "headline", "invalid_reasons", "slo", "provenance")
+    for file, content in (
+        ("summary.json", summary),
+        ("verdict.json", {key: summary[key] for key in short if key in summary}),
+    ):
         (folder / file).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.quantiles import Floats
 from analysis.report.numbers import duration
-from analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
+from analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column, owner_words
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
@@ -49,6 +49,7 @@ class Anatomy:
 
 
 def owner_of(stage: str) -> str:
+    """The owner's key, as summary.json has it; for people see ``analysis.stages.owner_words``."""
     return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
 
 
@@ -123,5 +124,5 @@ def _sentence(stage: str, share: float, more_ns: float, what: str, device: str) 
     part = "all" if share > 0.995 else f"{100 * share:.0f} %"
     return (
         f"{part} of what slow {what} wait beyond typical ones ({duration(more_ns / 1e6)}) "
-        f"is {stage} ({device if owner == 'GPU' else owner})"
+        f"is {stage} ({owner_words(owner, device)})"
     )

@@ -52,7 +52,7 @@ def compare_folders(
     """
     _distinct(sides)
     from analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
-    from analysis.compare.page import write_page
+    from analysis.compare.page import provenance, write_page
     from analysis.compare.protocol import NotReadable
 
     read = [Side(tuple(_read(path) for path in side)) for side in sides]
@@ -64,10 +64,11 @@ def compare_folders(
         document = compare(read, factors, force=force, in_turn=in_turn, command=command)
     except NotReadable as error:
         raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
-    folder = _folder(runs, sides)
+    folder, firsts = _folder(runs, sides), [side.first for side in read]
+    document["provenance"] = provenance(document, firsts).facts()
     try:
         (folder / "compare.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        write_page(folder, document, [side.first for side in read])
+        write_page(folder, document, firsts)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}", errors.USAGE) from error
     counts = document["comparable"] or document["forced"]

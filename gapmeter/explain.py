@@ -18,7 +18,7 @@ from analysis.figures import ledgers_of
 from analysis.metrics import measured_requests, request_values_ns
 from analysis.provenance import provenance_of
 from analysis.report.numbers import DASH, bounds, duration, share
-from analysis.stages import STAGES, UNEXPLAINED, column
+from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter import errors
 from gapmeter.errors import UserError
 from recording import RunFolder
@@ -108,7 +108,8 @@ def _print(told: dict[str, Any], origin: str) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in [row for row in told["ranked"] if row["ms"]][:_SHOWN]:
         part = share(row["share"]) if row["share"] is not None else DASH
-        table.add_row(row["stage"], row["owner"], duration(row["a_ms"]), duration(row["b_ms"]), duration(row["ms"]),
+        owner = owner_words(row["owner"], told["device"])
+        table.add_row(row["stage"], owner, duration(row["a_ms"]), duration(row["b_ms"]), duration(row["ms"]),
                       bounds(*row["ci_ms"]), part)  # fmt: skip
     console.print(table)
     console.print(origin, style="dim", markup=False)

@@ -14,7 +14,7 @@ from recording import RunFolder
 
 def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
     """``summary.json`` and ``report.html`` of a search's folder, from it alone; returns the summary. Raises OSError."""
-    from analysis.capacity.page import write_page  # what only searches needs neither pictures nor tables
+    from analysis.capacity.page import provenance, write_page  # what only searches needs neither pictures nor tables
     from analysis.capacity.read import goal_of, read_trials
     from analysis.capacity.summary import build_summary
     from analysis.search_economy import search_economy
@@ -22,6 +22,7 @@ def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
     manifest = folder.read_manifest()
     summary = build_summary(goal_of(manifest), read_trials(folder.path, manifest), manifest)
     summary |= search_economy(folder.path, summary)
+    summary["provenance"] = provenance(summary, manifest).facts()
     folder.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     write_page(folder, summary, manifest)
     return summary

@@ -16,6 +16,7 @@ from analysis.capacity.search import Goal
 from analysis.capacity.sentences import headline
 from analysis.capacity.trial import FAILS, HOLDS, INVALID, Trial
 from analysis.jsonable import SCHEMA_VERSION, json_safe
+from analysis.stages import owner_words
 
 EXIT_CODES = {
     search.FOUND: 0, search.BUDGET: 98, search.CLIENT: 98, search.NOT_MEASURED: 98, search.UNMEETABLE: 99,
@@ -103,9 +104,15 @@ def _binding(goal: Goal, measured: Sequence[Measured], found: Mapping[str, Any])
         tail = (each.summary or {}).get("tail") or {}
         anatomy = tail.get(promise.metric) if promise.metric in tail else tail
         if anatomy and anatomy.get("stage"):
-            return none | {"binding_stage": anatomy["stage"], "binding_owner": anatomy["owner"],
+            owner = owner_words(anatomy["owner"], _device(each))
+            return none | {"binding_stage": anatomy["stage"], "binding_owner": owner,
                            "binding_share": anatomy["share"], "binding_rate": each.trial.rate}  # fmt: skip
     return none
+
+
+def _device(each: Measured) -> str:
+    """What computed the forwards of a trial."""
+    return str(((each.summary or {}).get("compute") or {}).get("device", "GPU"))
 
 
 def _trial(goal: Goal, number: int, each: Measured) -> dict[str, Any]:

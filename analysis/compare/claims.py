@@ -15,7 +15,7 @@ import numpy as np
 from analysis.compare.differences import CONFIDENCE, Difference, Differences
 from analysis.quantiles import Floats
 from analysis.report.numbers import duration, in_unit, share, significant, unit_of
-from analysis.stages import BY_NAME
+from analysis.stages import BY_NAME, owner_words
 
 FASTER, SLOWER, MIXED, NOTHING, UNKNOWN = "faster", "slower", "mixed", "no difference found", "not estimable"
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
@@ -271,4 +271,4 @@ def _beyond(d: Difference) -> bool:
 
 def _owner(stage: str, device: str) -> str:
     owner = BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
-    return device if owner == "GPU" else owner
+    return owner_words(owner, device)

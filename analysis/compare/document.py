@@ -85,6 +85,7 @@ def _add_figures(
     device = _device(sides)
     document["comparisons"] = [
         _comparison(pair, each, verdict, claims.what_changed(each, verdict, device), side, sides[0])
+        | {"device": device}
         for pair, each, verdict, side in zip(names, found, verdicts, sides[1:], strict=True)
     ]
     document["table"] = line_up(letters, [side.runs for side in sides])

@@ -17,6 +17,7 @@ from analysis.report.figure import Row, Table, Value, figure, written
 from analysis.report.numbers import DASH, bounds, count, duration, share
 from analysis.report.shell import Section, page_shell
 from analysis.report.svg import NOTHING, Fragment, el, group
+from analysis.stages import owner_words
 
 # What tone the verdict's box has; the word itself says it too.
 _TONES = {"FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "NO DIFFERENCE FOUND": "INCONCLUSIVE"}
@@ -117,7 +118,7 @@ def _changed(found: Mapping[str, Any], origin: Provenance, number: int, name: st
     parts = []
     for event in sorted(found["stages"], key=lambda each: each != first):
         own = found["stages"][event]
-        picture = pictures.contributions(f"changed-{number}-{event}", own, stamp)
+        picture = pictures.contributions(f"changed-{number}-{event}", own, found["device"], stamp)
         parts.append(
             el("h3", f"To {_EVENTS[event]}: {words.difference(own['total'])} ({words.interval(own['total'])})")
         )
@@ -136,9 +137,10 @@ def _stage_table(event: str, own: Mapping[str, Any], found: Mapping[str, Any]) -
         {"stage": "sum", "owner": "", "share": None, "share_ci": None, "percentiles": {}, **own["total"]},
     ]:
         part = f"{share(s['share'])} ({share(s['share_ci'][0])} .. {share(s['share_ci'][1])})" if s["share_ci"] else ""
+        owner = owner_words(s["owner"], found["device"])
         middle, top = (s["percentiles"].get(key) for key in ("p50", "p99"))
         rows.append([
-            marks.words(s["stage"]), s["owner"], duration(s["a_ms"]), duration(s["b_ms"]), words.difference(s),
+            marks.words(s["stage"]), owner, duration(s["a_ms"]), duration(s["b_ms"]), words.difference(s),
             words.interval(s), part, words.difference(middle) if middle else "", words.difference(top) if top else "",
         ])  # fmt: skip
     headers = ["stage", "owner", f"{found['a']}, mean", f"{found['b']}, mean", "difference", "95 % interval",

@@ -9,6 +9,7 @@ from analysis.compare.words import difference, interval
 from analysis.report import marks
 from analysis.report.numbers import in_unit, ticks, unit_of
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, percent
+from analysis.stages import owner_words
 
 _SHIFT_HEIGHT = 170
 _ROW, _LABELS = 24, 0.24  # px a stage; share of the width for its name
@@ -75,7 +76,7 @@ class _Scale:
         return group([line, el("text", text, x=-8, y=y + 4, class_="tick end")])
 
 
-def contributions(name: str, found: Mapping[str, Any], stamp: str | None = None) -> Fragment | None:
+def contributions(name: str, found: Mapping[str, Any], device: str, stamp: str | None = None) -> Fragment | None:
     """A bar a stage, to the right where B is slower: the differences of the means, which add up to the whole."""
     largest = max((abs(s["difference_ms"] or 0.0) for s in found["stages"]), default=0.0)
     rows = [s for s in found["stages"] if abs(s["difference_ms"] or 0.0) >= 0.01 * largest and largest > 0]
@@ -89,15 +90,18 @@ def contributions(name: str, found: Mapping[str, Any], stamp: str | None = None)
         return _LABELS + (1 - _LABELS) * (ms - low) / (high - low)
 
     zero = el("line", x1=percent(x(0)), x2=percent(x(0)), y1=0, y2=height, stroke="var(--ink)", stroke_width=1)
-    bars = [_bar(number, s, x) for number, s in enumerate(rows)]
+    bars = [_bar(number, s, x, device) for number, s in enumerate(rows)]
     said = f"The mean differs by {difference(found['total'])}; a bar is what one stage adds to that."
     return chart(name, height, "What each stage adds to the difference", said, *bars, zero, _stamp(stamp, height))
 
 
-def _bar(number: int, row: Mapping[str, Any], x: Any) -> Fragment:
+def _bar(number: int, row: Mapping[str, Any], x: Any, device: str) -> Fragment:
     y, ms = _ROW * number + 4, row["difference_ms"]
     left, right = sorted((x(0.0), x(ms)))
-    title = el("title", f"{marks.words(row['stage'])} ({row['owner']}): {difference(row)} ({interval(row)})")
+    title = el(
+        "title",
+        f"{marks.words(row['stage'])} ({owner_words(row['owner'], device)}): {difference(row)} ({interval(row)})",
+    )
     label = el("text", f"{marks.words(row['stage'])}  {difference(row)}", x=0, y=y + 14)
     bar = el("rect", x=percent(left), width=percent(right - left), y=y, height=_ROW - 8, fill=marks.fill(row["stage"]),
              class_="segment")  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 from analysis.compare.claims import NAMES, between, signed, signed_share
 from analysis.compare.protocol import BLOCKS
+from analysis.markdown import origin_line
 from analysis.report.numbers import DASH, duration, significant
 
 Figure = Mapping[str, Any]
@@ -116,6 +117,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     parts += [f"- {_plain(text)}" for text in document.get("warnings", ())]
     if document.get("method"):
         parts.append(_plain(document["method"]["sentence"]) + ".")
+    if document.get("provenance"):
+        parts.append(origin_line(document["provenance"]))
     return "\n\n".join(parts) + "\n"
 
 

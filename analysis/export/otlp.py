@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from analysis.provenance import provenance_of
+from analysis.report import marks
 from analysis.report.run import Run, read_run
-from analysis.stages import BY_NAME
 from recording import RunFolder, tracing
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
             continue
         yield _request(make, run, row)
         if (mine := by_request.get(row.request_id)) is not None:
-            yield from _stages(make, row.request_id, mine)
+            yield from _stages(make, row.request_id, mine, run.device)
 
 
 def _need_sdk() -> None:
@@ -158,10 +158,10 @@ def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
     return make(f"{operation} {model}", tracing.ids(row.request_id), None, stretch, attributes, failed)
 
 
-def _stages(make: Make, request_id: str, mine: pd.DataFrame) -> Iterator[ReadableSpan]:
+def _stages(make: Make, request_id: str, mine: pd.DataFrame, device: str) -> Iterator[ReadableSpan]:
     trace, parent = tracing.ids(request_id)
     for number, row in enumerate(mine.itertuples(), start=1):
-        owner = BY_NAME[row.stage].owner if row.stage in BY_NAME else "nobody yet"
+        owner = marks.owner(row.stage, device)
         own = (trace, (parent + number) % 2**64 or 1)
         attributes = {"gapmeter.owner": owner, "gapmeter.kind": row.kind}
         yield make(row.stage, own, parent, (int(row.start_ns), int(row.end_ns)), attributes)

@@ -22,8 +22,8 @@ import pandas as pd
 
 from analysis.chosen import chosen
 from analysis.provenance import provenance_of
+from analysis.report import marks
 from analysis.report.run import Run, read_run
-from analysis.stages import BY_NAME
 from recording import RunFolder
 
 FILE = "trace.json.gz"
@@ -60,7 +60,7 @@ def trace(run: Run, timeline: pd.DataFrame) -> dict[str, Any]:
     tracks = {name: number for number, name in enumerate(shown.sort_values("due_ns")["request_id"], start=1)}
     timed = [
         *_requests(origin, shown, tracks),
-        *_stages(origin, timeline, tracks),
+        *_stages(origin, timeline, tracks, run.device),
         *_steps(run, origin),
         *_counters(run, origin),
         *_flows(run, origin, tracks),
@@ -122,9 +122,9 @@ def _whole(value: Any) -> int | None:
     return None if pd.isna(value) else int(value)
 
 
-def _stages(origin: int, timeline: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _stages(origin: int, timeline: pd.DataFrame, tracks: Mapping[str, int], device: str) -> Iterator[Event]:
     for row in timeline.itertuples():
-        owner = BY_NAME[row.stage].owner if row.stage in BY_NAME else "nobody yet"
+        owner = marks.owner(row.stage, device)
         args = {"owner": owner, "kind": row.kind}
         yield _slice(origin, row.stage, owner, (row.start_ns, row.end_ns), REQUESTS, tracks[row.request_id], args)
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from analysis.points.build import build_summary
-from analysis.points.page import write_page
+from analysis.points.page import provenance, write_page
 from recording import RunFolder
 
 
@@ -14,6 +14,7 @@ def analyse_points(folder: RunFolder) -> dict[str, Any]:
     """``summary.json`` and ``report.html`` of a sweep's folder; returns the summary. Raises OSError."""
     manifest = folder.read_manifest()
     summary = build_summary(folder.path, manifest)
+    summary["provenance"] = provenance(summary, manifest).facts()
     folder.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     write_page(folder, summary, manifest)
     return summary

@@ -21,7 +21,7 @@ from analysis.quantiles import Floats
 from analysis.report.marks import words
 from analysis.report.numbers import duration, share
 from analysis.resample import Bools, drawn_means, interval, stretches
-from analysis.stages import STAGES, UNEXPLAINED, column
+from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from analysis.tail import FEWEST_SLOW, owner_of, slow_count
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
@@ -99,7 +99,7 @@ def _sentence(told: Mapping[str, Any], device: str) -> str:
     ends = told["share_ci"]
     if told["stage"] is None or ends is None or grows * told["band_grows_ms"] <= 0:
         return start
-    owner = device if told["owner"] == "GPU" else told["owner"]
+    owner = owner_words(told["owner"], device)
     slowest = told["percentile"] is not None and told["percentile"] >= SLOW_LEVEL
     which = f"the slowest ones wait {_way(grows)}" if slowest else f"they wait {_way(grows)} on average"
     between = f"{share(told['share'])} ({share(ends[0])} to {share(ends[1])})"

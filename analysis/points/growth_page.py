@@ -13,6 +13,7 @@ from analysis.report.figure import Row, Table, written
 from analysis.report.numbers import DASH, bounds, duration, share
 from analysis.report.shell import Section
 from analysis.report.svg import el, group
+from analysis.stages import owner_words
 
 _KNEE = (
     "The knee is one of the measured points: where throughput stops to grow (doubling the load brings less than 15 % "
@@ -21,14 +22,13 @@ _KNEE = (
 )
 
 
-def growth_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | None:
+def growth_section(sweep: Mapping[str, Any], origin: Provenance, device: str) -> Section | None:
     """None where no two points lie on one curve."""
     metrics = list(dict.fromkeys(growth["metric"] for growth in sweep["growth"]))
     if not metrics:
         return None
-    parts = [
-        part for metric in metrics for part in _part([g for g in sweep["growth"] if g["metric"] == metric], origin)
-    ]
+    of = {metric: [g for g in sweep["growth"] if g["metric"] == metric] for metric in metrics}
+    parts = [part for growths in of.values() for part in _part(growths, origin, device)]
     knees = [el("p", f"{knee['series'] + ': ' if knee['series'] else ''}{_of_knee(knee)}") for knee in sweep["knees"]]
     lead = (
         "From each point to the next, and which stage makes up most of it. Intervals draw stretches of consecutive "
@@ -38,24 +38,25 @@ def growth_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | No
     return Section("growth", "What grows", group([*parts, *more]), lead, "growth")
 
 
-def _part(growths: Sequence[Mapping[str, Any]], origin: Provenance) -> list[Any]:
+def _part(growths: Sequence[Mapping[str, Any]], origin: Provenance, device: str) -> list[Any]:
     first = growths[0]
     what, level = figure_words(first["metric"], first["percentile"]), first["percentile"]
     which = "the slowest requests (p98.5 and up)" if level is not None and level >= SLOW_LEVEL else "all requests"
     if first["metric"] == "itl":
         which = which.replace("requests", "token gaps")
     names = ["from → to", f"{what} grows by", "95 % interval", "largest stage", "owner", "its share", "95 % interval"]
-    table = Table(f"What grows: {what}", names, [_row(growth) for growth in growths], words=1)
+    table = Table(f"What grows: {what}", names, [_row(growth, device) for growth in growths], words=1)
     return [el("h3", f"{what}; stages of the mean over {which}"), written(table, origin)]
 
 
-def _row(growth: Mapping[str, Any]) -> Row:
+def _row(growth: Mapping[str, Any], device: str) -> Row:
     ends, parts, sure = growth["grows_ci_ms"], growth["share_ci"], is_sure(growth)
     told = sure and growth["stage"]
+    owner = owner_words(growth["owner"], device) if told else DASH
     return [
         f"{growth['from']} → {growth['to']}{' (from the knee on)' if growth['at_knee'] else ''}",
         duration(growth["grows_ms"]), bounds(*(ends or (None, None))),
-        marks.words(growth["stage"]) if told else "not beyond its interval", growth["owner"] if told else DASH,
+        marks.words(growth["stage"]) if told else "not beyond its interval", owner,
         share(growth["share"]) if told else DASH, f"{share(parts[0])} .. {share(parts[1])}" if parts and told else DASH,
     ]  # fmt: skip
 

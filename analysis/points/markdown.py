@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.markdown import plain
+from analysis.markdown import origin_line, plain
 from analysis.points.compared import figure_key
 from analysis.points.read import written_tokens
 from analysis.report.numbers import DASH, bounds, duration
@@ -20,7 +20,8 @@ def markdown_of_points(summary: Mapping[str, Any]) -> str:
     lines = [head, ["---"] * 2 + ["--:"] * 5 + ["---"], *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     said = "\n\n".join(plain(sentence) for sentence in sweep["headline"])
-    return f"### {plain(str(summary['name']))}: {len(rows)} points\n\n{said}\n\n{table}\n"
+    from_where = f"\n{origin_line(summary['provenance'])}\n" if summary.get("provenance") else ""
+    return f"### {plain(str(summary['name']))}: {len(rows)} points\n\n{said}\n\n{table}\n{from_where}"
 
 
 def _row(point: Mapping[str, Any], levels: Mapping[str, str]) -> list[str]:

@@ -41,9 +41,9 @@ def page(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     sections = [
         _answer(summary),
         _tradeoff_section(main, origin) if main else None,
-        _stacks_section(sights, sweep, origin) if sights else None,
+        _stacks_section(sights, summary, origin) if sights else None,
         _points_section(sweep, origin),
-        growth_section(sweep, origin),
+        growth_section(sweep, origin, summary["device"]),
         _binding_section(sweep, origin),
         economy_section(sweep, origin),
         _how_section(manifest),
@@ -69,10 +69,16 @@ def provenance(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Prove
         hardware=hardware_words(manifest.get("hardware") or {}),
         load="; ".join(f"{key} {', '.join(found)}" for key, found in values.items()),
         n=str(n),
-        validity="valid" if not bad else f"{len(bad)} of {len(sweep['points'])} points without valid figures",
+        validity=_validity(len(bad), len(sweep["points"])),
         date=str(manifest.get("started_wall", UNKNOWN)).partition("T")[0],
         command=str(manifest.get("command", UNKNOWN)),
     )
+
+
+def _validity(bad: int, points: int) -> str:
+    if not bad:
+        return "valid"
+    return "INVALID" if bad == points else f"{bad} of {points} points without valid figures"
 
 
 def _sight(sweep: Mapping[str, Any], summary: Mapping[str, Any], metric: str) -> Sight | None:
@@ -85,7 +91,8 @@ def _sight(sweep: Mapping[str, Any], summary: Mapping[str, Any], metric: str) ->
     knees = frozenset(k["point"] for k in sweep["knees"] if k["point"] is not None)
     limits = [s for s in summary["slo"] if s["metric"] == metric and s["limit_ms"] is not None]
     limit = max(limits, key=lambda s: s["percentile"]) if limits else None
-    return Sight(metric, level, series, knees, (limit["limit_ms"], limit["text"]) if limit else None)
+    return Sight(metric, level, series, knees, (limit["limit_ms"], limit["text"]) if limit else None,
+                 summary["device"])  # fmt: skip
 
 
 def _answer(summary: Mapping[str, Any]) -> Section:
@@ -132,11 +139,11 @@ def _tradeoff_table(sight: Sight) -> Table:
     return Table(f"Throughput against {level}", names, rows, words=2)
 
 
-def _stacks_section(sights: Mapping[str, Sight], sweep: Mapping[str, Any], origin: Provenance) -> Section:
+def _stacks_section(sights: Mapping[str, Sight], summary: Mapping[str, Any], origin: Provenance) -> Section:
     """Latency point by point, and beneath it on the same order where the mean goes."""
     parts: list[Fragment] = []
     shown: dict[str, None] = {}
-    order = sorted(sights, key=lambda metric: metric != sweep["metric"])
+    order = sorted(sights, key=lambda metric: metric != summary["sweep"]["metric"])
     for metric in order:
         sight = sights[metric]
         stages = stages_shown(sight, metric)
@@ -154,14 +161,18 @@ def _stacks_section(sights: Mapping[str, Sight], sweep: Mapping[str, Any], origi
         return Section("stages", "Where the time goes, point by point", el("p", "No stage of the server was measured."))
     lead = "A column is the mean over real requests (or token gaps), so its stages add up to the mean."
     return Section(
-        "stages", "Where the time goes, point by point", group([*parts, marks.legend(shown)]), lead, "stages"
+        "stages",
+        "Where the time goes, point by point",
+        group([*parts, marks.legend(shown, summary["device"])]),
+        lead,
+        "stages",
     )
 
 
 def _stack_table(sight: Sight, metric: str, stages: Sequence[str]) -> Table:
     points = sight.shown()
     rows: list[Row] = [
-        [marks.words(stage), marks.owner(stage),
+        [marks.words(stage), marks.owner(stage, sight.device),
          *(Value(duration(ms), _raw(ms)) for p in points
            for ms in [p["stages"][metric]["stages_ms"].get(stage, 0.0)])]
         for stage in stages

@@ -32,6 +32,7 @@ class Sight:
     series: Sequence[tuple[str, Sequence[Point]]]
     knees: frozenset[int]
     limit: Limit
+    device: str  # what computed the forwards
 
     @property
     def key(self) -> str:
@@ -103,7 +104,7 @@ def stack_columns(sight: Sight, metric: str, name: str, part: str = "stages", *,
     totals = [sum(_stages(p, metric, part).values()) for p in sight.shown()]
     y = Scale(0.0, max(totals, default=1.0) * 1.1 or 1.0, logarithmic=False)
     width = min(0.62 / max(len(places), 1), 0.09)
-    columns = [_column(p, metric, part, places[p["index"]], width, y) for p in sight.shown()]
+    columns = [_column(p, sight, part, places[p["index"]], width, y) for p in sight.shown()]
     said = f"Mean {metric.upper()} by stage, point by point: " + "; ".join(
         f"{p['label']} {duration(total)}" for p, total in zip(sight.shown(), totals, strict=True)
     )
@@ -253,8 +254,8 @@ def _places(sight: Sight) -> dict[int, float]:
     return places
 
 
-def _column(point: Point, metric: str, part: str, middle: float, width: float, y: Scale) -> Fragment:
-    stages = _stages(point, metric, part)
+def _column(point: Point, sight: Sight, part: str, middle: float, width: float, y: Scale) -> Fragment:
+    stages = _stages(point, sight.metric, part)
     total, at, pieces = sum(stages.values()), 0.0, []
     for stage, ms in stages.items():
         if ms <= 0 and stage != UNEXPLAINED:
@@ -262,9 +263,10 @@ def _column(point: Point, metric: str, part: str, middle: float, width: float, y
         top, bottom = _STACK * (1 - y.part(at + ms)), _STACK * (1 - y.part(at))
         at += max(ms, 0.0)
         title = f"{point['label']}: {marks.words(stage)} {duration(ms)}, {share(ms / total) if total else ''}"
+        whose = f"{marks.owner(stage, sight.device)} · {marks.kind(stage)}"
         pieces.append(el(
-            "rect", el("title", f"{title} · {marks.owner(stage)} · {marks.kind(stage)}"), x=percent(middle - width / 2),
-            y=top, width=percent(width), height=max(bottom - top, 0.0), fill=marks.fill(stage), class_="segment stage",
+            "rect", el("title", f"{title} · {whose}"), x=percent(middle - width / 2), y=top,
+            width=percent(width), height=max(bottom - top, 0.0), fill=marks.fill(stage), class_="segment stage",
             data_stage=stage, data_ms=f"{ms:.7g}", data_point=point["index"],
         ))  # fmt: skip
     head = el("text", duration(total), x=percent(middle), y=_STACK * (1 - y.part(at)) - 5, class_="tick middle")

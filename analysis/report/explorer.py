@@ -11,6 +11,7 @@ from analysis.report.numbers import duration, in_unit, share, ticks, unit_of
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, chart, el, group, percent, stamp_across
+from analysis.stages import owner_words
 
 _UNTIL = {"ttft": "to the first token", "e2e": "to the last token"}
 _SHOWN, _ROW, _BAR = 10, 30, 18
@@ -52,14 +53,14 @@ def _title(pair: dict[str, Any]) -> str:
 
 
 def _pair(run: Run, found: dict[str, Any], metric: str) -> Fragment:
-    words = head.as_sentence(sentence(found, found["a"], found["b"], run.manifest.get("device", "GPU")))
+    words = head.as_sentence(sentence(found, found["a"], found["b"], run.device))
     sizes = f" n = {found['a_count']:,} and {found['b_count']:,}, in {found['stretches']} stretches."
     name = f"explore-{metric}-{found['key']}"
-    drawn = figure(picture(found, name, run.stamp), table(found), run.provenance, css="names")
+    drawn = figure(picture(found, name, run), table(found, run.device), run.provenance, css="names")
     return group([el("p", words, el("span", sizes, class_="faint"), class_="told"), drawn])
 
 
-def picture(found: dict[str, Any], name: str, stamp: str | None) -> Fragment:
+def picture(found: dict[str, Any], name: str, run: Run) -> Fragment:
     """A bar a stage from 0, to the right where group a waits longer, with its interval; the ten largest."""
     rows = [row for row in found["ranked"] if row["ms"] != 0][:_SHOWN]
     ends = [end for row in rows for end in (row["ms"], *row["ci_ms"]) if end is not None]
@@ -68,15 +69,17 @@ def picture(found: dict[str, Any], name: str, stamp: str | None) -> Fragment:
     low, high = low - (room if low < 0 else 0.0), high + room
     bottom = _ROW * len(rows) + 6
     said = "; ".join(f"{marks.words(r['stage'])} {duration(r['ms'])}" for r in rows[:4])
-    bars = [part for i, row in enumerate(rows) for part in _bar(row, found, _ROW * i + 6, low, high)]
+    bars = [part for i, row in enumerate(rows) for part in _bar(row, found, _ROW * i + 6, (low, high), run.device)]
     title = f"{found['a']} less {found['b']}, by stage"
     return chart(
         name, bottom + 26, title, f"Differences of the means: {said}.", _axis(low, high, bottom), *bars,
-        stamp_across(stamp, bottom / 2 + 24),
+        stamp_across(run.stamp, bottom / 2 + 24),
     )  # fmt: skip
 
 
-def _bar(row: dict[str, Any], found: dict[str, Any], y: int, low: float, high: float) -> list[Fragment]:
+def _bar(row: dict[str, Any], found: dict[str, Any], y: int, span: tuple[float, float], device: str) -> list[Fragment]:
+    low, high = span
+
     def x(ms: float) -> float:
         return (ms - low) / (high - low)
 
@@ -85,7 +88,7 @@ def _bar(row: dict[str, Any], found: dict[str, Any], y: int, low: float, high: f
     words = (
         f"{marks.words(row['stage'])}: {duration(ms)}{ends}; {duration(row['a_ms'])} against {duration(row['b_ms'])}"
     )
-    title = el("title", f"{words} · {row['owner']} · {marks.kind(row['stage'])}")
+    title = el("title", f"{words} · {owner_words(row['owner'], device)} · {marks.kind(row['stage'])}")
     box = el("rect", width="100%", height="100%", fill=marks.fill(row["stage"]), class_="segment")
     parts = [
         el("text", marks.words(row["stage"]), x=-10, y=y + 13, class_="end"),
@@ -117,14 +120,14 @@ def _axis(low: float, high: float, bottom: int) -> Fragment:
     return group(parts)
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(found: dict[str, Any], device: str) -> Table:
     """Every stage with both means, the difference, its interval and its share of the whole difference."""
     rows: list[Row] = []
     for row in found["ranked"]:
         numbers = (row["a_ms"], row["b_ms"], row["ms"], *row["ci_ms"])
         cells = [Value(duration(ms), "" if ms is None else repr(ms)) for ms in numbers]
         part = Value(share(row["share"]), "" if row["share"] is None else repr(row["share"]))
-        rows.append([marks.words(row["stage"]), row["owner"], *cells, part])
+        rows.append([marks.words(row["stage"]), owner_words(row["owner"], device), *cells, part])
     headers = ["stage", "owner", found["a"], found["b"], "difference", "from", "to", "share"]
     csv = ["stage", "owner", *(f"{name} (ms)" for name in headers[2:7]), "share"]
     return Table(f"{found['a']} against {found['b']}", headers, rows, csv=csv, words=2)

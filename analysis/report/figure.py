@@ -68,11 +68,21 @@ def written(table: Table, provenance: Provenance, *, own_line: bool = True) -> F
     grid = el("table", el("thead", head), el("tbody", *body), aria_label=table.name, class_=table.css or None)
     return el(
         "div",
-        el("div", grid, class_="wide", tabindex=0, role="region", aria_label=f"{table.name}, as a table"),
+        el("div", stamped(grid, len(table.rows), provenance), class_="wide", tabindex=0, role="region",
+           aria_label=f"{table.name}, as a table"),
         el("button", "copy as CSV", type="button", class_="copy"),
         origin(provenance) if own_line else NOTHING,
         class_="table",
-    )
+    )  # fmt: skip
+
+
+def stamped(grid: Fragment, rows: int, provenance: Provenance) -> Fragment:
+    """A table with what must be written across it: INVALID, once every dozen rows; a valid run's as it is."""
+    if provenance.stamp is None:
+        return grid
+    words = [el("span", provenance.stamp) for _ in range(1 + rows // 12)]
+    across = el("div", *words, class_="across", aria_hidden="true")
+    return el("div", el("p", f"{provenance.stamp}. ", class_="hidden"), grid, across, class_="stamped")
 
 
 def origin(provenance: Provenance) -> Fragment:
@@ -134,6 +144,7 @@ __all__ = [
     "group",
     "origin",
     "panel",
+    "stamped",
     "switch",
     "written",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from analysis.report.svg import Fragment, el, group
-from analysis.stages import BY_NAME, DECODE_COLOUR, OWNER_COLOURS, STAGES, UNEXPLAINED, colour
+from analysis.report.svg import Fragment, el
+from analysis.stages import BY_NAME, OWNER_COLOURS, STAGES, UNEXPLAINED, colour, owner_words
 
 HATCHED = "#8A8A8A"
 
@@ -21,8 +21,9 @@ def words(stage: str) -> str:
     return _WORDS.get(stage, stage.replace("_", " "))
 
 
-def owner(stage: str) -> str:
-    return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
+def owner(stage: str, device: str) -> str:
+    """Who owns a stage, for people; ``device`` is what computed the forwards (see ``owner_words``)."""
+    return owner_words(BY_NAME[stage].owner, device) if stage in BY_NAME else "nobody yet"
 
 
 def kind(stage: str) -> str:
@@ -73,26 +74,26 @@ def _hatch(name: str, line: str, angle: int) -> Fragment:
     )  # fmt: skip
 
 
-def legend(stages: Iterable[str]) -> Fragment:
-    """A swatch and a name for each stage; a button, so that it can be picked out by keyboard too."""
-    return el("div", *(_entry(stage) for stage in stages), class_="legend", role="group", aria_label="Stages")
+def legend(stages: Iterable[str], device: str) -> Fragment:
+    """The stages by owner, each with a swatch and its name; buttons, so that one can be picked out by keyboard too."""
+    known = list(stages)
+    owners = list(dict.fromkeys(owner(stage, device) for stage in known))
+    order = [owner_words(name, device) for name in OWNER_COLOURS]
+    owners.sort(key=lambda name: order.index(name) if name in order else len(order))
+    groups = [_of_owner(name, [stage for stage in known if owner(stage, device) == name], device) for name in owners]
+    return el("div", *groups, class_="legend", role="group", aria_label="Stages, by owner")
 
 
-def _entry(stage: str) -> Fragment:
+def _of_owner(name: str, stages: Iterable[str], device: str) -> Fragment:
+    return el("div", el("span", name, class_="whose"), *(_entry(stage, device) for stage in stages))
+
+
+def _entry(stage: str, device: str) -> Fragment:
     swatch = el(
         "svg", el("rect", width=12, height=12, rx=2, fill=fill(stage), class_="segment"), width=12, height=12,
         aria_hidden="true",
     )  # fmt: skip
     return el(
         "button", swatch, words(stage), type="button", data_stage=stage, aria_pressed="false",
-        title=f"{words(stage)}: owner {owner(stage)}, {kind(stage)}",
-    )  # fmt: skip
-
-
-def owner_key() -> Fragment:
-    """Which colour means whom."""
-    pairs = [(name if name != "GPU" else "GPU prefill", c) for name, c in OWNER_COLOURS.items() if name != "nobody"]
-    pairs.append(("GPU decode", DECODE_COLOUR))
-    return group(
-        el("span", el("i", style=f"background:{c}"), name, class_="owner-key") for name, c in pairs
+        title=f"{words(stage)}: owner {owner(stage, device)}, {kind(stage)}",
     )  # fmt: skip

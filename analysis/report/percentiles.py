@@ -90,7 +90,7 @@ def definitions_section(run: Run) -> Section | None:
 
 def stages_section(run: Run) -> Section | None:
     """Every stage's percentiles by itself."""
-    rows = tables.stage_rows(run.summary)
+    rows = tables.stage_rows(run.summary, run.device)
     if not rows:
         return None
     cells: list[Row] = [[_stage_name(row), row.owner, row.kind, *_stage_cells(row)] for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.report import marks
-from analysis.report.figure import Row, Table, Value, folded, origin
+from analysis.report.figure import Row, Table, Value, folded, origin, stamped
 from analysis.report.numbers import duration
 from analysis.report.picked import STAGE_NAMES, picked, request_data
 from analysis.report.run import Run
@@ -30,15 +30,15 @@ def requests_section(run: Run) -> Section | None:
         return None
     names = picked(run)
     lead = el("p", _LEAD[0], el("span", _LEAD[1], id="slow-order"), _LEAD[2], class_="lead")
-    body = [lead, _list(found, frozenset(names), event), folded(_table(found, event), run.provenance)]
+    body = [lead, _list(run, found, frozenset(names), event), folded(_table(found, event), run.provenance)]
     data: dict[str, Any] = {}
     if names:
         body.append(_view(run, names))
-        data = request_data(run, names) | _looks()
+        data = request_data(run, names) | _looks(run.device)
     return Section("requests", "One request", group(body), short="one request", data=data)
 
 
-def _list(found: list[SlowRequest], openable: frozenset[str], event: str) -> Fragment:
+def _list(run: Run, found: list[SlowRequest], openable: frozenset[str], event: str) -> Fragment:
     heads = ("request", "due at", "TTFT", "E2E", "tokens", f"to the {event.replace('_', ' ')}")
     css = ("", "n", "n", "n", "", "bar")
     head = el("tr", *(el("th", h, scope="col", class_=c or None) for h, c in zip(heads, css, strict=True)))
@@ -55,7 +55,7 @@ def _list(found: list[SlowRequest], openable: frozenset[str], event: str) -> Fra
         for r in found
     ]
     grid = el("table", el("thead", head), el("tbody", *rows, id="slow-requests"), class_="slow")
-    return el("div", grid, class_="wide")
+    return el("div", stamped(grid, len(found), run.provenance), class_="wide")
 
 
 def _name(name: str, openable: bool) -> Fragment:
@@ -89,11 +89,11 @@ def _view(run: Run, names: list[str]) -> Fragment:
     )  # fmt: skip
 
 
-def _looks() -> dict[str, Any]:
+def _looks(device: str) -> dict[str, Any]:
     """Words, owners and paints of the stages, for the script."""
     return {
         "words": [marks.words(s) for s in STAGE_NAMES],
-        "owners": [marks.owner(s) for s in STAGE_NAMES],
+        "owners": [marks.owner(s, device) for s in STAGE_NAMES],
         "kinds": [marks.kind(s) for s in STAGE_NAMES],
         "paints": [marks.fill(s) for s in STAGE_NAMES],
         "inks": [marks.ink(s) for s in STAGE_NAMES],

@@ -32,6 +32,11 @@ class Run:
         return provenance_of(self.manifest, self.summary)
 
     @property
+    def device(self) -> str:
+        """What computed the forwards: GPU or CPU."""
+        return str(self.manifest.get("device", "GPU"))
+
+    @property
     def stamp(self) -> str | None:
         """What is written across every picture: INVALID, or nothing."""
         return self.provenance.stamp

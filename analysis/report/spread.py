@@ -24,11 +24,11 @@ class Slice:
     parts: dict[str, float]
 
 
-def picture(slices: Sequence[Slice], metric: str, what: str, name: str, stamp: str | None) -> Fragment:
+def picture(slices: Sequence[Slice], metric: str, what: str, name: str, stamp: str | None, device: str) -> Fragment:
     """One bar a slice on one axis from 0, fastest first; its name before it, its mean and size behind."""
     top = max(s.total_ms for s in slices) / (1 - _TAIL) or 1.0
     bottom = _TOP + _ROW * len(slices)
-    rows = [part for number, s in enumerate(slices) for part in _row(s, _TOP + number * _ROW, top)]
+    rows = [part for number, s in enumerate(slices) for part in _row(s, _TOP + number * _ROW, top, device)]
     said = "; ".join(f"{s.name} {duration(s.total_ms)}" for s in slices)
     mark = stamp_across(stamp, bottom / 2 + 30)
     return chart(
@@ -36,7 +36,7 @@ def picture(slices: Sequence[Slice], metric: str, what: str, name: str, stamp: s
     )
 
 
-def _row(found: Slice, y: int, top: float) -> list[Fragment]:
+def _row(found: Slice, y: int, top: float, device: str) -> list[Fragment]:
     parts, at = [el("text", found.name, x=-8, y=y + 17, class_="tick end")], 0.0
     for stage, ms in found.parts.items():
         if ms <= 0 and stage != UNEXPLAINED:
@@ -44,7 +44,7 @@ def _row(found: Slice, y: int, top: float) -> list[Fragment]:
         width = ms / top
         least = 4 if stage == UNEXPLAINED and width < 0.004 else None
         words = f"{found.name}, {marks.words(stage)}: {duration(ms)}, {share(ms / (found.total_ms or 1.0))} of the bar"
-        title = el("title", f"{words} · {marks.owner(stage)} · {marks.kind(stage)}")
+        title = el("title", f"{words} · {marks.owner(stage, device)} · {marks.kind(stage)}")
         box = el("rect", width=least or "100%", height="100%", fill=marks.fill(stage), class_="segment")
         parts.append(
             el("svg", title, box, x=percent(at / top), y=y, width=least or percent(width), height=_BAR, class_="stage",

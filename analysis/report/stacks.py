@@ -32,7 +32,7 @@ class Band:
 class Comparison:
     """Typical against slow ones up to one event; ``limit`` is the SLO on that metric in ms and in words.
 
-    ``what`` they are: requests, or token gaps.
+    ``what`` they are: requests, or token gaps. ``device`` is what computed the forwards.
     """
 
     metric: str
@@ -41,6 +41,7 @@ class Comparison:
     slow: Band
     what: str
     limit: tuple[float, str] | None
+    device: str
 
     def excess(self) -> list[tuple[str, float]]:
         """Slow minus typical a stage, in ms, the largest first."""
@@ -65,8 +66,8 @@ def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Frag
     limit = comparison.limit
     top = max(longest * 1.02, limit[0] * 1.04) if limit and limit[0] <= 1.8 * longest else longest * 1.02
     rows = [
-        (_band_head(typical), _stack(typical)),
-        (_band_head(slow), _stack(slow)),
+        (_band_head(typical), _stack(typical, comparison.device)),
+        (_band_head(slow), _stack(slow, comparison.device)),
         (_difference_head(comparison), _difference(comparison)),
     ]
     heads = [_head(number, head) for number, (head, _) in enumerate(rows)]
@@ -96,11 +97,11 @@ def _difference_head(comparison: Comparison) -> tuple[str, str]:
     return f"difference {duration(extra)}", f"what slow {comparison.what} wait beyond typical ones, largest first"
 
 
-def _stack(band: Band) -> list[_Piece]:
+def _stack(band: Band, device: str) -> list[_Piece]:
     pieces, at = [], 0.0
     for stage, ms in band.parts.items():
         if ms > 0 or stage == UNEXPLAINED:
-            title = _title(stage, ms, f"{share(ms / band.total_ms)} of the bar" if band.total_ms else "")
+            title = _title(stage, ms, f"{share(ms / band.total_ms)} of the bar" if band.total_ms else "", device)
             pieces.append(_Piece(stage, at, ms, marks.words(stage), title))
             at += ms
     return pieces
@@ -114,13 +115,14 @@ def _difference(comparison: Comparison) -> list[_Piece]:
     pieces = []
     for stage, ms in grown:
         part = share(ms / whole) if whole > 0 else ""
-        pieces.append(_Piece(stage, at, ms, f"{marks.words(stage)} {part}", _title(stage, ms, f"{part} of the excess")))
+        title = _title(stage, ms, f"{part} of the excess", comparison.device)
+        pieces.append(_Piece(stage, at, ms, f"{marks.words(stage)} {part}", title))
         at += ms
     return pieces
 
 
-def _title(stage: str, ms: float, part: str) -> str:
-    return f"{marks.words(stage)}: {duration(ms)}, {part} · {marks.owner(stage)} · {marks.kind(stage)}"
+def _title(stage: str, ms: float, part: str, device: str) -> str:
+    return f"{marks.words(stage)}: {duration(ms)}, {part} · {marks.owner(stage, device)} · {marks.kind(stage)}"
 
 
 def _top(row: int) -> int:
@@ -183,17 +185,3 @@ def _limit_line(limit: tuple[float, str] | None, top: float, bottom: int) -> Fra
 
 def _stamp(word: str | None, bottom: int) -> Fragment:
     return el("text", word, x="50%", y=bottom / 2 + 34, class_="stamp", aria_hidden="true") if word else NOTHING
-
-
-def table(comparison: Comparison) -> list[dict[str, str]]:
-    """The same as rows of text: stage, owner, typical, slow, difference."""
-    rows = []
-    for stage in comparison.slow.parts:
-        before, after = comparison.typical.parts.get(stage, 0.0), comparison.slow.parts[stage]
-        rows.append(
-            {
-                "stage": marks.words(stage), "owner": marks.owner(stage), "kind": marks.kind(stage),
-                "typical": duration(before), "slow": duration(after), "difference": duration(after - before),
-            }
-        )  # fmt: skip
-    return rows

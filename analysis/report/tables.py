@@ -96,7 +96,7 @@ class StageRow:
     parts: list[StagePart]
 
 
-def stage_rows(summary: Mapping[str, Any]) -> list[StageRow]:
+def stage_rows(summary: Mapping[str, Any], device: str) -> list[StageRow]:
     """Every stage in the order of the timeline, also the ones that nobody could stamp."""
     first, last = summary["stages_to_first_token"], summary["stages"]
     if not first and not last:
@@ -104,7 +104,7 @@ def stage_rows(summary: Mapping[str, Any]) -> list[StageRow]:
     return [
         StageRow(
             stage=marks.words(stage.name),
-            owner=stage.owner,
+            owner=marks.owner(stage.name, device),
             kind=stage.kind,
             meaning=stage.meaning,
             swatch=_swatch(stage.name),

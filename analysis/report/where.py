@@ -22,7 +22,7 @@ EVENTS = {
 }
 _UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
 _MAIN = 98.5
-_KEY = "Light hatch: in transit between two processes. Gray hatch: unexplained."
+_KEY = "A color means an owner. Light hatch: in transit between two processes; gray hatch: unexplained."
 _LEAD = "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar."
 
 
@@ -51,7 +51,7 @@ def where_section(run: Run) -> Section:
         for metric in metrics
         for band, content in _panels(run, metric)
     ]
-    key = el("p", "A color means an owner: ", marks.owner_key(), _KEY, class_="lead")
+    key = el("p", _KEY, class_="lead")
     return Section("where", "Where the time goes", group([switches, *panels, key]), _LEAD, "where the time goes")
 
 
@@ -84,7 +84,8 @@ def _stack(run: Run, metric: str, percentile: float, slow: dict[str, Any]) -> Fr
         _band("slow", f"{what} from p{percentile:g} up", slow),
     )
     name = "a token gap (ITL)" if metric == "itl" else METRICS[metric]
-    comparison = stacks.Comparison(METRICS[metric], event, *bands, what, head.main_limit(run.summary, metric))
+    comparison = stacks.Comparison(METRICS[metric], event, *bands, what, head.main_limit(run.summary, metric),
+                                   run.device)  # fmt: skip
     key = f"stack-{event.replace('_', '-')}" + ("" if percentile == _MAIN else f"-{slow_key(percentile)}")
     picture = stacks.picture(comparison, key, run.stamp)
     headers = ["stage", "owner", "kind", "typical", "slow", "difference"]
@@ -95,7 +96,9 @@ def _stack(run: Run, metric: str, percentile: float, slow: dict[str, Any]) -> Fr
     )  # fmt: skip
     words = el("p", stacks.describe(comparison), class_="lead")
     shown = [s for s in comparison.slow.parts if _seen(comparison, s)]
-    return group([words, figure(picture, table, run.provenance), marks.legend(shown), _unmeasured(run, part)])
+    return group(
+        [words, figure(picture, table, run.provenance), marks.legend(shown, run.device), _unmeasured(run, part)]
+    )
 
 
 def _seen(comparison: stacks.Comparison, stage: str) -> bool:
@@ -108,7 +111,7 @@ def _rows(comparison: stacks.Comparison, path: str, band: str) -> list[Row]:
         before = comparison.typical.parts.get(stage, 0.0)
         rows.append(
             [
-                marks.words(stage), marks.owner(stage), marks.kind(stage),
+                marks.words(stage), marks.owner(stage, comparison.device), marks.kind(stage),
                 Value(duration(before), repr(before), {"data_key": f"{path}.typical.stages_ms.{stage}"}),
                 Value(duration(after), repr(after), {"data_key": f"{path}.slow.{band}.stages_ms.{stage}"}),
                 Value(duration(after - before), repr(after - before)),
@@ -123,11 +126,11 @@ def _everyone(run: Run, metric: str) -> Fragment:
         spread.Slice(f"p{b['from']:g}–{b['to']:g}", b["count"], b["total_ms"], b["stages_ms"])
         for b in run.summary["bands"][metric]["spread"]
     ]
-    picture = spread.picture(bands, METRICS[metric], what, f"spread-{event.replace('_', '-')}", run.stamp)
+    picture = spread.picture(bands, METRICS[metric], what, f"spread-{event.replace('_', '-')}", run.stamp, run.device)
     stages = [s for s in bands[-1].parts if any(b.parts[s] > 0 for b in bands) or s == UNEXPLAINED]
     rows: list[Row] = [
         [
-            marks.words(stage), marks.owner(stage),
+            marks.words(stage), marks.owner(stage, run.device),
             *(Value(duration(b.parts[stage]), repr(b.parts[stage]),
                     {"data_key": f"bands.{metric}.spread.{i}.stages_ms.{stage}"}) for i, b in enumerate(bands)),
         ]
@@ -138,7 +141,7 @@ def _everyone(run: Run, metric: str) -> Fragment:
     table = Table(f"{METRICS[metric]} by rank and stage", headers, rows, words=2, csv=csv)
     words = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
     drawn = figure(picture, table, run.provenance, css="levels")
-    return group([el("p", words, class_="lead"), drawn, marks.legend(stages), _unmeasured(run, part)])
+    return group([el("p", words, class_="lead"), drawn, marks.legend(stages, run.device), _unmeasured(run, part)])
 
 
 def _unmeasured(run: Run, part: str) -> Fragment:

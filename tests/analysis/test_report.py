@@ -175,6 +175,17 @@ def test_an_invalid_run_says_so_across_every_picture_and_in_the_place_of_the_ver
     assert "stopped by Ctrl-C" in page.source
 
 
+def test_an_invalid_run_says_so_across_every_table_and_a_valid_one_across_none(tmp_path: Path) -> None:
+    invalid = _page(write_run(tmp_path / "r", count=200, rate=15.0, evidence={"incomplete": "stopped by Ctrl-C"}))
+    across = [a for a in invalid.all("div") if a.get("class") == "across"]
+    tables = [a for a in invalid.all("table") if a.get("class") != "legend"]
+    assert len(across) == len(tables) > 15
+    assert all(part.startswith("<span>INVALID</span>") for part in
+               (text.partition(">")[2] for text in invalid.source.split('<div class="across"')[1:]))  # fmt: skip
+    valid = _page(write_run(tmp_path / "s", count=200, rate=15.0))
+    assert not [a for a in valid.all("div") if a.get("class") in ("across", "stamped")]
+
+
 @pytest.mark.parametrize(
     ("verdict", "slo"),
     [("PASS", "ttft p90 <= 5000 ms"), ("FAIL", "ttft p90 <= 2 ms"), ("INCONCLUSIVE", "ttft p99.9 <= 300 ms")],

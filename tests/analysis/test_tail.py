@@ -105,5 +105,5 @@ def test_near_saturation_a_simulated_server_makes_its_slow_users_wait_in_the_que
 def test_the_sentence_names_what_computed_where_that_was_no_gpu() -> None:
     found = anatomy(ledgers(600, prefill=80.0), device="CPU")
     assert found is not None
-    assert found.sentence.endswith("is prefill (CPU)")
+    assert found.sentence.endswith("is prefill (CPU forward pass)")
     assert found.owner == "GPU"  # the stage's owner by its definition, whatever stood in for it
