@@ -1,7 +1,7 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
 Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, coverage,
-capacity. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
+capacity, generators. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
 ``docs/results/figures.md`` holds the tables of all parts that have been measured.
 """
 
@@ -17,12 +17,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import agreement, capacity, client, compare, coverage, peers, probe_pairs, residual, soak, streams
+from bench import (
+    agreement,
+    capacity,
+    client,
+    compare,
+    coverage,
+    generators,
+    peers,
+    probe_pairs,
+    residual,
+    soak,
+    streams,
+)
 from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
 from loadgen.fleet import GENERATORS
 
-ON_REQUEST = ("peers", "streams", "soak", "coverage", "capacity")  # they have make targets of their own
+ON_REQUEST = ("peers", "streams", "soak", "coverage", "capacity", "generators")  # they have make targets of their own
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -81,11 +93,12 @@ def page(results: Path) -> str:
     """All tables that have been measured, as Markdown."""
     sections = ["# Figures\n\nWritten by `make bench`; README.md beside this file says how to read them.\n"]
     for part, table in TABLES.items():
-        file = results / f"{part}.json"
-        if file.exists():
-            told = json.loads(file.read_text())
-            where = ", ".join(f"{key} {value}" for key, value in told["machine"].items())
-            sections.append(f"## {part}\n\n" + "\n".join(table(told["figures"])) + f"\n\n{where}\n")
+        for name in (part, *(f"{part}-{other}" for other in GENERATORS)):
+            file = results / f"{name}.json"
+            if file.exists():
+                told = json.loads(file.read_text())
+                where = ", ".join(f"{key} {value}" for key, value in told["machine"].items())
+                sections.append(f"## {name}\n\n" + "\n".join(table(told["figures"])) + f"\n\n{where}\n")
     return "\n".join(sections)
 
 
@@ -138,6 +151,10 @@ def _capacity(options: argparse.Namespace, _: Path) -> Any:
     return capacity.measure(options.repeats, options.minutes)
 
 
+def _generators(_: argparse.Namespace, __: Path) -> Any:
+    return generators.measure()
+
+
 def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
@@ -145,13 +162,13 @@ def _client_table(figures: dict[str, list[float]]) -> list[str]:
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
     "streams": _streams, "soak": _soak, "coverage": _coverage, "compare": _compare,
-    "capacity": _capacity,
+    "capacity": _capacity, "generators": _generators,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
     "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
     "coverage": coverage.table, "compare": compare.table,
-    "capacity": capacity.table,
+    "capacity": capacity.table, "generators": generators.table,
 }  # fmt: skip
 
 

@@ -55,14 +55,26 @@ class Seeds:
         return np.random.default_rng([self.seed, Stream.CONTENTS, self.repeat, index + 1])
 
 
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """Each request's first text, its first own word and the character where that stands ("": none).
+
+    ``starters`` may stand in for any of these words: each costs one token there too.
+    """
+
+    texts: list[str]
+    firsts: list[tuple[str, int]]
+    starters: list[str]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
     """What is asked, request by request; index i of every column is the same request.
 
     ``asks`` is what a body says that no other kind of field says: its messages or its prompt. ``repeated``: prompt
-    tokens that stood at the start of an earlier one. ``prompts``: how the texts were made, where a closed loop may
-    change their first words. ``turns``: place in the conversation, from 1, conversations one after the other; empty
-    where there are none. ``notes``: what did not go as asked, in sentences.
+    tokens that stood at the start of an earlier one. ``openings``: what a closed loop may change when bodies come round
+    again; None where they stay as they are. ``turns``: place in the conversation, from 1, conversations one after the
+    other; empty where there are none. ``notes``: what did not go as asked, in sentences.
     """
 
     path: str
@@ -72,7 +84,7 @@ class Content:
     exact: bool
     repeated: Ints
     notes: tuple[str, ...] = ()
-    prompts: Prompts | None = None
+    openings: Openings | None = None
     turns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
@@ -92,7 +104,8 @@ def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
         {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text} for text in prompts.texts
     ]
     notes = _notes(prompts, asked, fitting, scenario)
-    return Content(PATHS[workload.kind], asks, prompts.tokens, output, prompts.exact, prompts.repeated, notes, prompts)
+    openings = Openings(prompts.texts, prompts.firsts, prompts.words.starters)
+    return Content(PATHS[workload.kind], asks, prompts.tokens, output, prompts.exact, prompts.repeated, notes, openings)
 
 
 def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:

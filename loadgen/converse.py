@@ -61,22 +61,15 @@ class Conversations:
         self._talking.discard(index)
         due_ns = end_ns + self._plan.pause_ns(index)
         if self._end_ns is not None and due_ns >= self._end_ns:
-            self.beyond_end += self._left(following)
+            self.beyond_end += self._plan.left(following)
         elif ok:
             heapq.heappush(self._waiting, (due_ns, following))
         else:
-            return Abandoned(range(following, following + self._left(following)), due_ns)
+            return Abandoned(range(following, following + self._plan.left(following)), due_ns)
         return None
 
     def close(self) -> None:
         """Nothing more is asked: what is not answered yet ends its conversation."""
         for index in self._talking:
-            self.beyond_end += self._left(index + 1)
+            self.beyond_end += self._plan.left(index + 1)
         self._talking.clear()
-
-    def _left(self, index: int) -> int:
-        """Turns from this one to the conversation's last."""
-        count = 1
-        while (index := self._plan.follower(index) or -1) > 0:
-            count += 1
-        return count

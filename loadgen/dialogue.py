@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.content import CHAT, NOT_EXACT, Content, Ints, Seeds, Stream, draw_both, draw_groups
+from loadgen.content import CHAT, NOT_EXACT, Content, Ints, Openings, Seeds, Stream, draw_both, draw_groups
 from loadgen.errors import PlanError
 from loadgen.lengths import draw_lengths
-from loadgen.prompts import Words, pick, survey
+from loadgen.prompts import Words, pick, start_of_own, survey
 from loadgen.tokenizer import Message, PromptTokenizer
 from scenarios.model import Scenario
 
@@ -24,10 +24,14 @@ _AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One request of a conversation: everything said up to its question, and how much of a first one is not new."""
+    """One request of a conversation: everything said up to its question, and how much of a first one is not new.
+
+    ``first``: the first own word of the conversation's first question, and where it stands in it.
+    """
 
     messages: list[Message]
     known: int
+    first: tuple[str, int]
 
 
 def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
@@ -48,8 +52,9 @@ def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     notes = _notes(scenario, tokenizer, words, asked, place, kept)
     asks: list[dict[str, object]] = [{"messages": said[i].messages} for i in np.flatnonzero(kept)]
     return Content(
-        CHAT, asks, tokens[kept], output[kept], tokenizer is not None, repeated[kept], notes, turns=place[kept]
-    )
+        CHAT, asks, tokens[kept], output[kept], tokenizer is not None, repeated[kept], notes,
+        _openings([said[i] for i in np.flatnonzero(kept)], words), turns=place[kept],
+    )  # fmt: skip
 
 
 def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Ints, seeds: Seeds) -> list[_Turn]:
@@ -64,15 +69,23 @@ def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Int
         shared = int(np.rint(questions[at] * scenario.workload.shared_prefix))
         known = min(shared, longest.get(group, 0))
         longest[group] = max(shared, longest.get(group, 0))
+        first = "", 0
         for turn in range(count):
             rng, length = seeds.text(at), int(questions[at])
             head = pick(words, shared, seeds.text(-1 - group), starts=True) if turn == 0 else []
             own = pick(words, length - len(head), rng, starts=not head)
+            if turn == 0:
+                first = (own[0] if own else "", start_of_own(words.joiner, head))
             history = [*history, _message("user", words, head + own)]
-            out.append(_Turn(history, known))
+            out.append(_Turn(history, known, first))
             history = [*history, _message("assistant", words, pick(words, int(output[at]), rng, starts=True))]
             at += 1
     return out
+
+
+def _openings(said: list[_Turn], words: Words) -> Openings:
+    """A conversation that comes round again begins with another word in all of its turns: none is known to a cache."""
+    return Openings([turn.messages[0]["content"] for turn in said], [turn.first for turn in said], words.starters)
 
 
 def _message(role: str, words: Words, text: list[str]) -> Message:

@@ -6,13 +6,13 @@ Neither waits for the answers to its last requests: that is ``Session.drain``.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable
 from time import monotonic_ns
 
-from loadgen.converse import Conversations
+from loadgen.converse import Abandoned, Conversations
 from loadgen.exchange import Exchange
 from loadgen.session import Session
+from loadgen.users import Users
 from recording import Outcome
 from recording.timer import Timer
 
@@ -20,9 +20,6 @@ from recording.timer import Timer
 _BURST = 16
 # Waking an idle core takes some 30 µs: the timer goes off this much earlier, and the rest is spun.
 _EARLY_NS = 50_000
-# A user whose request failed asks again no sooner: a server that refuses at once would eat the plan in a second.
-_AFTER_FAILURE_NS = 100_000_000
-_STAGGER_NS = 1_000_000_000
 
 
 Close = Callable[[], None]
@@ -36,8 +33,8 @@ async def issue_open(session: Session, t0_ns: int) -> None:
 async def issue_closed(session: Session, t0_ns: int) -> None:
     """``concurrency`` users, each asking again a think time after the end of its answer; returns when the plan is over.
 
-    The plan is over at t0 + ``end_ns``, or where that is 0, when every body has been issued. Users start one after the
-    other over the think time, at most a second and a tenth of the run, so that they do not march in step.
+    The plan is over at t0 + ``end_ns``, or where that is 0, when every body has been issued (or abandoned, after an
+    earlier turn of its conversation failed).
     """
     await _until_over(session, closed_loop, t0_ns)
 
@@ -96,15 +93,15 @@ def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
     def answered(exchange: Exchange) -> None:
         index = plan.local_index(exchange.index)
         lost = talks.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
-        for following in lost.turns if lost is not None else ():
-            session.abandon(following, lost.due_ns if lost is not None else 0)
+        if lost is not None:
+            abandon(session, lost)
         arm()
 
     def close() -> None:
         session.on_finished = None
         timer.close()
         talks.close()
-        session.writer.json({"type": "conversations", "beyond_end": talks.beyond_end})
+        note_beyond_end(session, talks.beyond_end)
 
     timer = Timer(session.loop, wake)
     session.on_finished = answered
@@ -118,46 +115,49 @@ def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close
     if not plan.concurrency:
         done()
         return lambda: None
-    limit = None if plan.end_ns else len(plan)
-    end_ns = t0_ns + plan.end_ns if plan.end_ns else None
-    over_ns = min(_STAGGER_NS, plan.think_time_ns or _STAGGER_NS, plan.end_ns // 10 or _STAGGER_NS)
-    waiting = [t0_ns + user * over_ns // plan.concurrency for user in range(plan.concurrency)]
-    issued = 0
+    users = Users(plan, t0_ns)
 
     def wake() -> None:
-        nonlocal issued
         for _ in range(_BURST):
-            now = monotonic_ns()
-            if issued == limit or (end_ns is not None and now >= end_ns):
-                done()
-                return
-            if not waiting or waiting[0] > now:
+            due = users.take(monotonic_ns())
+            if due is None:
                 break
-            issued += 1
-            session.send(session.exchange(issued - 1), heapq.heappop(waiting))
+            session.send(session.exchange(due[0]), due[1])
         arm()
 
     def arm() -> None:
-        if waiting:
-            timer.arm(waiting[0] if end_ns is None else min(waiting[0], end_ns))
-        elif end_ns is not None:
-            timer.arm(end_ns)
+        at_ns = users.next_ns
+        if users.is_over(monotonic_ns()):
+            done()
+        elif at_ns is not None:
+            timer.arm(at_ns)
 
     def ask_again(exchange: Exchange) -> None:
-        pause = plan.pause_ns(plan.local_index(exchange.index))
-        if exchange.outcome is not Outcome.OK:
-            pause = max(pause, _AFTER_FAILURE_NS)
-        heapq.heappush(waiting, exchange.end_ns + pause)
+        lost = users.answered(plan.local_index(exchange.index), exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+        if lost is not None:
+            abandon(session, lost)
         arm()
 
     def close() -> None:
         session.on_finished = None
         timer.close()
+        users.close()
+        if len(plan.turns):
+            note_beyond_end(session, users.beyond_end)
 
     timer = Timer(session.loop, wake)
     session.on_finished = ask_again
     timer.arm(t0_ns)
     return close
+
+
+def abandon(session: Session, lost: Abandoned) -> None:
+    for index in lost.turns:
+        session.abandon(index, lost.due_ns)
+
+
+def note_beyond_end(session: Session, turns: int) -> None:
+    session.writer.json({"type": "conversations", "beyond_end": turns})
 
 
 Begin = Callable[[Session, int, Callable[[], None]], Close]

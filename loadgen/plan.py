@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,8 +14,8 @@ from loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
 from loadgen.content import PATHS, Content, Seeds, Stream, ask_once
 from loadgen.dialogue import converse
 from loadgen.errors import PlanError
+from loadgen.lengths import draw_lengths
 from loadgen.own_prompts import ask_own
-from loadgen.prompts import Prompts
 from loadgen.thinking import draw_pauses, mean_pause_ns
 from loadgen.tokenizer import PromptTokenizer
 from scenarios.model import Load, Scenario, Workload
@@ -42,7 +43,8 @@ class Plan:
     Conversations: ``turns`` has each request's place in its conversation, from 1; they stand one after the other, due
     are only the first turns. An issuer sends each following one ``pause_ns`` after the end of the answer before it,
     as long as that lies before ``end_ns`` (0: all of them), and records those whose predecessor failed as ABANDONED.
-    A closed loop's user thinks for ``pause_ns`` of the request that was answered.
+    A closed loop's user thinks for ``pause_ns`` of the request that was answered, and holds one conversation after the
+    other. ``places`` has each request's index in the whole plan of ``planned_in_all`` where conversations were shared.
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
@@ -79,27 +81,39 @@ class Plan:
     turns: NDArray[np.int64] = field(default_factory=_none)
     pauses_ns: NDArray[np.int64] = field(default_factory=_none)
     places: NDArray[np.int64] = field(default_factory=_none)
+    planned_in_all: int = 0
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def global_index(self, index: int) -> int:
         """The request's place in the whole plan, over all generator processes."""
-        return int(self.places[index]) if len(self.places) else self.worker + index * self.workers
+        if not len(self.places):
+            return self.worker + index * self.workers
+        cycle, at = divmod(index, len(self.places))
+        return cycle * self.planned_in_all + int(self.places[at])
 
     def local_index(self, global_index: int) -> int:
         """The place among this process's requests of one of them that is known by its place in the whole plan."""
         if len(self.places):
-            return int(np.searchsorted(self.places, global_index))
+            cycle, at = divmod(global_index, self.planned_in_all)
+            return cycle * len(self.places) + int(np.searchsorted(self.places, at))
         return (global_index - self.worker) // self.workers
 
     def turn(self, index: int) -> int:
-        """The request's place in its conversation, from 1; 0 where there is none."""
-        return int(self.turns[index]) if len(self.turns) else 0
+        """The request's place in its conversation, from 1; 0 where there is none. Any index."""
+        return int(self.turns[index % len(self.turns)]) if len(self.turns) else 0
 
     def follower(self, index: int) -> int | None:
-        """The next turn of the same conversation."""
-        return index + 1 if index + 1 < len(self.turns) and self.turns[index + 1] > 1 else None
+        """The next turn of the same conversation; any index."""
+        return index + 1 if self.turn(index + 1) > 1 else None
+
+    def left(self, index: int) -> int:
+        """Turns from this one to its conversation's last."""
+        count = 1
+        while (following := self.follower(index)) is not None:
+            index, count = following, count + 1
+        return count
 
     def pause_ns(self, index: int) -> int:
         """How long a user thinks after the answer to this request; any index."""
@@ -140,7 +154,7 @@ class Plan:
             request_ids=self.request_ids[mine],
             prompt_tokens=self.prompt_tokens[mine],
             output_tokens=self.output_tokens[mine],
-            concurrency=self.concurrency // workers + (worker < self.concurrency % workers),
+            concurrency=self._users_of(worker, workers),
             worker=worker,
             workers=workers,
             swaps=replace(self.swaps, at=self.swaps.at[mine]),
@@ -156,20 +170,25 @@ class Plan:
             request_ids=[self.request_ids[i] for i in mine],
             prompt_tokens=self.prompt_tokens[mine],
             output_tokens=self.output_tokens[mine],
+            concurrency=self._users_of(worker, workers),
             worker=worker,
             workers=workers,
             swaps=replace(self.swaps, at=self.swaps.at[mine]),
             turns=self.turns[mine],
             pauses_ns=self.pauses_ns[mine] if len(self.pauses_ns) else self.pauses_ns,
             places=mine,
+            planned_in_all=len(self),
         )
+
+    def _users_of(self, worker: int, workers: int) -> int:
+        return self.concurrency // workers + (worker < self.concurrency % workers)
 
     def without_requests(self) -> Plan:
         """The same times, users and ids, for who makes the requests himself while it runs."""
         return replace(
             self, due_ns=_none(), bodies=[], request_ids=[], prompt_tokens=_none(), output_tokens=_none(),
             prompt_tokens_exact=False, swaps=Swaps(np.zeros((0, 3), np.int64), ()), notes=(), pauses_ns=_none(),
-            prefix_share=None,
+            prefix_share=None, turns=_none(), places=_none(),
         )  # fmt: skip
 
     def digest(self) -> str:
@@ -241,7 +260,7 @@ def make_plan(
     """
     load, seeds = scenario.load, Seeds(scenario.seed, repeat)
     warmup_ns, warmup_requests = warmup_span(load)
-    arrivals = _due(load, seeds.rng(Stream.ARRIVALS), warmup_ns, warmup_requests)
+    arrivals = _due(scenario, seeds, warmup_ns, warmup_requests)
     if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
         raise PlanError("no request falls into the measured part; write a longer load.duration or a higher load.rate")
     content = _MAKERS[scenario.workload.kind](scenario, tokenizer, len(arrivals.due_ns), seeds)
@@ -262,7 +281,7 @@ def make_plan(
         output_tokens=content.output_tokens,
         prompt_tokens_exact=content.exact,
         warmup_ns=warmup_ns,
-        warmup_requests=warmup_requests,
+        warmup_requests=_warm(warmup_requests, content.turns),
         end_ns=_end(load, arrivals.due_ns, warmup_ns, talks=len(content.turns) > 0),
         concurrency=load.concurrency or 0,
         think_time_ns=mean_pause_ns(load.think_time),
@@ -274,7 +293,7 @@ def make_plan(
         worker=0,
         workers=1,
         id_prefix=id_prefix,
-        swaps=_swaps(content.prompts, bodies),
+        swaps=_swaps(content, bodies),
         notes=(*content.notes, *_growing(load, content, warmup_ns)),
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
@@ -318,6 +337,13 @@ def _first_turns(due_ns: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray
     return out
 
 
+def _warm(conversations: int, turns: NDArray[np.int64]) -> int:
+    """A warm-up of so many requests, or of all turns of so many conversations."""
+    if not len(turns) or not conversations:
+        return conversations
+    return int(np.append(np.flatnonzero(turns == 1), len(turns))[conversations])
+
+
 def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
     """Think times that differ; nothing where they are all the same."""
     if isinstance(load.think_time, FixedPause):
@@ -326,16 +352,17 @@ def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
 
 
 def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
-    """While the first conversations still go on, each new one adds to the load: that belongs into the warm-up."""
-    if not len(content.turns):
+    """While the first conversations still go on, later turns grow more frequent: that belongs into the warm-up."""
+    if not len(content.turns) or (load.loop == "closed" and load.requests is not None):
         return []
     each = len(content.turns) / int(np.count_nonzero(content.turns == 1))
     lasts_ns = (each - 1) * mean_pause_ns(load.think_time)
     if lasts_ns <= warmup_ns:
         return []
+    grows = "the load still grows" if load.loop == "open" else "histories still grow"
     text = (
         f"a conversation's think times alone take {lasts_ns / 1e9:.3g} s on average, the warm-up takes "
-        f"{warmup_ns / 1e9:.3g} s: the load still grows while it is measured; write a longer load.warmup"
+        f"{warmup_ns / 1e9:.3g} s: {grows} while it is measured; write a longer load.warmup"
     )
     return [text]
 
@@ -344,15 +371,20 @@ def _prefix_share(content: Content) -> float:
     return float(content.repeated.sum()) / max(int(content.prompt_tokens.sum()), 1)
 
 
-def _due(load: Load, rng: np.random.Generator, warmup_ns: int, warmup_requests: int) -> Arrivals:
+def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int) -> Arrivals:
+    """Due times of requests, or of conversations where these are asked."""
+    load = scenario.load
     if load.loop == "open":
-        return draw_arrivals(load, rng, warmup_ns)
+        return draw_arrivals(load, seeds.rng(Stream.ARRIVALS), warmup_ns)
     if load.requests is not None:
         return _unknown(warmup_requests + load.requests)
     # How many a closed loop will ask within its time nobody knows beforehand; past these, bodies come round changed.
     span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
-    guess = int((load.concurrency or 1) * span_s * 4)
-    return _unknown(min(max(guess, _CLOSED_FEWEST), _CLOSED_MOST))
+    guess = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
+    if scenario.workload.kind == "conversation":
+        each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
+        guess = math.ceil(guess / float(each))
+    return _unknown(guess)
 
 
 def _unknown(count: int) -> Arrivals:
@@ -367,18 +399,21 @@ def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, talks: bool) 
     return int(due_ns[-1]) + 1 if load.loop == "open" and not talks else 0
 
 
-def _swaps(prompts: Prompts | None, bodies: list[bytes]) -> Swaps:
+def _swaps(content: Content, bodies: list[bytes]) -> Swaps:
     """Texts are lower-case ASCII, so that a text stands in its body character for character.
 
     A starter costs one token at a text's start and within it, so it may stand in for any first own word.
     """
-    if prompts is None:
+    openings = content.openings
+    if openings is None:
         return Swaps(np.full((len(bodies), 3), -1, np.int64), ())
-    starters = prompts.words.starters
+    key = "content" if content.path == PATHS["chat"] else "prompt"
+    starters = openings.starters
     index_of = {word: index for index, word in enumerate(starters)}
     rows = np.full((len(bodies), 3), -1, np.int64)
-    for row, text, (word, at), body in zip(rows, prompts.texts, prompts.firsts, bodies, strict=True):
+    for row, text, (word, at), body in zip(rows, openings.texts, openings.firsts, bodies, strict=True):
         if word:
-            start = body.index(f'"{text}"'.encode()) + 1 + at
+            opening = f'"{key}":"'
+            start = body.index(f'{opening}{text}"'.encode()) + len(opening) + at
             row[:] = start, start + len(word), index_of.get(word, 0)
     return Swaps(rows, tuple(word.encode() for word in starters))

@@ -114,7 +114,9 @@ def make_prompts(
     if tokenizer is not None:
         _fit(tokenizer, kind, words, heads, own, target, stream)
     texts = [words.joiner.join(head + rest) for head, rest in zip(heads, own, strict=True)]
-    firsts = [(rest[0] if rest else "", _start(words.joiner, head)) for head, rest in zip(heads, own, strict=True)]
+    firsts = [
+        (rest[0] if rest else "", start_of_own(words.joiner, head)) for head, rest in zip(heads, own, strict=True)
+    ]
     lengthened = int(np.count_nonzero(asked < words.shortest))
     return Prompts(texts, target, firsts, words, tokenizer is not None, lengthened, common.repeated)
 
@@ -127,7 +129,8 @@ def pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) ->
     return picked
 
 
-def _start(joiner: str, head: list[str]) -> int:
+def start_of_own(joiner: str, head: list[str]) -> int:
+    """Where a text's own words begin behind its head: the character."""
     return len(joiner.join(head)) + len(joiner) if head else 0
 
 

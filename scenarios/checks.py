@@ -85,8 +85,11 @@ def _users(scenario: Scenario) -> Iterator[Problem]:
     load, talks = scenario.load, scenario.workload.kind == "conversation"
     if load.loop == "open" and not talks and load.think_time != FixedPause(0):
         yield "load.think_time", "an open loop has no users who think; leave it out"
-    if talks and (load.loop == "closed" or load.trace is not None):
-        yield "load.arrivals", "conversations begin by an open loop's rate; write for instance arrivals: poisson"
+    if talks and load.trace is not None:
+        yield (
+            "load.arrivals",
+            "a trace has requests, no conversations; write for instance arrivals: poisson",
+        )
 
 
 def _own_prompts(scenario: Scenario) -> Iterator[Problem]:

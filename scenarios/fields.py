@@ -113,7 +113,8 @@ _ALONE: tuple[Field, ...] = (
         choice(("chat", "completion", "conversation", "file")),
         "chat",
         "chat asks /v1/chat/completions with one user message, completion asks /v1/completions. conversation: several "
-        "turns of one user, each with all that was said before it; load.rate is then conversations per second. file: "
+        "turns of one user, each with all that was said before it; load.rate is then conversations per second, and a "
+        "closed loop's users hold one conversation after another. file: "
         "prompts of your own.",
     ),
     Field(

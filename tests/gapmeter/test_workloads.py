@@ -36,12 +36,18 @@ def test_a_trace_is_replayed_with_its_lengths_and_its_shared_blocks(tmp_path: Pa
     assert load["cached_share"] == pytest.approx(load["prefix_share"], abs=0.03)
 
 
-@pytest.mark.parametrize("generator", ["asyncio", "locust"])
-def test_conversations_stay_whole_and_each_turn_follows_the_answer_before_it(tmp_path: Path, generator: str) -> None:
+CLOSED = ("load.rate=null", "load.arrivals=closed", "load.concurrency=4")
+
+
+@pytest.mark.parametrize(
+    ("generator", "loop"), [("asyncio", ("load.rate=10",)), ("locust", CLOSED)], ids=["open, asyncio", "closed, Locust"]
+)
+def test_conversations_stay_whole_and_each_turn_follows_the_answer_before_it(
+    tmp_path: Path, generator: str, loop: tuple[str, ...]
+) -> None:
     done = run(
-        tmp_path, "smoke", f"load.generator={generator}", "workload.kind=conversation",
-        "workload.turns={uniform: [2, 4]}", "load.rate=10", "load.requests=15", "load.think_time={exponential: 100ms}",
-        "load.warmup=0",
+        tmp_path, "smoke", f"load.generator={generator}", "workload.kind=conversation", *loop,
+        "workload.turns={uniform: [2, 4]}", "load.requests=15", "load.think_time={exponential: 100ms}", "load.warmup=0",
     )  # fmt: skip
     requests = done.requests.sort_index().reset_index()
     assert (requests["turn"] == 1).sum() == done.manifest["plan"]["conversations"] == 15

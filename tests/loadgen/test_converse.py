@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from loadgen.converse import Conversations
 from loadgen.errors import PlanError
-from loadgen.issue import issue_open
+from loadgen.issue import issue_closed, issue_open
 from loadgen.plan import Plan, make_plan
 from loadgen.share import load_share, save_share
 from loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from loadgen.users import Users
 from recording import Outcome, read_records
 from recording.wire import ISSUED, WireRecord
 from scenarios import load_scenario
@@ -44,11 +45,15 @@ def planned(tokenizer: PromptTokenizer | None, *overrides: str) -> Plan:
     return make_plan(scenario, tokenizer, model_name="served")
 
 
-def talks(turns: list[int], *, pause_ns: int = 0, end_ns: int = 0, gap_ns: int = MS) -> Plan:
-    """Equal conversations of so many turns each, beginning ``gap_ns`` apart."""
+CLOSED = ("load.rate=null", "load.arrivals=closed", "load.concurrency=3", "load.warmup=auto")
+
+
+def talks(turns: list[int], *, pause_ns: int = 0, end_ns: int = 0, gap_ns: int = MS, users: int = 0) -> Plan:
+    """Equal conversations of so many turns each, beginning ``gap_ns`` apart, or with whichever user is free."""
     place = [turn for count in turns for turn in range(1, count + 1)]
     starts = iter(range(0, len(turns) * gap_ns, gap_ns))
-    made = plan([next(starts) if turn == 1 else -1 for turn in place], think_ns=pause_ns, end_ns=end_ns)
+    due = [next(starts) if turn == 1 and not users else -1 for turn in place]
+    made = plan(due, think_ns=pause_ns, end_ns=end_ns, users=users)
     return dataclasses.replace(made, turns=np.array(place, np.int64))
 
 
@@ -213,3 +218,83 @@ async def test_stopping_asks_no_further_turn(tmp_path: Path) -> None:
         await on.session.drain()
         records: list[WireRecord] = on.records()
     assert [r.outcome for r in records] == [Outcome.ABORTED] * 2
+
+
+def test_a_closed_loop_measures_so_many_conversations_after_its_users_first_ones(tokenizer: PromptTokenizer) -> None:
+    made = planned(tokenizer, *CLOSED)
+    assert (made.loop, made.concurrency, (made.turns == 1).sum()) == ("closed", 3, 40 + 2 * 3)
+    assert (made.turns[made.warmup_requests :] == 1).sum() == 40
+    assert made.turn(made.warmup_requests) == 1
+    assert not made.notes
+
+
+def test_conversations_that_come_round_again_begin_otherwise_in_all_their_turns(tokenizer: PromptTokenizer) -> None:
+    made = planned(tokenizer, *CLOSED, "load.requests=null", "load.duration=10s", "workload.shared_prefix=0.3")
+    shares = [made.slice(worker, 3) for worker in range(3)]
+    for share in shares:
+        assert share.concurrency == 1
+        firsts = set()
+        for at in range(3 * len(share)):
+            said = messages(share.body(at))
+            assert int(tokenizer.count_messages([said])[0]) == share.prompt_tokens[at % len(share)]
+            before = messages(share.body(at - 1)) if share.turn(at) > 1 else []
+            assert said[: len(before)] == before
+            firsts.add(said[0]["content"])
+            assert share.local_index(share.global_index(at)) == at
+        assert len(firsts) == 3 * (share.turns == 1).sum()
+    indices = [share.global_index(at) for share in shares for at in range(2 * len(share))]
+    assert sorted(indices) == list(range(2 * len(made)))
+
+
+@given(turns=TURNS, users=st.integers(1, 4), end_ms=st.sampled_from([0, 40]), data=st.data())
+def test_a_user_holds_one_conversation_after_another(
+    turns: list[int], users: int, end_ms: int, data: st.DataObject
+) -> None:
+    made = talks(turns, pause_ns=2 * MS, end_ns=end_ms * MS, users=users)
+    state, now, flying = Users(made, 0), 0, list[int]()
+    asked, abandoned = list[int](), list[int]()
+    while not state.is_over(now):
+        now = max(now + MS, 0 if flying else state.next_ns or 0)
+        while taken := state.take(now):
+            assert taken[1] <= now
+            if made.turn(taken[0]) > 1:
+                assert taken[0] - 1 in asked
+            asked.append(taken[0])
+            flying.append(taken[0])
+        assert len(flying) <= users
+        if flying:
+            index = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+            lost = state.answered(index, now, ok=data.draw(st.booleans()))
+            abandoned += list(lost.turns) if lost else []
+    state.close()
+    assert len(set(asked)) == len(asked)
+    assert set(asked).isdisjoint(abandoned)
+    if not end_ms:
+        assert sorted(asked + abandoned) == list(range(len(made)))
+        assert not state.beyond_end
+
+
+async def test_a_closed_loops_user_asks_turn_after_turn_and_then_begins_anew(tmp_path: Path) -> None:
+    made = talks([3, 1, 2, 2, 1], pause_ns=3 * MS, users=2)
+    async with bed(made, tmp_path) as on:
+        await issue_closed(on.session, time.monotonic_ns() + 5 * MS)
+        await on.session.drain()
+        records = {record.index: record for record in on.records()}
+    assert [records[index].turn for index in range(9)] == made.turns.tolist()
+    ends = {record.end_ns: record for record in records.values()}
+    followed = [ends.pop(record.due_ns - 3 * MS) for record in records.values() if record.due_ns - 3 * MS in ends]
+    assert len(followed) == len(records) - 2
+    for index in range(1, 9):
+        if records[index].turn > 1:
+            assert records[index].due_ns == records[index - 1].end_ns + 3 * MS
+
+
+async def test_a_failed_turn_frees_its_user_for_the_next_conversation(tmp_path: Path) -> None:
+    async with bed(talks([3, 2], pause_ns=2 * MS, users=1), tmp_path, fault="status_500") as on:
+        await issue_closed(on.session, time.monotonic_ns())
+        await on.session.drain()
+        records, issued = on.records(), on.records(ISSUED)
+    lost = Outcome.ABANDONED
+    assert [r.outcome for r in records] == [Outcome.HTTP_5XX, lost, lost, Outcome.HTTP_5XX, lost]
+    assert [r.index for r in issued] == [0, 3]
+    assert records[3].due_ns == records[0].end_ns + 100 * MS

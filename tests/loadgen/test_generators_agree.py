@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import ssl
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadgen.fleet import GENERATORS, make_fleet
@@ -109,10 +112,15 @@ def _await_answer(path: Path) -> None:
         time.sleep(0.02)
 
 
-async def test_a_closed_loop_of_either_keeps_its_users_and_their_pauses(tmp_path: Path) -> None:
+async def test_a_closed_loop_of_either_keeps_its_users_their_conversations_and_pauses(tmp_path: Path) -> None:
     what = plan([-1] * 40, users=4, think_ns=10 * MS)
+    what = dataclasses.replace(what, turns=np.array([1, 2, 3, 1] * 10, np.int64))
     async with null_server() as (_, url):
         for records in await of_each(what, url, tmp_path):
+            assert [record.turn for record in records] == [1, 2, 3, 1] * 10
+            for before, after in pairwise(records):
+                if after.turn > 1:
+                    assert after.due_ns == before.end_ns + 10 * MS
             assert [record.index for record in records] == list(range(40))
             ends = sorted(record.end_ns for record in records)
             dues = sorted(record.due_ns for record in records)[4:]

@@ -48,6 +48,7 @@ def mistake(tmp_path: Path, text: str, *overrides: str, **environment: str) -> s
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
+TRACE = Path(__file__).parents[2] / "scenarios" / "traces" / "chat.jsonl"
 FILE_MISTAKES = {
     "a rate with a unit": (
         "  rate: 8",
@@ -138,11 +139,11 @@ FILE_MISTAKES = {
         "  rate: 8\n  think_time: 2s\n",
         "mine.yaml:9:15 load.think_time: an open loop has no users who think; leave it out",
     ),
-    "conversations in a closed loop": (
+    "conversations at a trace's times": (
         "workload:\n  prompt_tokens: 64\n  output_tokens: {uniform: [8, 16]}\nload:\n  arrivals: poisson\n  rate: 8\n",
-        ("workload:\n  kind: conversation\n  prompt_tokens: 64\n  output_tokens: 8\nload:\n  arrivals: closed\n"
-        "  concurrency: 2\n"),
-        ("mine.yaml:8:13 load.arrivals: conversations begin by an open loop's rate; "
+        ("workload:\n  kind: conversation\n  prompt_tokens: 64\n  output_tokens: 8\nload:\n  arrivals: trace\n"
+        f"  trace: {{file: {TRACE}}}\n"),
+        ("mine.yaml:8:13 load.arrivals: a trace has requests, no conversations; "
         "write for instance arrivals: poisson"),
     ),
     "turns of something that has none": (

@@ -1,0 +1,96 @@
+"""Which request each of a closed loop's users asks next, and when. No clock, no sockets."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from loadgen.converse import Abandoned
+from loadgen.plan import Plan
+
+# A user whose request failed asks again no sooner: a server that refuses at once would eat the plan in a second.
+_AFTER_FAILURE_NS = 100_000_000
+_STAGGER_NS = 1_000_000_000
+
+
+class Users:
+    """The plan's users, the next one who wants to ask first. Times are CLOCK_MONOTONIC ns.
+
+    A user is due a think time after the end of its last answer: with the next turn of its conversation, or where that
+    was the last or the plan has none, with whatever comes next in the plan. After a failure the rest of a conversation
+    is abandoned. Users start one after the other over the think time, at most a second and a tenth of the run, so that
+    they do not march in step. ``beyond_end`` counts the turns of conversations that the plan's end broke off.
+    """
+
+    def __init__(self, plan: Plan, t0_ns: int) -> None:
+        self._plan = plan
+        self._end_ns = t0_ns + plan.end_ns if plan.end_ns else None
+        over_ns = min(_STAGGER_NS, plan.think_time_ns or _STAGGER_NS, plan.end_ns // 10 or _STAGGER_NS)
+        users = range(plan.concurrency)
+        self._waiting: list[tuple[int, int]] = [(t0_ns + user * over_ns // plan.concurrency, _ANEW) for user in users]
+        self._firsts = np.flatnonzero(plan.turns == 1) if len(plan.turns) else None
+        self._begun = 0
+        self._talking: set[int] = set()  # turns without an answer yet that others follow
+        self.beyond_end = 0
+
+    @property
+    def next_ns(self) -> int | None:
+        """When somebody wants to ask next, or the plan's time is over; None while only answers can bring more."""
+        times = [due_ns for due_ns, _ in self._waiting[:1]] + ([] if self._end_ns is None else [self._end_ns])
+        return min(times, default=None)
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether nobody asks anything more: the plan's time is over, or all of it has been asked."""
+        if self._end_ns is not None:
+            return now_ns >= self._end_ns
+        return self._used_up() and not self._talking and all(index == _ANEW for _, index in self._waiting)
+
+    def take(self, now_ns: int) -> tuple[int, int] | None:
+        """The next request and when it was due, if somebody wants to ask by now."""
+        while self._waiting and self._waiting[0][0] <= now_ns and not self.is_over(now_ns):
+            due_ns, index = heapq.heappop(self._waiting)
+            if index == _ANEW:
+                if self._used_up():
+                    continue  # this user leaves
+                index = self._begin()
+            if self._plan.follower(index) is not None:
+                self._talking.add(index)
+            return index, due_ns
+        return None
+
+    def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
+        """A request's fate is known, and its user free; returns what it takes along when it failed."""
+        pause_ns = self._plan.pause_ns(index)
+        following = self._plan.follower(index)
+        self._talking.discard(index)
+        if ok:
+            heapq.heappush(self._waiting, (end_ns + pause_ns, _ANEW if following is None else following))
+            return None
+        due_ns = end_ns + max(pause_ns, _AFTER_FAILURE_NS)
+        heapq.heappush(self._waiting, (due_ns, _ANEW))
+        if following is None:
+            return None
+        return Abandoned(range(following, following + self._plan.left(following)), due_ns)
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        broken_off = [index + 1 for index in self._talking] + [index for _, index in self._waiting if index != _ANEW]
+        self.beyond_end = sum(self._plan.left(index) for index in broken_off)
+        self._talking.clear()
+        self._waiting.clear()
+
+    def _used_up(self) -> bool:
+        each = len(self._plan) if self._firsts is None else len(self._firsts)
+        return self._end_ns is None and self._begun >= each
+
+    def _begin(self) -> int:
+        """The next request of the plan that follows no other; after the last one they come round again, changed."""
+        number, self._begun = self._begun, self._begun + 1
+        if self._firsts is None:
+            return number
+        cycle, at = divmod(number, len(self._firsts))
+        return cycle * len(self._plan) + int(self._firsts[at])
+
+
+_ANEW = -1  # in place of a request: whatever comes next in the plan
