@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 from gapmeter.beside import beside, cores_off, first_line
 from gapmeter.options import tell
-from gapmeter.web.live import Spec
 from recording import RunFolder
 
 _READY_S = 20.0
@@ -25,6 +24,8 @@ def live_page(folder: RunFolder, port: int | None, generator: Sequence[int]) -> 
     if port is None:
         yield
         return
+    from gapmeter.web.live import Spec  # with a web server and parts of the report, which no other run needs yet
+
     spec = json.dumps(asdict(Spec(str(folder.path.resolve()), port, cores_off(generator))))
     log = folder.logs / "live.log"
     with beside("gapmeter.web.live", spec, log, grace_s=_LEAVE_S) as process:

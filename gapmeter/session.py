@@ -8,8 +8,10 @@ with open_session(scenario, options, home=Path("runs/my-server")) as session:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +63,10 @@ class Session:
         ``several``: every load takes its part of the records; a single one of a server of ours leaves them where they
         are. Raises UserError when it cannot be started.
         """
+        importing = threading.Thread(target=_import_analysis)
+        importing.start()
         with running(self.target, self.scenario, self.placement.server, home, self.say) as process:
+            importing.join()  # it must not compete with the load
             self.process = process
             if self.target.spec is not None and several:
                 self.probes = ProbeFolder(home.probe)
@@ -148,6 +153,11 @@ class Session:
         if not self.probes.take(folder, complete=settled and self.alive(), all_files=ours):
             path = self.probes.path
             self.say(f"{path} holds no records of this run; was this server started with GAPMETER_PROBE_DIR={path}?")
+
+
+def _import_analysis() -> None:
+    """What the end of a load needs takes a second to import: had while a server starts, it costs nobody time."""
+    importlib.import_module("analysis.analyse")
 
 
 class _LogPart:

@@ -15,7 +15,7 @@ from tests.gapmeter.command import gapmeter
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 
 ASKED = (
-    "--set", "load.rate=6", "--set", "load.requests=60", "--set", "load.warmup=2s", "--set", "load.timeout=60s",
+    "--set", "load.rate=6", "--set", "load.requests=40", "--set", "load.warmup=2s", "--set", "load.timeout=60s",
     "--set", 'slo=["ttft p50 <= 30 s"]',
 )  # fmt: skip
 SHOWN = """JSON.stringify([...document.querySelectorAll('td[data-metric]')].map(
@@ -29,14 +29,20 @@ def found(summary: dict[str, Any], path: str) -> Any:
     return value
 
 
+EAGER = ("--set", "server.args.enforce_eager=true")  # half the start
+
+
 @pytest.mark.parametrize(
-    "engine",
-    [pytest.param("transformers", marks=pytest.mark.transformers), pytest.param("vllm", marks=pytest.mark.vllm)],
+    ("engine", "more"),
+    [
+        pytest.param("transformers", (), marks=pytest.mark.transformers),
+        pytest.param("vllm", EAGER, marks=pytest.mark.vllm),
+    ],
 )
 async def test_the_report_of_a_real_run_shows_its_figures_and_opens_its_slowest_request(
-    engine: str, tab: Tab, tmp_path: Path
+    engine: str, more: tuple[str, ...], tab: Tab, tmp_path: Path
 ) -> None:
-    done = gapmeter("run", "smoke", "--engine", engine, *ASKED, runs=tmp_path / "runs")
+    done = gapmeter("run", "smoke", "--engine", engine, *ASKED, *more, runs=tmp_path / "runs")
     assert done.code in (0, 98), done.err  # on a busy machine the load may come too late to be valid
     await tab.open(done.folder.report)
     shown = json.loads(await tab.evaluate(SHOWN))

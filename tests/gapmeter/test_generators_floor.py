@@ -41,14 +41,14 @@ def percentiles(of: Mapping[str, np.ndarray]) -> Figures:
 def attempt(seed: int) -> str:
     """Nothing where they agree; else what is wrong, led by BUSY where it is the machine.
 
-    The floors come from a plan of their own, and asyncio issues the other a second time: a machine on which it
-    disagrees with itself says nothing about Locust.
+    Floors and figures come from the same runs, so that what disturbs one disturbs the other; asyncio issues the plan a
+    second time: a machine on which it disagrees with itself says nothing about Locust.
     """
-    own = one_run("asyncio", 100 + seed)[0]
+    own, one = one_run("asyncio", seed)
     if any(value > BUSY_MS[name.split()[1]] for name, value in own.items()):
         return f"{BUSY}: asyncio's own error is {own}"
-    floors = own, one_run("locust", 100 + seed)[0]
-    one, locust, again = (one_run(name, seed)[1] for name in ("asyncio", "locust", "asyncio"))
+    error, locust = one_run("locust", seed)
+    floors, again = (own, error), one_run("asyncio", seed)[1]
     allowed = {name: GENEROUS * sum(floor[name] for floor in floors) for name in one}
     if any(abs(one[name] - again[name]) > allowed[name] for name in one):
         return f"{BUSY}: asyncio disagrees with itself, {one} and {again}"
