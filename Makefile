@@ -79,7 +79,7 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 
 test:  ## everything that proves it, both engines included (about 15 minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
-	@$(own) -m pytest $(ARGS)
+	@$(own) -m pytest --quick-processes 2 $(ARGS)
 
 test-fast:  ## the tests that need no engine and no whole run (about a minute)
 	$(setup) core dev transformers locust otel

@@ -54,7 +54,7 @@ def _one(name: str, cores: Cores, seed: int, seconds: float) -> dict[str, float]
 def table(found: Mapping[str, Any]) -> list[str]:
     head = f"{found['rate']} requests/s, {found['tokens']} tokens 10 ms apart, {found['seconds']:g} s a round"
     lines = [
-        f"{head}; each round one after the other:",
+        f"{head}; a value a round, in turn:",
         "",
         f"| | {' | '.join(NAMES)} |",
         "| --- " * (1 + len(NAMES)) + "|",

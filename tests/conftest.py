@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gapmeter.doctor import BROWSERS
+from tests import quick
 from tests.browser import Tab, browser_tab
 
 _MARK = "GAPMETER_TEST_SESSION"
@@ -21,11 +22,22 @@ _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver"
 _PATIENCE_S = 10.0
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    quick.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    quick.configure(config)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # How long an example takes says how busy the machine is, nothing about what it proves.
     settings.register_profile("gapmeter", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("gapmeter")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
+    quick.run_first(session)
+    return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
