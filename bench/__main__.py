@@ -1,7 +1,7 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
-Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, coverage,
-capacity, generators. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
+Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, sampler,
+coverage, capacity, generators. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
 ``docs/results/figures.md`` holds the tables of all parts that have been measured.
 """
 
@@ -27,6 +27,7 @@ from bench import (
     peers,
     probe_pairs,
     residual,
+    sampler,
     soak,
     streams,
 )
@@ -34,7 +35,7 @@ from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
 from loadgen.fleet import GENERATORS
 
-ON_REQUEST = ("peers", "streams", "soak", "coverage", "capacity", "generators")  # they have make targets of their own
+ON_REQUEST = ("peers", "streams", "soak", "sampler", "coverage", "capacity", "generators")  # most have a make target
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -135,6 +136,10 @@ def _streams(options: argparse.Namespace, _: Path) -> Any:
     return streams.measure(generator=options.generator)
 
 
+def _sampler(_: argparse.Namespace, folder: Path) -> Any:
+    return sampler.measure(folder)
+
+
 def _soak(options: argparse.Namespace, _: Path) -> Any:
     return soak.measure(options.soak, options.generator)
 
@@ -161,12 +166,13 @@ def _client_table(figures: dict[str, list[float]]) -> list[str]:
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
-    "streams": _streams, "soak": _soak, "coverage": _coverage, "compare": _compare,
+    "streams": _streams, "soak": _soak, "sampler": _sampler, "coverage": _coverage, "compare": _compare,
     "capacity": _capacity, "generators": _generators,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
     "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
+    "sampler": sampler.table,
     "coverage": coverage.table, "compare": compare.table,
     "capacity": capacity.table, "generators": generators.table,
 }  # fmt: skip
