@@ -12,7 +12,8 @@
   than a steady one does: (a) more than a queue at 90 % load has waiting in 1 % of moments, ln(100) s^2 / (2 d), with d
   what such a server would gain on the arrivals in a step (Kingman 1962, On queues in heavy traffic); (b) more than one
   standard deviation of a walk without drift over the window, s sqrt(39), since in a long run a queue nearer to its
-  capacity also comes far; (c) a third of what was in flight on average. More was then offered than served, and any
+  capacity also comes far; (c) a third of what was in flight on average; and when (d) it did not come back: never in
+  the second half were as few in flight as in the first quarter on average. More was then offered than served, and any
   latency depends on how long one looked. The slope's interval is that of a line through a walk, whose variance is 6/5
   s^2 / (40 h^2) for steps h apart (Durlauf and Phillips 1988, Trends versus random walks): wider, as it holds for a
   queue at its capacity too.
@@ -124,7 +125,12 @@ def queue_slope(requests: pd.DataFrame) -> Slope | None:
     more, span = per_s * float(seconds[-1]), float(seconds[-1])
     most = _steady_most(spread, len(inside) / MOMENTS, float(level.mean()))
     ends = float(per_s), float(per_s - half / span), float(per_s + half / span)
-    return Slope(*ends, float(intercept), float(intercept + more), most, bool(more > most))
+    return Slope(*ends, float(intercept), float(intercept + more), most, bool(more > most and _stays(level)))
+
+
+def _stays(level: Floats) -> bool:
+    """Whether a queue never came back: in its second half to what it had in the first quarter."""
+    return bool(level[MOMENTS // 2 :].min() > level[: MOMENTS // 4].mean())
 
 
 def _steady_most(spread: float, arrivals: float, mean: float) -> float:

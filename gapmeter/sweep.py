@@ -248,6 +248,10 @@ def _run_one(sweep: _Sweep, session: Session, visit: Visit, say: Any) -> None:
         return
     if result.exit_code == errors.INTERRUPTED:
         raise KeyboardInterrupt
+    if result.summary["verdict"] == "INVALID":
+        say(
+            f"{_called(sweep, visit, done=True)} is not valid: {'; '.join(result.summary['invalid_reasons'])}; going on"
+        )
 
 
 def _raise_if_not_a_points(error: UserError) -> None:
@@ -271,12 +275,12 @@ def finished(path: Path) -> bool:
     return False
 
 
-def _called(sweep: _Sweep, visit: Visit) -> str:
+def _called(sweep: _Sweep, visit: Visit, *, done: bool = False) -> str:
     point, repeat = visit
     values = ", ".join(f"{key} {_spelled(value)}" for key, value in sweep.points[point].values.items())
-    done = sum(finished(sweep.path(each)) for group in sweep.order for each in group)
+    ended = sum(finished(sweep.path(each)) for group in sweep.order for each in group)
     of = f", repeat {repeat + 1} of {sweep.scenario.repeat}" if sweep.scenario.repeat > 1 else ""
-    return f"run {done + 1} of {sum(map(len, sweep.order))}: {values}{of}"
+    return f"run {ended + (not done)} of {sum(map(len, sweep.order))}: {values}{of}"
 
 
 def _command(sweep: _Sweep, point: Point) -> str:

@@ -91,7 +91,7 @@ def _binds(point: Mapping[str, Any]) -> str:
 def _meaning(code: int) -> str:
     if code == errors.OK:
         return "every point was measured"
-    return "not every point was measured" if code == errors.NOT_VALID else errors.MEANING[code]
+    return "not every point is a valid measurement" if code == errors.NOT_VALID else errors.MEANING[code]
 
 
 def _wrapped(text: str) -> str:

@@ -108,7 +108,7 @@ def headline(
 ) -> list[str]:  # fmt: skip
     """What a person reads first: a sentence a curve, and how many points have no figures."""
     told = [line for knee in knees for line in _knee_lines(knee, growths)]
-    if not knees and growths:
+    if growths and not any(knee["state"] == KNEE for knee in knees):
         told += _largest_changes(growths, main)
     told += _left_out(points)
     return told

@@ -65,18 +65,21 @@ def block_rates(requests: pd.DataFrame) -> Floats | None:
     """Output tokens a second in 48 equal blocks of a run, from the first due time that counts to the last.
 
     ``requests``: all of the run. Tokens of warm-up requests that arrive within that time count, those that arrive after
-    it do not: how a load begins and ends is not what the server settled at. None where a chunk's tokens are not known.
+    it do not: how a load begins and ends is not what the server settled at. A request's tokens are spread evenly over
+    the arrivals that were stamped. None where an answer's tokens are not known.
     """
     counted = requests[requests["measured"].to_numpy(bool) & issued(requests)]
     due = stamps_ns(counted, "due_ns")
-    if len(due) < 2 or due.max() <= due.min() or "chunk_tokens" not in requests:
+    if len(due) < 2 or due.max() <= due.min():
         return None
     good = requests[succeeded(requests)]
-    at, tokens = _flat(good["token_ns"]), _flat(good["chunk_tokens"])
-    if len(at) != len(tokens) or not len(at) or np.isnan(tokens).any():
+    counts = np.array([0 if each is None else len(each) for each in good["token_ns"]])
+    tokens = good["output_tokens"].to_numpy(np.float64, na_value=np.nan)
+    if not counts.any() or np.isnan(tokens).any():
         return None
+    at = np.concatenate([np.asarray(each, dtype=np.float64) for each in good["token_ns"] if each is not None])
     edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
-    found, _ = np.histogram(at, bins=edges, weights=tokens)
+    found, _ = np.histogram(at, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
     return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)
 
 
@@ -93,8 +96,3 @@ def ratio_interval(one: Level, two: Level) -> tuple[float, float]:
     half = float(special.stdtrit(min(one.freedom, two.freedom), 1 - TAIL)) * math.hypot(one.log_error, two.log_error)
     ratio = two.value / one.value
     return ratio * math.exp(-half), ratio * math.exp(half)
-
-
-def _flat(lists: pd.Series) -> Floats:
-    parts = [np.asarray(each, dtype=np.float64) for each in lists if each is not None]
-    return np.concatenate(parts) if parts else np.zeros(0)

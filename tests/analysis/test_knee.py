@@ -159,12 +159,12 @@ def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
     at = np.arange(0, 20_000_000_000, 10_000_000)
     requests = pd.DataFrame({
         "due_ns": at[:: 10] , "measured": at[::10] >= 5_000_000_000, "outcome": "ok",
-        "token_ns": [at[i : i + 10] + 30_000_000 for i in range(0, len(at), 10)], "chunk_tokens": [[1] * 10] * 200,
+        "token_ns": [at[i : i + 10] + 30_000_000 for i in range(0, len(at), 10)], "output_tokens": 10,
     })  # fmt: skip
     rates = lv.block_rates(requests)
     assert rates is not None
     assert rates.mean() == pytest.approx(100, rel=0.01)
-    assert lv.block_rates(requests.drop(columns="chunk_tokens")) is None
+    assert lv.block_rates(requests.assign(output_tokens=None)) is None
 
 
 def metrics(supported: float | None) -> dict[str, object]:

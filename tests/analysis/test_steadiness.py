@@ -36,7 +36,7 @@ def test_steady_queues_are_not_said_to_grow_and_overloaded_ones_are() -> None:
         return sum(slope.grows for slope in map(steadiness.queue_slope, runs) if slope)
 
     assert growing(0.5) + growing(0.9) <= 3
-    assert growing(1.1) >= 28, "87 % of runs of 1,000 requests are found, by docs/results"
+    assert growing(1.1) >= 28, "82 % of runs of 1,000 requests are found, by docs/results"
     assert growing(1.4) >= 38
 
 

@@ -81,7 +81,7 @@ def test_a_sweep_measures_what_it_can_and_says_why_the_rest_failed(swept: Done) 
     assert [bool(point["metrics"]) for point in points] == [True, True, True, False]
     assert points[3]["verdict"] == "FAILED"
     assert "no_such_flag" in points[3]["reason"] or "no-such-flag" in points[3]["reason"]
-    assert "exit=98 not every point was measured" in swept.err
+    assert "exit=98 not every point is a valid measurement" in swept.err
     assert "Traceback" not in swept.err
 
 
