@@ -77,11 +77,11 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core
 	@$(own) -m gapmeter doctor $(ARGS)
 
-test:  ## everything that proves it, both engines included (about 15 minutes on two cores)
+test:  ## everything that proves it, both engines included (some 20 minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
 	@$(own) -m pytest --quick-processes 2 $(ARGS)
 
-test-fast:  ## the tests that need no engine and no whole run (about a minute)
+test-fast:  ## the tests that need no engine and no whole run (a few minutes)
 	$(setup) core dev transformers locust otel
 	@$(own) -m pytest -n auto --maxprocesses=4 --dist loadfile -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 
 LIVE = (
     "run", "smoke", "--engine", "simulated", "--live", "--progress", "json", "--set", "load.arrivals=poisson",
-    "--set", "load.rate=20", "--set", "load.requests=null", "--set", "load.duration=12s", "--set", "load.warmup=1s",
+    "--set", "load.rate=20", "--set", "load.requests=null", "--set", "load.duration=8s", "--set", "load.warmup=1s",
     "--set", 'slo=["ttft p90 <= 900 ms", "errors <= 5 %"]',
 )  # fmt: skip
 

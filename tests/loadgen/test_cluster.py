@@ -91,7 +91,9 @@ def told(folder: Path) -> dict[str, Any]:
     return value
 
 
-def test_three_workers_issue_one_plan_between_them_and_their_histograms_add_up(tmp_path: Path, null: str) -> None:
+def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_histograms_add_up(
+    tmp_path: Path, null: str
+) -> None:
     what = plan([index * 10 * MS for index in range(150)])
     with cluster(what, null, tmp_path) as (fleet, crew):
         t0 = fleet.start()
@@ -106,6 +108,7 @@ def test_three_workers_issue_one_plan_between_them_and_their_histograms_add_up(t
         ("handed in", 50, 50)
     ] * 3
     assert report["plan"] == what.digest()
+    assert all(map(clock_is_within_its_half_width, report["workers"])), report["workers"]
     expected = sorted(int(parse_answer(record).token_ns[0]) - record.due_ns for record in found)
     merged = HdrHistogram.decode(report["histograms"]["ttft"])
     assert merged.get_total_count() == 150
@@ -113,15 +116,10 @@ def test_three_workers_issue_one_plan_between_them_and_their_histograms_add_up(t
     assert HdrHistogram.decode(report["histograms"]["itl"]).get_total_count() == 150 * 3
 
 
-def test_a_clock_is_estimated_within_its_half_width(tmp_path: Path, null: str) -> None:
-    with cluster(plan([0, MS, 2 * MS]), null, tmp_path) as (fleet, _):
-        fleet.start()
-        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
-    for worker in told(tmp_path)["workers"]:  # on one machine the truth is known: it is one clock
-        assert worker["same_clock"]
-        assert abs(worker["estimated_offset_ns"]) <= worker["estimated_half_width_ns"] < 100 * MS
-        assert worker["clock_offset_ns"] == 0
-        assert worker["round_trips"] >= 10
+def clock_is_within_its_half_width(worker: dict[str, Any]) -> bool:
+    """On one machine the truth is known: it is one clock."""
+    near = abs(worker["estimated_offset_ns"]) <= worker["estimated_half_width_ns"] < 100 * MS
+    return bool(worker["same_clock"] and near and worker["clock_offset_ns"] == 0 and worker["round_trips"] >= 10)
 
 
 def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_share_again(tmp_path: Path, null: str) -> None:
@@ -151,7 +149,7 @@ def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_share_again(tmp_
 def test_a_generator_that_is_killed_under_its_worker_is_told_and_its_records_are_handed_in(
     tmp_path: Path, null: str
 ) -> None:
-    what = plan([*[index * MS for index in range(30)], *[8_000 * MS + index for index in range(30)]])
+    what = plan([*[index * MS for index in range(30)], *[5_000 * MS + index for index in range(30)]])
     with cluster(what, null, tmp_path) as (fleet, crew):
         t0 = fleet.start()
         time.sleep((t0 - time.monotonic_ns()) / 1e9 + 2)
