@@ -69,6 +69,10 @@ class RecordFile:
     dropped: int
 
 
+class _Damaged(ValueError):
+    """A frame says that it holds more than it does; the text is where it begins."""
+
+
 class NotRecords(ValueError):
     """The file is not a record file of a schema version this reader knows."""
 
@@ -79,7 +83,7 @@ def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[list
     at, length, unpack = start, len(data), HEAD.unpack_from
     while at + HEAD.size <= length:
         size, kind, _ = unpack(data, at)
-        if size < HEAD.size or at + size > length:
+        if size < HEAD.size or at + size > length or size & 7:
             break
         if kind == Kind.END:
             return found, at, True
@@ -92,11 +96,18 @@ def read_records(path: str | os.PathLike[str]) -> RecordFile:
     """Read one file.
 
     A process that was killed leaves no END mark; its records are read up to the last whole frame.
-    Raises OSError if the file cannot be opened, NotRecords if it is something else.
+    Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
         data = file.read()
+    try:
+        return _read(name, data)
+    except _Damaged as error:
+        raise NotRecords(f"{name}: damaged at byte {error}") from error
+
+
+def _read(name: str, data: bytes) -> RecordFile:
     if len(data) < FILE_HEADER.size:
         raise NotRecords(f"{name}: too short to be a record file")
     magic, version, dropped = FILE_HEADER.unpack_from(data)
@@ -133,6 +144,8 @@ def read_records(path: str | os.PathLike[str]) -> RecordFile:
 
 def _gather(data: bytes, offsets: list[int], dtype: np.dtype[np.void]) -> Table:
     """Frames of one fixed layout as a structured array: every offset is a multiple of 8, so gather 8-byte words."""
+    if offsets and offsets[-1] + dtype.itemsize > len(data):
+        raise _Damaged(offsets[-1])
     whole = np.frombuffer(data, dtype=np.uint8, count=len(data) // 8 * 8).reshape(-1, 8)
     rows = (np.asarray(offsets, dtype=np.int64) // 8)[:, None] + np.arange(dtype.itemsize // 8)
     return np.ascontiguousarray(whole[rows].reshape(len(offsets), dtype.itemsize)).view(dtype).reshape(-1)
@@ -151,18 +164,25 @@ def _names(data: bytes, offsets: list[int]) -> tuple[dict[int, str], dict[int, s
 
 def _entries(data: bytes, offsets: list[int], steps: Table) -> tuple[Table, NDArray[np.int64]]:
     parts = [
-        np.frombuffer(data, ENTRY_DTYPE, count, offset + STEP.size)
+        _part(data, ENTRY_DTYPE, count, offset, STEP.size)
         for offset, count in zip(offsets, steps["entries"].tolist(), strict=True)
     ]
     table = np.concatenate(parts) if parts else np.empty(0, ENTRY_DTYPE)
     return table, np.repeat(steps["seq"].astype(np.int64), steps["entries"])
 
 
+def _part(data: bytes, dtype: np.dtype[np.void], count: int, offset: int, head: int) -> Table:
+    """The rows that follow a frame's ``head``."""
+    if head + count * dtype.itemsize > HEAD.unpack_from(data, offset)[0]:
+        raise _Damaged(offset)
+    return np.frombuffer(data, dtype, count, offset + head)
+
+
 def _emissions(data: bytes, offsets: list[int]) -> tuple[Table, NDArray[np.int64], NDArray[np.int64]]:
     parts, seqs, stamps, counts = [], [], [], []
     for offset in offsets:
         _, _, _, seq, count, at_ns = EMIT.unpack_from(data, offset)
-        parts.append(np.frombuffer(data, EMISSION_DTYPE, count, offset + EMIT.size))
+        parts.append(_part(data, EMISSION_DTYPE, count, offset, EMIT.size))
         seqs.append(seq)
         stamps.append(at_ns)
         counts.append(count)
@@ -176,8 +196,8 @@ def _note(data: bytes, offset: int) -> dict[str, Any]:
     try:
         value = json.loads(data[offset + JSON.size : offset + size - padding])
     except ValueError:
-        return {"type": "torn", "at_ns": at_ns}
-    return {**value, "at_ns": at_ns}
+        value = None
+    return {**(value if isinstance(value, dict) else {"type": "torn"}), "at_ns": at_ns}
 
 
 def _blob(data: bytes, offset: int) -> tuple[int, bytes]:

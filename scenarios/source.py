@@ -105,7 +105,13 @@ def environment_name(key: str) -> str:
 
 def compose(text: str, shown: str, *, lines: bool = True) -> yaml.Node | None:
     """The node tree of a YAML text, checked for duplicate keys and for nodes that contain themselves."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].split("\n")
+        place = Place(shown, len(before), len(before[-1]) + 1) if lines else Place(shown)
+        unseen = f"character {ord(text[error.position]):#04x} cannot stand in a text"
+        raise ScenarioError(f"not valid YAML: {unseen}; take it out", place=place) from error
     try:
         node: yaml.Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gapmeter_probe.records import EMIT, Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recording import Outcome
+from recording import Outcome, RecordWriter, read_records
 from recording.chunks import chunks
+from recording.reader import NotRecords, frames
 from recording.stream import events, parse_answer
 from recording.wire import WireRecord
 from servers.null.script import Script
 from servers.null.script import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
+from tests.recording.test_excerpt import load
 from tests.recording.test_stream import comparable
 
 CORPUS = sorted((Path(__file__).parents[1] / "fuzz" / "corpus").iterdir())
@@ -116,3 +121,38 @@ def test_every_seed_of_the_corpus_is_read_byte_by_byte_as_it_is_at_once(path: Pa
 
 def test_a_chunk_size_that_lies_is_no_answer() -> None:
     assert feed([HEAD + b"ffffffffffffffffff\r\n" + http_chunk(b"x")]).outcome is Outcome.MALFORMED
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole record file with every kind of frame."""
+    writer = RecordWriter(tmp_path_factory.mktemp("records") / "core.gap", {"role": "core"})
+    load(writer, ["a", "b", "c"], 7)
+    writer.blob(1, [b"what came over the wire"])
+    writer.close()
+    return Path(writer.path).read_bytes()
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_record_file_that_was_damaged_is_read_or_refused(data: st.DataObject, recorded: bytes) -> None:
+    at = data.draw(st.lists(st.integers(0, len(recorded) - 1), min_size=1, max_size=5))
+    damaged = bytearray(recorded[: data.draw(st.sampled_from([len(recorded), at[0]]))])
+    for place in at:
+        if place < len(damaged):
+            damaged[place] = data.draw(st.integers(0, 255))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(damaged)
+        file.flush()
+        with contextlib.suppress(NotRecords):
+            assert read_records(file.name).path == file.name
+
+
+def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(recorded: bytes, tmp_path: Path) -> None:
+    whole = bytearray(recorded)
+    at = next(offset for offset, kind in frames(recorded)[0] if kind == Kind.EMIT)
+    *before, _, at_ns = EMIT.unpack_from(whole, at)
+    EMIT.pack_into(whole, at, *before, 200, at_ns)
+    (tmp_path / "broken.gap").write_bytes(whole)
+    with pytest.raises(NotRecords, match=f"damaged at byte {at}"):
+        read_records(tmp_path / "broken.gap")

@@ -341,6 +341,11 @@ FILE_MISTAKES = {
         "slo: &me [*me]\nserver:",
         "mine.yaml:1:6: this value contains itself",
     ),
+    "a control character": (
+        "  rate: 8",
+        "  rate: \x01 8",
+        "mine.yaml:8:9: not valid YAML: character 0x01 cannot stand in a text; take it out",
+    ),
     "a Python object": (
         "  rate: 8",
         "  rate: !!python/name:os.system 8",
