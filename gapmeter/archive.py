@@ -5,31 +5,23 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import html
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
-from urllib.parse import unquote, urlsplit
-
-import markupsafe
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 
 HASHES = "hashes.json"
-_REDACTED = b"REDACTED"
-_KEY_VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY")
-_SECRET_NAME = re.compile(r"(api[-_]?key|token|secret|password)$", re.IGNORECASE)
-_SHORTEST_SECRET = 6
 _MOST_FILES = 100_000
 _MOST_BYTES = 64 << 30
 _KINDS = {".tar.gz": "tar", ".tgz": "tar", ".zip": "zip"}
@@ -53,7 +45,7 @@ def archive(folder: Path, target: Path | None = None) -> Path:
     part = target.with_name(f".{target.name}.part")
     try:
         with part.open("wb") as file:
-            count = _write(file, kind, name, folder, _secrets(folder))
+            count = _write(file, kind, name, folder, _keys(folder))
         os.replace(part, target)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or error}", errors.USAGE) from error
@@ -93,13 +85,13 @@ def opened(path: Path) -> Iterator[Path]:
         yield Path(temporary) / tops.pop()
 
 
-def _write(file: IO[bytes], kind: str, name: str, folder: Path, secrets: list[bytes]) -> int:
+def _write(file: IO[bytes], kind: str, name: str, folder: Path, keys: Keys) -> int:
     """All files and their hashes, the list of hashes last. Returns how many files."""
     hashes: dict[str, str] = {}
     with _writer(file, kind) as add:
         for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
             inside = path.relative_to(folder).as_posix()
-            data = _without(path, inside, secrets)
+            data = _without(path, inside, keys)
             hashes[inside] = hashlib.sha256(data).hexdigest()
             add(f"{name}/{inside}", data, path.stat().st_mtime)
         listed = json.dumps({"version": 1, "files": hashes}, indent=1).encode()
@@ -124,30 +116,24 @@ def _writer(file: IO[bytes], kind: str) -> Iterator[Any]:
         yield add
 
 
-def _without(path: Path, inside: str, secrets: list[bytes]) -> bytes:
+def _without(path: Path, inside: str, keys: Keys) -> bytes:
     """A file's content without anybody's key. Raises UserError where leaving it out would break the evidence."""
     data = path.read_bytes()
     zipped = data.startswith(b"\x1f\x8b")
     text = gzip.decompress(data) if zipped else data
-    if not any(secret in text for secret in secrets):
+    clean = keys.out_of_bytes(text)
+    if clean == text:
         return data
     if inside.split("/")[0] in ("requests", "probe", "telemetry"):
         raise UserError(
             f"{path} holds a key, and a raw record cannot be changed: do not hand it over", errors.NOT_VALID
         )
     if path.suffix == ".parquet":
-        return _table_without(path, secrets)
-    text = _redacted(text, secrets)
-    return gzip.compress(text, mtime=0) if zipped else text
+        return _table_without(path, keys)
+    return gzip.compress(clean, mtime=0) if zipped else clean
 
 
-def _redacted(text: bytes, secrets: list[bytes]) -> bytes:
-    for secret in secrets:
-        text = text.replace(secret, _REDACTED)
-    return text
-
-
-def _table_without(path: Path, secrets: list[bytes]) -> bytes:
+def _table_without(path: Path, keys: Keys) -> bytes:
     """A table without a key in its metadata, which names the command that repeats the run.
 
     Raises UserError for a key among its values.
@@ -156,45 +142,21 @@ def _table_without(path: Path, secrets: list[bytes]) -> bytes:
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
-    about = {key: _redacted(value, secrets) for key, value in (table.schema.metadata or {}).items()}
+    about = {key: keys.out_of_bytes(value) for key, value in (table.schema.metadata or {}).items()}
     out = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(about), out)
     data = out.getvalue().to_pybytes()
-    if any(secret in data for secret in secrets):
+    if keys.out_of_bytes(data) != data:
         raise UserError(f"{path} holds a key among its values: do not hand it over", errors.NOT_VALID)
     return bytes(data)
 
 
-def _secrets(folder: Path) -> list[bytes]:
-    """Every spelling of each key that this environment or the manifest tells of, the longest first."""
+def _keys(folder: Path) -> Keys:
+    """Those that this environment or the manifest tells of."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        return Keys.within(json.loads((folder / "manifest.json").read_text()))
     except ValueError as error:
         raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
-    words = {os.environ.get(name, "") for name in _KEY_VARIABLES} | set(_named_secrets(manifest))
-    spelled = {form for word in words if len(word) >= _SHORTEST_SECRET for form in _spellings(word)}
-    return sorted(spelled, key=len, reverse=True)
-
-
-def _named_secrets(value: Any, name: str = "") -> Iterator[str]:
-    """Text under a name such as api_key, wherever it stands, and passwords in addresses."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _named_secrets(inner, str(key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _named_secrets(inner, name)
-    elif isinstance(value, str):
-        if _SECRET_NAME.search(name):
-            yield value
-        if value.startswith(("http://", "https://")) and "@" in value:
-            yield urlsplit(value).password or ""
-
-
-def _spellings(word: str) -> set[bytes]:
-    """As it stands, inside JSON, inside HTML (as Python's library and as the page's templates escape), and both."""
-    forms = {word, unquote(word), json.dumps(word)[1:-1]}
-    return {form.encode() for each in forms for form in (each, html.escape(each), str(markupsafe.escape(each)))}
 
 
 def _unpack(path: Path, into: Path) -> list[str]:

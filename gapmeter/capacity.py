@@ -16,8 +16,9 @@ from analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Tria
 from gapmeter import errors
 from gapmeter.account import reason_of
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 from gapmeter.looks import Looks
-from gapmeter.manifest import describe_run
+from gapmeter.manifest import describe_run, without_keys
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.resolve import names_model, resolve
 from gapmeter.session import Session, open_session
@@ -168,7 +169,8 @@ def _warmup_ns(scenario: Scenario) -> int:
 def _manifest(scenario: Scenario, options: Options, wanted: Wanted) -> dict[str, Any]:
     asked = asdict(wanted) | {"start": scenario.load.rate, "longest": _LONGEST, "trials": [], "ended": None}
     more = {"kind": KIND, "slo": [asdict(slo) for slo in scenario.slo], "capacity": asked}
-    return describe_run(scenario.to_dict(), scenario.digest(), options.command) | more
+    manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | more
+    return without_keys(manifest, Keys.within(manifest["scenario"], options.api_key))
 
 
 def _search(oracle: Trials, manifest: dict[str, Any], say: Callable[[str], None]) -> str:

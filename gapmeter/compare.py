@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def run_in_turn(
     made: list[list[Path]] = [[], []]
     for number, side in enumerate(order_of(pairs)):
         _tell(f"run {number + 1} of {2 * pairs}: {'AB'[side]}, {' '.join((a, b)[side])}", quiet=quiet)
-        result = run_scenario(scenario, changes[side], Options(runs=runs, quiet=True))
+        options = Options(runs=runs, quiet=True, api_key=os.environ.get("GAPMETER_API_KEY"))
+        result = run_scenario(scenario, changes[side], options)
         if result.exit_code == errors.INTERRUPTED:
             raise UserError(f"interrupted; {len(made[0]) + len(made[1])} runs are whole, in {runs}", errors.INTERRUPTED)
         made[side].append(result.folder)

@@ -13,7 +13,10 @@ from typing import Any
 
 import psutil
 
+from gapmeter.keys import Keys
+
 MANIFEST_VERSION = 1
+_SAID_BY_USERS = ("scenario", "target", "points", "sweep", "locustfile")
 _PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
 
 
@@ -31,6 +34,16 @@ def describe_run(scenario: dict[str, Any], digest: str, command: str) -> dict[st
         "versions": describe_versions(),
         "git": _git_state(),
     }
+
+
+def without_keys(manifest: dict[str, Any], keys: Keys) -> dict[str, Any]:
+    """The same without anybody's key: not in the scenario, the server's command line, or the command that repeats it.
+
+    What repeats it then has REDACTED in its place. Packages' versions and digests stay, whatever a key looks like.
+    """
+    told = {"command": keys.out_of_command(str(manifest["command"]))}
+    told |= {name: keys.out_of_value(manifest[name]) for name in _SAID_BY_USERS if name in manifest}
+    return manifest | told
 
 
 def describe_hardware() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.attach import choose_model, served_models
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 from gapmeter.manifest import describe_hardware
 from gapmeter.precision import check_precision
 from recording import RunFolder
@@ -78,12 +79,17 @@ def prepare(
 
 @contextlib.contextmanager
 def running(
-    target: Target, scenario: Scenario, cores: Sequence[int], folder: RunFolder, say: Callable[[str], None]
+    target: Target,
+    scenario: Scenario,
+    cores: Sequence[int],
+    folder: RunFolder,
+    say: Callable[[str], None],
+    keys: Keys = Keys(),
 ) -> Iterator[ServerProcess | None]:
     """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
 
     One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C. Raises UserError when it
-    cannot be started or is never ready.
+    cannot be started or is never ready. What it says is without ``keys``.
     """
     if target.spec is None:
         yield None
@@ -94,6 +100,7 @@ def running(
     try:
         process = launch(
             target.spec.command, env, cores, log, f"{target.url}/health", scenario.server.ready_timeout_ns / 1e9,
+            clean=keys.out_of_bytes,
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
     except ServerFailed as error:

@@ -22,9 +22,10 @@ from gapmeter.account import accounted_for, finish, reason_of
 from gapmeter.attach import find_probe_folder
 from gapmeter.calibration import load_calibration
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 from gapmeter.load import issue
 from gapmeter.locustfile import note_locustfile
-from gapmeter.manifest import describe_hardware, describe_run
+from gapmeter.manifest import describe_hardware, describe_run, without_keys
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.placement import Placement, place
 from gapmeter.probes import ProbeFolder
@@ -51,6 +52,7 @@ class Session:
     def __init__(self, scenario: Scenario, options: Options, placement: Placement, target: Target) -> None:
         self.scenario, self.options, self.placement, self.target = scenario, options, placement, target
         self.say = silent if options.quiet else tell
+        self.keys = Keys.within(scenario.to_dict(), options.api_key)
         self.process: ServerProcess | None = None
         self.probes: ProbeFolder | None = None
         self.loads = 0
@@ -65,7 +67,7 @@ class Session:
         """
         importing = threading.Thread(target=_import_analysis)
         importing.start()
-        with running(self.target, self.scenario, self.placement.server, home, self.say) as process:
+        with running(self.target, self.scenario, self.placement.server, home, self.say, self.keys) as process:
             importing.join()  # it must not compete with the load
             self.process = process
             if self.target.spec is not None and several:
@@ -92,7 +94,8 @@ class Session:
             raise UserError(str(died), errors.UNREACHABLE)
         plan = self.draw(scenario, self.loads if repeat is None else repeat)
         folder = make_folder(self.options.runs, scenario, into)
-        manifest = self.describe(scenario, plan, self.loads if repeat is None else repeat, command) | (more or {})
+        manifest = self.describe(scenario, plan, self.loads if repeat is None else repeat, command)
+        manifest |= self.keys.out_of_value(more or {})
         self.loads += 1
         with accounted_for(folder, manifest):
             folder.write_json(folder.manifest, manifest)
@@ -127,7 +130,8 @@ class Session:
         manifest = describe_run(scenario.to_dict(), scenario.digest(), command or self.options.command)
         manifest |= {"repeat": repeat, "slo": [asdict(slo) for slo in scenario.slo]}
         manifest |= {"placement": placed(scenario).to_dict(), "calibration": load_calibration()}
-        return note_locustfile(manifest | _describe(scenario, self.target, plan), self.options.locustfile)
+        manifest = note_locustfile(manifest | _describe(scenario, self.target, plan), self.options.locustfile)
+        return without_keys(manifest, self.keys)
 
     def issue(
         self, scenario: Scenario, plan: Plan, folder: RunFolder, manifest: dict[str, Any],
@@ -137,7 +141,7 @@ class Session:
         if self.probes:
             self.probes.begin()
         placement = placed(scenario)
-        log = _LogPart(self.process, folder)
+        log = _LogPart(self.process, folder, self.keys)
         try:
             with sampling(folder, scenario.telemetry, self.process, self.target.url, placement.generator, self.options):
                 issue(scenario, plan, self.target, self.process, placement, folder, manifest, self.options, stop_when)
@@ -163,7 +167,8 @@ def _import_analysis() -> None:
 class _LogPart:
     """What the server logged during one load, where its log lies in another folder."""
 
-    def __init__(self, process: ServerProcess | None, folder: RunFolder) -> None:
+    def __init__(self, process: ServerProcess | None, folder: RunFolder, keys: Keys) -> None:
+        self._keys = keys
         self._from = process.log_path if process is not None else None
         self._to = folder.logs / "server.log"
         self._since = 0
@@ -174,9 +179,9 @@ class _LogPart:
 
     def take(self) -> None:
         if self._from is not None:
-            with self._from.open("rb") as source, self._to.open("wb") as target:
+            with self._from.open("rb") as source:
                 source.seek(self._since)
-                shutil.copyfileobj(source, target)
+                self._to.write_bytes(self._keys.out_of_bytes(source.read()))
 
 
 def prepare_session(scenario: Scenario, options: Options, *, model_named: bool = False) -> Session:

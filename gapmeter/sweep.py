@@ -18,7 +18,8 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.account import reason_of
 from gapmeter.errors import UserError
-from gapmeter.manifest import describe_run
+from gapmeter.keys import Keys
+from gapmeter.manifest import describe_run, without_keys
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.order import Visit, visits
 from gapmeter.resolve import names_model, resolve, resolve_points
@@ -154,6 +155,7 @@ def _begun(
         ],
         "order": order,
     }  # fmt: skip
+    manifest = without_keys(manifest, Keys.within(manifest["scenario"], options.api_key))
     folder.write_json(folder.manifest, manifest)
     return folder, manifest
 

@@ -162,11 +162,13 @@ def url() -> Type:
     """The root of an HTTP server, without a trailing slash or ``/v1``."""
 
     def read(value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r"https?://[^/\s?#]+(/[^\s?#]*)?", value):
+        if isinstance(value, str) and re.match(r"https?://[^/]*@", value):
+            raise BadValue("the address carries a user's name, which is not sent; pass a key with --api-key")
+        if not isinstance(value, str) or not re.fullmatch(r"https?://[^/\s?#@]+(/[^\s?#]*)?", value):
             raise BadValue(f"{quoted(value)} is not a server's address; write for instance http://127.0.0.1:8000")
         return value.rstrip("/").removesuffix("/v1")
 
-    return Type(read, {"type": "string", "pattern": r"^https?://[^/\s?#]+(/[^\s?#]*)?$"})
+    return Type(read, {"type": "string", "pattern": r"^https?://[^/\s?#@]+(/[^\s?#]*)?$"})
 
 
 def arguments() -> Type:

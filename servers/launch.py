@@ -30,6 +30,8 @@ _DECORATION = re.compile(
 _CAUSE = re.compile(r"^[\w.]*(Error|Exception|Exit|Failed|Failure|Interrupt)\b(:| \().*|.*\berror: .+|^cannot start .*")
 _CONSEQUENCE = re.compile(r"Engine core initialization failed|See root cause above|WorkerProc initialization failed")
 
+Clean = Callable[[bytes], bytes]
+
 
 class ServerFailed(RuntimeError):
     """A server did not start, never became ready, or died. The message is a sentence for the user.
@@ -59,8 +61,9 @@ class LaunchSpec:
 class ServerProcess:
     """A running child and its guard. Use as a context manager, or call ``stop``."""
 
-    def __init__(self, guard: subprocess.Popen[bytes], status_fd: int, log_path: Path) -> None:
+    def __init__(self, guard: subprocess.Popen[bytes], status_fd: int, log_path: Path, clean: Clean = bytes) -> None:
         self._guard = guard
+        self.clean = clean
         self._status_fd = status_fd
         self._said = b""
         self.log_path = log_path
@@ -83,7 +86,7 @@ class ServerProcess:
         code = self.poll()
         if code is None:
             return None
-        reason = log_reason(self.log_path)
+        reason = log_reason(self.log_path, self.clean)
         why = f": {reason}" if reason else ", and its log is empty"
         return ServerFailed(
             f"the server ended with {_ending(code)}{why} (log: {self.log_path})",
@@ -105,7 +108,15 @@ class ServerProcess:
             self._guard.kill()  # the server dies with it (PR_SET_PDEATHSIG)
             raise ServerFailed(f"process {self.pid} could not be ended", log_path=self.log_path)
         self._guard.wait()
+        self._clean_log()
         return self.exit_code
+
+    def _clean_log(self) -> None:
+        """Nobody writes to it any more."""
+        with contextlib.suppress(OSError):  # a full disk, or a folder that somebody has removed
+            said = self.log_path.read_bytes()
+            if (clean := self.clean(said)) != said:
+                self.log_path.write_bytes(clean)
 
     def _listen(self, timeout_s: float) -> None:
         if self.exit_code is not None or not select.select([self._status_fd], [], [], timeout_s)[0]:
@@ -133,14 +144,16 @@ def launch(
     timeout_s: float,
     *,
     on_wait: Callable[[float], None] | None = None,
+    clean: Clean = bytes,
 ) -> ServerProcess:
     """Start ``command`` on ``cores`` (empty: anywhere) and return once ``ready_url`` answers 200.
 
     ``env`` is added to ours; thread counts follow ``cores`` unless it names them. ``on_wait`` hears the seconds
-    waited so far, about once a second. Raises ServerFailed when the server ends first or is not ready in
+    waited so far, about once a second. ``clean`` takes keys out of what the server says: out of a failure's reason at
+    once, out of its log when it has ended. Raises ServerFailed when the server ends first or is not ready in
     ``timeout_s``; by then nothing of it runs any more, as on any other exception.
     """
-    server = start(command, env, cores, log_path)
+    server = start(command, env, cores, log_path, clean)
     try:
         _await_ready(server, ready_url, timeout_s, on_wait)
     except BaseException:
@@ -149,7 +162,9 @@ def launch(
     return server
 
 
-def start(command: Sequence[str], env: Mapping[str, str], cores: Sequence[int], log_path: Path) -> ServerProcess:
+def start(
+    command: Sequence[str], env: Mapping[str, str], cores: Sequence[int], log_path: Path, clean: Clean = bytes
+) -> ServerProcess:
     """Start ``command`` under a guard without waiting for it. Raises ServerFailed if the log cannot be made."""
     threads = {name: str(len(cores)) for name in _THREAD_VARIABLES} if cores else {}
     status_read, status_write = os.pipe()
@@ -168,7 +183,7 @@ def start(command: Sequence[str], env: Mapping[str, str], cores: Sequence[int], 
         raise ServerFailed(f"cannot start the server: {error}", log_path=log_path) from error
     finally:
         os.close(status_write)
-    return ServerProcess(guard, status_read, log_path)
+    return ServerProcess(guard, status_read, log_path, clean)
 
 
 def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
@@ -189,7 +204,7 @@ def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Cal
             told = now
             on_wait(now - begun)
         time.sleep(_POLL_S)
-    reason = log_reason(server.log_path)
+    reason = log_reason(server.log_path, server.clean)
     raise ServerFailed(
         f"the server was not ready within {timeout_s:g} s: GET {url} gave {answer}"
         f"{f'; its log ends with: {reason}' if reason else '; its log is empty'} (log: {server.log_path})",
@@ -233,7 +248,7 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
                             "a free one picked") from error  # fmt: skip
 
 
-def log_reason(log_path: Path, most_lines: int = 2) -> str:
+def log_reason(log_path: Path, clean: Clean = bytes, most_lines: int = 2) -> str:
     """The text of a log that best says why its process ended: errors of the last 400 lines, root cause first.
 
     Falls back to the last lines that are not blank; "" for an empty or missing log.
@@ -241,7 +256,7 @@ def log_reason(log_path: Path, most_lines: int = 2) -> str:
     try:
         with log_path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 200_000))
-            text = file.read().decode(errors="replace")
+            text = clean(file.read()).decode(errors="replace")
     except OSError:
         return ""
     lines = [line for line in (_undecorated(raw) for raw in text.splitlines()[-400:]) if line.strip()]

@@ -95,8 +95,10 @@ def _add_archive(parser: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from gapmeter.compare import compare_as_asked
+    from gapmeter.keys import Keys
 
-    return say_exit(compare_as_asked(arguments, shlex.join(["gapmeter", *arguments.words])))
+    command = Keys.within({}).out_of_command(shlex.join(["gapmeter", *arguments.words]))
+    return say_exit(compare_as_asked(arguments, command))
 
 
 def _explain(arguments: argparse.Namespace) -> int:

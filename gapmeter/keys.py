@@ -1,0 +1,96 @@
+"""Keys that must lie in nobody's folder: which there are, and texts and values without them."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import markupsafe
+
+REDACTED = "REDACTED"
+_VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY")
+_NAME = re.compile(r"(api[-_]?key|token|secret|password)$", re.IGNORECASE)
+_SHORTEST = 6  # a shorter one is taken out where its name stands, and not wherever its letters do
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Every spelling of each key that is known, the longest first."""
+
+    spellings: tuple[str, ...] = ()
+
+    @classmethod
+    def within(cls, value: Any, *more: str | None) -> Keys:
+        """Those that a JSON value tells of by their names, those of the environment, and ``more``."""
+        words = {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}
+        spelled = {form for word in words if word and len(word) >= _SHORTEST for form in _spellings(word)}
+        return cls(tuple(sorted(spelled, key=len, reverse=True)))
+
+    def out_of(self, text: str) -> str:
+        """A text without them."""
+        for key in self.spellings:
+            text = text.replace(key, REDACTED)
+        return text
+
+    def out_of_bytes(self, data: bytes) -> bytes:
+        """The same of what may be no text."""
+        for key in self.spellings:
+            data = data.replace(key.encode(), REDACTED.encode())
+        return data
+
+    def out_of_value(self, value: Any, name: str = "") -> Any:
+        """A JSON value without them, and without what stands under a key's name or behind a key's flag."""
+        if isinstance(value, Mapping):
+            return {key: self.out_of_value(inner, str(key)) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            before = (name, *(item if isinstance(item, str) and item.startswith("-") else name for item in value))
+            return [self.out_of_value(item, flag) for item, flag in zip(value, before, strict=False)]
+        if _is_key(value, name):
+            return REDACTED
+        return self.out_of(value) if isinstance(value, str) else value
+
+    def out_of_command(self, command: str) -> str:
+        """A command line without them, nor what ``KEY=VALUE`` gives to a key's name."""
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            return self.out_of(command)
+        pairs = [word.partition("=") for word in words]
+        for word, (name, equals, value) in zip(words, pairs, strict=True):
+            if equals and _is_key(value, name):
+                command = command.replace(shlex.quote(word), f"{name}={REDACTED}")
+        return self.out_of(command)
+
+
+def _is_key(value: Any, name: str) -> bool:
+    """Whether a value is a key by its name. A number under ``token`` is one token's, or how many."""
+    if isinstance(value, bool) or not value or not (found := _NAME.search(name)):
+        return False
+    return isinstance(value, str) or (isinstance(value, int) and found[1].lower() != "token")
+
+
+def _named(value: Any, name: str = "") -> Iterator[str]:
+    """What stands under a name such as api_key, wherever, and passwords in addresses."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _named(inner, str(key))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _named(inner, name)
+    elif _is_key(value, name):
+        yield str(value)
+    elif isinstance(value, str) and value.startswith(("http://", "https://")) and "@" in value:
+        yield urlsplit(value).password or ""
+
+
+def _spellings(word: str) -> Iterable[str]:
+    """As it stands, in addresses, in JSON and in HTML (as Python's library and as the page's templates escape)."""
+    forms = {word, unquote(word), quote(word), json.dumps(word)[1:-1]}
+    return {form for each in forms for form in (each, html.escape(each), str(markupsafe.escape(each)))}
