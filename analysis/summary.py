@@ -35,7 +35,7 @@ from analysis.metrics import (
 from analysis.report.numbers import duration, share
 from analysis.stages import BY_NAME
 from analysis.steady import Warmup
-from analysis.tail import Anatomy
+from analysis.tail import Anatomy, inside_measured
 from analysis.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
 from analysis.validity import Check, Evidence, RunWarning
 from analysis.verdict import SloResult
@@ -108,7 +108,9 @@ def build_summary(
         "checks": [dataclasses.asdict(check) for check in checks],
         "warnings": [dataclasses.asdict(warning) for warning in told],
         "floor": floor_part(evidence.floor, measured),
-        "trust": _trust(checks, reasons, residual["last_token"], lag, evidence),
+        "trust": _trust(
+            checks, reasons, residual["last_token"], lag, evidence, ledger is None or inside_measured(ledger)
+        ),
     }
     safe: dict[str, Any] = json_safe(summary)
     return safe
@@ -251,13 +253,19 @@ def _headline(
 
 def _trust(
     checks: Sequence[Check], reasons: Sequence[str], residual: Mapping[str, Any] | None, lag_ns: float | None,
-    evidence: Evidence,
+    evidence: Evidence, inside: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """The figures that say how far the others can be trusted, and one line of them."""
+    """The figures that say how far the others can be trusted, and one line of them.
+
+    ``inside``: whether any of the engine's stages was stamped; without, the remainder says nothing.
+    """
     unexplained = residual["unexplained"]["p99_share"] if residual else None
     strict = residual["strict"]["p99_share"] if residual else None
     parts = [f"lag p99 {duration(fig.plain_percentile(lag_ns))}"]
-    parts += [f"unexplained p99 {share(unexplained)}", f"strict {share(strict)}"] if residual else ["no ledger"]
+    if residual and inside:
+        parts += [f"unexplained p99 {share(unexplained)}", f"strict {share(strict)}"]
+    else:
+        parts.append("the server's stages unmeasured" if residual else "no ledger")
     parts += [f"client CPU {share(evidence.client_cpu_share)}"] if evidence.client_cpu_share is not None else []
     parts.append(evidence.floor.sentence if evidence.floor else "floor unmeasured")
     strained = [check.rule for check in checks if check.status == validity.WARN]

@@ -91,8 +91,13 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") 
         share=float(shares[top]),
         share_low=low,
         share_high=high,
-        sentence=_sentence(names[top], float(shares[top]), float(more.sum()), what, device),
+        sentence=_sentence(names[top], float(shares[top]), float(more.sum()), what, device, inside_measured(ledgers)),
     )
+
+
+def inside_measured(ledgers: pd.DataFrame) -> bool:
+    """Whether any row has a stage of the engine: without one the server's time is all in the remainder."""
+    return any(column(s) in ledgers and ledgers[column(s)].notna().any() for s in ("prefill", "decode"))
 
 
 def slow_count(count: int) -> int:
@@ -119,10 +124,9 @@ def _resampled_means(rows: Floats, rng: np.random.Generator) -> Floats:
     return np.stack([rows[rng.integers(0, len(rows), len(rows))].mean(axis=0) for _ in range(_RESAMPLES)])
 
 
-def _sentence(stage: str, share: float, more_ns: float, what: str, device: str) -> str:
-    owner = owner_of(stage)
+def _sentence(stage: str, share: float, more_ns: float, what: str, device: str, inside: bool) -> str:
     part = "all" if share > 0.995 else f"{100 * share:.0f} %"
-    return (
-        f"{part} of what slow {what} wait beyond typical ones ({duration(more_ns / 1e6)}) "
-        f"is {stage} ({owner_words(owner, device)})"
-    )
+    whose = f"{stage} ({owner_words(owner_of(stage), device)})"
+    if stage == UNEXPLAINED and not inside:
+        whose = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
+    return f"{part} of what slow {what} wait beyond typical ones ({duration(more_ns / 1e6)}) is {whose}"

@@ -155,6 +155,8 @@ def _latency_sentence(
         return f"{name} never occurred: no request had one"
     worth = count_text(found.n_eff) if found.n_eff >= 1 else "less than one"
     size = f"n = {count_text(found.count)}, worth {worth}"
+    if found.supported and found.low == math.inf:
+        return f"{name} never: more requests failed than it may leave out ({size})"
     if found.supported:
         value, low, high = (_time(ns) for ns in (found.value, found.low, found.high))
         return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
