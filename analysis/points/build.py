@@ -95,7 +95,10 @@ def _describe_point(
     if not used:
         return described, None
     frames = read_frames(used)
-    return described | _measured(used, frames), frames
+    described |= _measured(used, frames)
+    if described["economy"]["emulated"]:
+        described["label"] += " (emulated)"
+    return described, frames
 
 
 def _load_of(runs: Sequence[PointRun], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def _sampled(told: Mapping[str, Any]) -> Table:
         rows.append([f"{process['name']}, pid {process['pid']}", "CPU, cores", *cells])
     if told["engine"]:
         rows += _spread_rows("engine", told["engine"], _ENGINE_ROWS)
+        rows += _counted_rows(told["engine"])
     rows += [[source, f"not sampled: {found['absent']}", "", "", ""] for source, found in told["sources"].items()
              if found["absent"] and source != "pcie"]  # fmt: skip
     return Table("Samples", ["of", "what", "mean", "least", "most"], rows, words=2)
@@ -109,6 +110,14 @@ def _spread_rows(name: str, entry: Mapping[str, Any], fields: Mapping[str, tuple
         if entry[key]:
             cells = [Value(significant(scale * entry[key][at]), entry[key][at]) for at in ("mean", "min", "max")]
             yield [name, words, *cells]
+
+
+def _counted_rows(engine: Mapping[str, Any]) -> Iterator[Row]:
+    """What the engine's counters rose by over the window."""
+    if engine["preemptions"] is not None:
+        yield ["engine", "preempted", f"{engine['preemptions']:,.0f} times", "", ""]
+    if engine["prefix_hit_share"] is not None:
+        yield ["engine", "prompt tokens found in the prefix cache", share(engine["prefix_hit_share"]), "", ""]
 
 
 def _panels(run: Run, telemetry: Telemetry) -> list[Fragment]:
@@ -186,6 +195,22 @@ def _engine_levels(run: Run, telemetry: Telemetry) -> Iterator[Level]:
         if column in rows:
             value = rows[column].to_numpy(np.float64) * scale
             yield Level(f"engine-{column}", title, unit, _seconds(run, rows), value, _usual(telemetry, "engine"), top)
+    yield from _counter_levels(run, telemetry, rows)
+
+
+def _counter_levels(run: Run, telemetry: Telemetry, rows: pd.DataFrame) -> Iterator[Level]:
+    """What the engine's counters rose by from one look to the next; one that never rose is not drawn."""
+    at, usual = _seconds(run, rows), _usual(telemetry, "engine")
+    if "preemptions" in rows and len(rows) > 1 and (times := np.diff(rows["preemptions"].to_numpy(np.float64))).any():
+        per_s = times / np.diff(at)
+        yield Level("engine-preemptions", "Preemptions, by /metrics", "a second", at[1:], per_s, usual, 1.0)
+    if {"prefix_hits", "prefix_queries"} <= set(rows.columns) and len(rows) > 1:
+        hits, asked = (np.diff(rows[name].to_numpy(np.float64)) for name in ("prefix_hits", "prefix_queries"))
+        known = asked > 0
+        if hits.any() and known.any():
+            found = 100 * hits[known] / asked[known]
+            title = "Prompt tokens found in the prefix cache, by /metrics"
+            yield Level("engine-prefix", title, "%", at[1:][known], found, usual, 100.0)
 
 
 def _by(telemetry: Telemetry, source: str, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
