@@ -36,7 +36,7 @@ def test_a_worker_killed_on_the_way_is_named_its_share_unissued_and_the_run_inva
         words = [sys.executable, "-m", "gapmeter", "worker", "--master", at[1]]
         quiet = subprocess.DEVNULL
         crew += [subprocess.Popen(words, cwd=ROOT, env={**os.environ}, stderr=quiet) for _ in range(3)]
-        time.sleep(max(0.0, (_start_ns(tmp_path) - time.monotonic_ns()) / 1e9 + 5))
+        time.sleep(max(0.0, (start_ns(tmp_path) - time.monotonic_ns()) / 1e9 + 5))
         crew[1].kill()
         done = command.done()
         ends = [process.wait(30) for process in crew]
@@ -63,7 +63,7 @@ def test_a_worker_killed_on_the_way_is_named_its_share_unissued_and_the_run_inva
     assert 0 < int(progress[2].replace(",", "")) <= 360
 
 
-def _start_ns(runs: Path) -> int:
+def start_ns(runs: Path) -> int:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for path in runs.iterdir():
