@@ -85,12 +85,13 @@ def growths_of(
     axis: Axis, sights: Sequence[Seen | None], knees: Sequence[Mapping[str, Any]], main: str,
     levels: Mapping[str, float | None], device: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap."""
-    if axis.key is None:
-        return []
+    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
+
+    Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
+    """
     at_knee = {knee["series"]: knee["point"] for knee in knees}
     told = []
-    for name, members in axis.series:
+    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
         shown = [at for at in members if sights[at] is not None]
         for one, two in pairwise(shown):
             for metric in dict.fromkeys((main, "itl")):
@@ -219,7 +220,7 @@ def _left_out(points: Sequence[Mapping[str, Any]]) -> list[str]:
     told = []
     invalid = [point["label"] for point in points if point["metrics"] and point["verdict"] == verdict.INVALID]
     if invalid:
-        told.append(f"Not valid as a measurement, so left out of what is said above: {', '.join(invalid)}.")
+        told.append(f"Left out of curves and comparisons, since not valid as a measurement: {', '.join(invalid)}.")
     lost = [point["label"] for point in points if not point["metrics"]]
     if lost:
         told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")
