@@ -16,6 +16,7 @@ from analysis.report.svg import Fragment, chart, el, group, percent
 
 _HEIGHT = 46
 _LINE = 16.0
+_CHEAP = 0.001
 
 
 def economy_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -33,8 +34,15 @@ def cost_sentence(summary: Mapping[str, Any]) -> str:
     if cost.get("per_request_usd") is None:
         return ""
     output = cost["per_million_output_tokens_usd_ci"]
-    tokens = f", {usd(output[1])} per million output tokens" if output else ""
-    return f"At this SLA a request costs at most {usd(cost['per_request_usd'])}{tokens}."
+    tokens = f", a million output tokens {usd(output[1])}" if output else ""
+    many, who = _many(cost["per_request_usd"])
+    costs = "cost" if many > 1 else "costs"
+    return f"At this SLA {who} {costs} at most {usd(many * cost['per_request_usd'])}{tokens}."
+
+
+def _many(per_request: float) -> tuple[float, str]:
+    """How many requests' cost is told, so that few zeros are: one, or a million of cheap ones."""
+    return (1.0, "a request") if per_request >= _CHEAP else (1e6, "a million requests")
 
 
 def _line(part: Mapping[str, Any]) -> str:
@@ -54,8 +62,8 @@ def economy_section(summary: Mapping[str, Any], origin: Provenance) -> Section |
     if not economy_lines(summary):
         return None
     cost = summary["cost"]
-    headers, name = ["what", "figure", "95 % interval", "how, or why not"], "Cost, efficiency and value"
-    table = Table(name, headers, economy_rows(summary), csv=["what", "figure", "interval", "how"])
+    headers, name = ["what", "how, or why not", "figure", "95 % interval"], "Cost, efficiency and value"
+    table = Table(name, headers, economy_rows(summary), csv=["what", "how", "figure", "interval"], words=2)
     if cost["per_request_usd"] is None:
         return Section("cost", name, written(table, origin), short="cost")
     picture = figure(cost_picture(cost), None, origin, _caption(cost), key="cost-of-a-request")
@@ -67,14 +75,14 @@ def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
     cost, energy, value = summary["cost"], summary["energy"], summary["value"]
     per_watt, worth = energy["tokens_per_watt"], value["good_requests_per_usd"]
     tokens = DASH if per_watt is None else significant(per_watt)
-    rows: list[list[Value | str]] = [["cost of a request", *_figures(cost, "per_request"), _line(cost)]]
+    rows: list[list[Value | str]] = [["cost of a request", _line(cost), *_figures(cost, "per_request")]]
     if cost["per_request_usd"] is not None:
-        rows.append(["cost of a million output tokens", *_figures(cost, "per_million_output_tokens"), ""])
-        rows.append(["cost of a million tokens", *_figures(cost, "per_million_total_tokens"), ""])
+        rows.append(["cost of a million output tokens", "", *_figures(cost, "per_million_output_tokens")])
+        rows.append(["cost of a million tokens", "", *_figures(cost, "per_million_total_tokens")])
     ends = energy.get("tokens_per_watt_ci")
     spread = f"{significant(ends[0])} .. {significant(ends[1])}" if ends and None not in ends else DASH
-    rows.append(["efficiency: output tokens per joule", Value(tokens, per_watt), spread, _line(energy)])
-    rows.append(["value: good requests for $1", Value(count(worth), worth), DASH, _line(value)])
+    rows.append(["efficiency: output tokens per joule", _line(energy), Value(tokens, per_watt), spread])
+    rows.append(["value: good requests for $1", _line(value), Value(count(worth), worth), DASH])
     return rows
 
 
@@ -93,8 +101,10 @@ def span(bounds: tuple[float | None, float | None] | None) -> str:
 
 def cost_picture(cost: Mapping[str, Any]) -> Fragment:
     """The interval of a request's cost on a logarithmic axis; open where nobody looked for its lower end."""
-    low, high = cost["per_request_usd_ci"]
-    value = cost["per_request_usd"]
+    many, who = _many(cost["per_request_usd"])
+    low, high = (None if end is None else many * end for end in cost["per_request_usd_ci"])
+    value = many * cost["per_request_usd"]
+    assert high is not None  # a cost has an upper end, or there is none
     bottom, top = math.log10(low or value / 10) - 0.15, math.log10(high) + 0.15
 
     def x(amount: float) -> float:
@@ -105,9 +115,9 @@ def cost_picture(cost: Mapping[str, Any]) -> Fragment:
     parts.append(el("rect", x=percent(from_x), y=_LINE - 6, width=percent(x(high) - from_x), height=12, class_="band"))
     if not low:
         parts.append(el("text", "← not looked for", x=2, y=_LINE + 4, class_="note"))
-    dot = el("title", f"{usd(value)} a request")
+    dot = el("title", f"{usd(value)} {who}")
     parts.append(el("circle", dot, cx=percent(x(value)), cy=_LINE, r=4, class_="sample"))
-    return chart("cost", _HEIGHT, "Cost of a request at the SLA", f"{span((low, high))} a request", group(parts))
+    return chart("cost", _HEIGHT, "Cost of a request at the SLA", f"{span((low, high))} {who}", group(parts))
 
 
 def _tick(amount: float, x: Any) -> Fragment:
@@ -131,6 +141,6 @@ def _caption(cost: Mapping[str, Any]) -> str:
     default = f" It is {price['source']}; say yours with cost.usd_per_hour." if price["is_default"] else ""
     rate_words, hour = f"{significant(rate['low'])} req/s", f"{usd(price['usd_per_unit_hour'])} an hour"
     return (
-        f"USD a request, logarithmic: {price['units']} x {hour} / (3600 x {rate_words} x {price['utilisation']:g}). "
+        f"USD {_many(cost['per_request_usd'])[1]}, logarithmic. A request: {price['units']} x {hour} / (3600 x {rate_words} x {price['utilisation']:g}). "
         f"The SLOs hold at {rate_words} or more{upper}.{default}"
     )

@@ -17,6 +17,7 @@ from analysis.report.numbers import DASH, duration, share, significant
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group
+from analysis.report.time_tables import levels_table
 from analysis.telemetry import Telemetry, read_telemetry
 from analysis.telemetry_summary import cpu_series
 
@@ -128,7 +129,7 @@ def _panels(run: Run, telemetry: Telemetry) -> list[Fragment]:
     for _, together in groupby(levels, key=lambda level: level.key.partition("-")[0]):
         mine = list(together)
         drawn = [group([el("h3", _title(level)), level_panel(level, span, last=level is mine[-1])]) for level in mine]
-        figures.append(figure(group(drawn), None, run.provenance, css="levels"))
+        figures.append(figure(group(drawn), levels_table(mine, span.length_s), run.provenance, css="levels"))
     return figures
 
 

@@ -46,10 +46,10 @@ def trust_section(run: Run) -> Section:
     ]
     validity = Table("Validity", ["rule", "what was found", "answer"], checks, words=3)
     parts = [
-        el("div", el("h3", "Residual: what the ledger could not explain"), _residual(run)),
-        el("div", el("h3", "Validity"), written(validity, run.provenance)),
-    ]
-    return Section("trust", "Can these figures be trusted?", el("div", *parts, class_="grid2"), short="trust")
+        el("h3", "Validity"), written(validity, run.provenance),
+        el("h3", "Residual: what the ledger could not explain"), _residual(run),
+    ]  # fmt: skip
+    return Section("trust", "Can these figures be trusted?", group(parts), short="trust")
 
 
 def _residual(run: Run) -> Fragment:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from analysis.attempts import final
 from analysis.report import head, timeline
-from analysis.report.figure import Table, figure, folded
-from analysis.report.numbers import duration
+from analysis.report.figure import Table, figure
 from analysis.report.picked import picked
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group
 from analysis.report.tables import METRICS
+from analysis.report.time_tables import count_table, latency_table
 
 _DOTS = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 
@@ -30,15 +29,16 @@ def time_section(run: Run) -> Section:
         dots = timeline.dots_of(requests, origin, column, openable)
         limit = head.main_limit(run.summary, name)
         picture = timeline.latency_panel(dots, span, METRICS[name], limit, run.stamp)
-        drawn.append(_panel(run, f"{METRICS[name]} by the time it was due", picture, _DOTS if openable else ""))
+        table = latency_table(METRICS[name], dots, span.length_s)
+        drawn.append(_panel(run, table, picture, _DOTS if openable else ""))
     for series in _series(run, span.length_s):
-        drawn.append(_panel(run, series.title, timeline.count_panel(series, span, run.stamp), series.note))
-    table = folded(_by_second(run, span.length_s), run.provenance)
-    return Section("time", "Over time", group([*drawn, table]), _lead(requests, span), "over time")
+        picture = timeline.count_panel(series, span, run.stamp)
+        drawn.append(_panel(run, count_table(series, span.length_s), picture, series.note, series.title))
+    return Section("time", "Over time", group(drawn), _lead(requests, span), "over time")
 
 
-def _panel(run: Run, title: str, picture: Fragment, note: str) -> Fragment:
-    return group([el("h3", title), figure(picture, None, run.provenance, note, "levels")])
+def _panel(run: Run, table: Table, picture: Fragment, note: str, title: str = "") -> Fragment:
+    return group([el("h3", title or table.name), figure(picture, table, run.provenance, note, "levels")])
 
 
 def _lead(requests: Any, span: timeline.Span) -> str:
@@ -69,26 +69,3 @@ def _series(run: Run, length_s: float) -> list[timeline.Series]:
         note = f"of {most:,.0f} that were ever free at once"
         found.append(timeline.Series("kv", "KV cache: blocks in use", "blocks", at, most - of("free_blocks"), note))
     return found
-
-
-def _by_second(run: Run, length_s: float) -> Table:
-    """The timeline in at most twenty rows of text."""
-    requests = final(run.requests)
-    at = (requests["due_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
-    good = (requests["outcome"] == "ok").to_numpy()
-    edges = np.linspace(0, length_s, 21)
-    rows = []
-    for low, high in pairwise(edges):
-        inside = (at >= low) & (at < high)
-        if inside.any():
-            rows.append([f"{low:.1f} to {high:.1f} s", f"{int(inside.sum())}", f"{int((inside & ~good).sum())}"])
-            rows[-1] += [_middle_and_top(requests, inside & good, c) for c in ("first_token_ns", "last_token_ns")]
-    return Table("The run over time", ["due", "issued", "failed", "TTFT p50, max", "E2E p50, max"], rows)
-
-
-def _middle_and_top(requests: Any, rows: Any, column: str) -> str:
-    if not rows.any():
-        return ""
-    chosen = requests[rows]
-    ms = (chosen[column] - chosen["due_ns"]).to_numpy(dtype=np.float64) / 1e6
-    return f"{duration(float(np.median(ms)))}, {duration(float(ms.max()))}"

@@ -192,7 +192,7 @@ def arrivals(requests: pd.DataFrame, origin_ns: int, length_s: float) -> Series:
 def count_panel(series: Series, span: Span, stamp: str | None = None) -> Fragment:
     """A count over time, as the range between its smallest and largest value in each column of the picture."""
     height, title = 74, series.title
-    low, high = _envelope(series.at_s, series.value, span.length_s)
+    low, high = envelope(series.at_s, series.value, np.linspace(0.0, span.length_s, _COLUMNS + 1))
     largest = float(high.max()) if len(high) else 0.0
     top = (largest or 1.0) * 1.12
     step = 1000 / len(low)
@@ -217,12 +217,11 @@ def count_panel(series: Series, span: Span, stamp: str | None = None) -> Fragmen
     return chart(f"timeline-{series.key}", height + 28, title, said, *parts)
 
 
-def _envelope(at: Floats, value: Floats, length: float) -> tuple[Floats, Floats]:
-    """Least and greatest value of a step function in each column; a column without a change keeps the last value."""
-    edges = np.linspace(0.0, length, _COLUMNS + 1)
+def envelope(at: Floats, value: Floats, edges: Floats) -> tuple[Floats, Floats]:
+    """Least and greatest value of a step function between neighboring edges; it is 0 before its first change."""
     first, after = np.searchsorted(at, edges[:-1], side="right"), np.searchsorted(at, edges[1:], side="right")
     before = np.concatenate([[0.0], value])
-    low, high = np.empty(_COLUMNS), np.empty(_COLUMNS)
+    low, high = np.empty(len(edges) - 1), np.empty(len(edges) - 1)
     for i, (a, b) in enumerate(zip(first, after, strict=True)):
         piece = before[a : b + 1]
         low[i], high[i] = piece.min(), piece.max()
