@@ -140,7 +140,6 @@ def _caption(cost: Mapping[str, Any]) -> str:
     upper = "" if rate["high"] is None else f", at most at {significant(rate['high'])}"
     default = f" It is {price['source']}; say yours with cost.usd_per_hour." if price["is_default"] else ""
     rate_words, hour = f"{significant(rate['low'])} req/s", f"{usd(price['usd_per_unit_hour'])} an hour"
-    return (
-        f"USD {_many(cost['per_request_usd'])[1]}, logarithmic. A request: {price['units']} x {hour} / (3600 x {rate_words} x {price['utilisation']:g}). "
-        f"The SLOs hold at {rate_words} or more{upper}.{default}"
-    )
+    who = _many(cost["per_request_usd"])[1]
+    per_request = f"{price['units']} x {hour} / (3600 x {rate_words} x {price['utilisation']:g})"
+    return f"USD {who}, logarithmic. A request: {per_request}. The SLOs hold at {rate_words} or more{upper}.{default}"
