@@ -1,7 +1,7 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
 Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, sampler,
-coverage, capacity, generators. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
+coverage, capacity, generators, report. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
 ``docs/results/figures.md`` holds the tables of all parts that have been measured.
 """
 
@@ -26,6 +26,7 @@ from bench import (
     generators,
     peers,
     probe_pairs,
+    report,
     residual,
     sampler,
     soak,
@@ -35,7 +36,8 @@ from bench.engine import ENGINES
 from gapmeter.instrument import NotMeasured
 from loadgen.fleet import GENERATORS
 
-ON_REQUEST = ("peers", "streams", "soak", "sampler", "coverage", "capacity", "generators")  # most have a make target
+# Most have a make target.
+ON_REQUEST = ("peers", "streams", "soak", "sampler", "coverage", "capacity", "generators", "report")
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -164,17 +166,21 @@ def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
 
+def _report(_: argparse.Namespace, folder: Path) -> Any:
+    return report.measure(folder)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
     "streams": _streams, "soak": _soak, "sampler": _sampler, "coverage": _coverage, "compare": _compare,
-    "capacity": _capacity, "generators": _generators,
+    "capacity": _capacity, "generators": _generators, "report": _report,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
     "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
     "sampler": sampler.table,
     "coverage": coverage.table, "compare": compare.table,
-    "capacity": capacity.table, "generators": generators.table,
+    "capacity": capacity.table, "generators": generators.table, "report": report.table,
 }  # fmt: skip
 
 

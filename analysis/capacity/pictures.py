@@ -165,6 +165,6 @@ def _whisker(ends: Sequence[float] | None, at: float, x: Scale, y: Scale, height
 
 
 def _point(point: Mapping[str, Any], value: float, x: Scale, y: Scale, height: int) -> Fragment:
-    words = el("title", f"{rate(point['rate'])}: {point['verdict']}")
+    words, css = el("title", f"{rate(point['rate'])}: {point['verdict']}"), _CSS.get(point["verdict"], "open")
     return el("circle", words, cx=percent(x.part(point["rate"])), cy=height * (1 - y.part(value)), r=5,
-              class_=f"point {_CSS.get(point['verdict'], 'open')}")  # fmt: skip
+              class_=f"point {css}", data_rate=repr(point["rate"]), data_value=repr(value))  # fmt: skip

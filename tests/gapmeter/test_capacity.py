@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gapmeter.cli import main
+from tests.browser import Tab
 from tests.gapmeter.command import Command, Done, gapmeter
+from tests.pages import opens_well
 
 SMALL = (
     "capacity", "smoke", "--engine", "simulated", "--set", "load.rate=40", "--set", "load.warmup=0", "--set",
@@ -44,10 +46,32 @@ def search(tmp_path: Path, *more: str) -> Done:
     return gapmeter(*SMALL, *more, "--runs", str(runs), runs=runs)
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A search with its folder, which nobody may change."""
+    return search(tmp_path_factory.mktemp("search"), "--set", 'slo=["ttft p50 <= 60 ms"]', "--within", "80%",
+                  "--budget", "40s", "--target-rps", "1000", "--spare", "1")  # fmt: skip
+
+
 @pytest.mark.whole_run
-def test_a_search_says_rate_interval_and_servers_and_can_be_reported_again(tmp_path: Path) -> None:
-    done = search(tmp_path, "--set", 'slo=["ttft p50 <= 60 ms"]', "--within", "80%", "--budget", "40s",
-                  "--target-rps", "1000", "--spare", "1")  # fmt: skip
+@pytest.mark.browser
+async def test_its_page_draws_every_trial_with_the_numbers_of_the_summary(searched: Done, tab: Tab) -> None:
+    await opens_well(tab, searched.folder.report.resolve(), charts=2)
+    found = searched.summary["capacity"]
+    shown = "[...document.querySelectorAll('#curve circle.point')].map(c => [+c.dataset.rate, +c.dataset.value])"
+    drawn = [tuple(pair) for pair in await tab.evaluate(shown)]
+    goodputs = [(p["rate"], p["goodput_per_s"]) for p in found["curve"] if p["goodput_per_s"] is not None]
+    sure = [(t["rate"], t["confidence"] if t["leaning"] == "holds" else 1 - t["confidence"])
+            for t in found["trials"] if t["confidence"] is not None]  # fmt: skip
+    assert drawn == [pytest.approx(pair) for pair in (*goodputs, *sure)]
+    links = await tab.evaluate("[...document.querySelectorAll('#trials tbody a')].map(a => a.getAttribute('href'))")
+    assert links == [f"{trial['folder']}/report.html" for trial in found["trials"] if trial["folder"]]
+    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == found["headline"][0]
+
+
+@pytest.mark.whole_run
+def test_a_search_says_rate_interval_and_servers_and_can_be_reported_again(searched: Done, tmp_path: Path) -> None:
+    done = searched
     assert done.left == []
     assert done.out.strip() == str(done.folder.path)
     found = done.summary["capacity"]
@@ -61,7 +85,7 @@ def test_a_search_says_rate_interval_and_servers_and_can_be_reported_again(tmp_p
         assert found["replicas"] == found["planning"]["needed"] + 1
     before = done.folder.summary.read_bytes()
     moved = tmp_path / "moved"
-    shutil.move(done.folder.path, moved)
+    shutil.copytree(done.folder.path, moved)
     (moved / "report.html").unlink()
     assert main(["report", str(moved), "--quiet"]) == done.code
     assert (moved / "summary.json").read_bytes() == before

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from gapmeter.order import visits
 from gapmeter.sweep import finished, resume_command
 from recording import RunFolder, read_records
+from tests.browser import Tab
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter
+from tests.pages import opens_well
 
 REQUESTS = 100  # of a point: fewer seldom support any percentile
 QUICK = ("run", "smoke", "--engine", "simulated", *SHORT)
@@ -65,6 +67,31 @@ def test_the_command_that_resumes_can_be_typed() -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
     runs = tmp_path_factory.mktemp("sweep")
     return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", "--set", f"load.requests={REQUESTS}", runs=runs)
+
+
+@pytest.mark.whole_run
+@pytest.mark.browser
+async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept: Done, tab: Tab) -> None:
+    await opens_well(tab, swept.folder.report.resolve(), charts=3)
+    sweep = swept.summary["sweep"]
+    known = [point for point in sweep["points"] if point["metrics"]]
+    sums = """Object.values(Object.groupBy(document.querySelectorAll('#stages svg [data-stage][data-point]'),
+      part => part.closest('svg.chart').querySelector('title').textContent + ' ' + part.dataset.point)).map(
+      parts => [parts[0].closest('svg.chart').querySelector('title').textContent.split(' ')[1].toLowerCase(),
+                +parts[0].dataset.point, parts.reduce((sum, part) => sum + +part.dataset.ms, 0)])"""
+    drawn = {(metric, point): ms for metric, point, ms in await tab.evaluate(sums)}
+    for point in known:
+        for metric, found in point["stages"].items():
+            if found and (metric, point["index"]) in drawn:
+                whole = sum(ms for ms in found["stages_ms"].values() if ms > 0)
+                assert drawn[metric, point["index"]] == pytest.approx(whole, rel=1e-5)
+    assert {point for _, point in drawn} == {point["index"] for point in known}
+    cells = "[...document.querySelectorAll('#points [data-metric]')].map(c => [c.dataset.metric, c.dataset.value])"
+    for key, value in await tab.evaluate(cells):
+        index, metric, name = key.split(".")
+        in_summary = sweep["points"][int(index)]["metrics"][metric][name]
+        assert (float(value) if value not in (None, "null") else None) == in_summary
+    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == sweep["headline"][0]
 
 
 def pids(folder: Path) -> set[int]:
