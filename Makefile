@@ -68,10 +68,10 @@ compare:  ## what differs between runs, beyond chance: A=runs/... B=runs/... [AR
 	@test -n "$(A)" -a -n "$(B)" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
 	$(setup) core
 	@$(own) -m gapmeter compare "$(A)" "$(B)" $(ARGS)
-screenshots:  ## take the docs' pictures from runs' reports [RUN='runs/A runs/B', otherwise the newest]
-	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name folders: make screenshots RUN=FOLDER' >&2; exit 2; }
+
+screenshots:  ## take the docs' pictures, with Chromium: of the newest run, sweep, search, comparison [RUN='runs/A runs/B']
 	$(setup) core
-	@$(own) -m docs.screenshots $(RUN) $(ARGS)
+	@$(own) -m docs.screenshots $(if $(filter command environment,$(origin RUN)),$(RUN)) $(ARGS)
 
 doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core

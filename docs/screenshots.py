@@ -1,8 +1,9 @@
-"""Takes the pictures of docs/images from runs' reports: ``python -m docs.screenshots runs/FOLDER [runs/FOLDER …]``.
+"""Takes the pictures of docs/images from runs' pages: ``python -m docs.screenshots [runs/FOLDER …]``.
 
-Of the first run: the first screen light and dark, on a phone, one request opened, dots over time, and on paper; of
-every further one the first screen, named after its engine. Needs Chromium (Debian: apt install chromium) and nothing
-from a network.
+Of the first run: the first screen light and dark, on a phone, one request opened, dots over time, two groups, and on
+paper; of every further run, sweep, capacity search or comparison the first screen, named after its engine or its kind.
+Without names: the newest valid run of every engine, the newest sweep, search and comparison, and the list of all runs.
+Needs Chromium (Debian: apt install chromium) and nothing from a network.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import json
 import shutil
 import sys
 import tempfile
@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.doctor import BROWSERS
+from gapmeter.listing import Listed, listing, look
+from gapmeter.web.runs_page import Wish, runs_page
 from tests.browser import Tab, browser_tab
 
-IMAGES = Path(__file__).parent / "images"
+_UNSOUND = ("INVALID", "NOT COMPARABLE")
+IMAGES, RUNS = Path(__file__).parent / "images", Path("runs")
 OPEN = "document.querySelector('#slow-requests button')?.click(); document.activeElement.blur()"
 
 
@@ -78,40 +81,83 @@ async def _clip(tab: Tab, picture: Picture) -> dict[str, float] | None:
     return box and {"x": 0, "y": box[0] - 12, "width": picture.width, "height": box[1] + 24, "scale": 1}
 
 
-def pictures_of(runs: list[Path]) -> list[tuple[Path, Picture]]:
-    """Which picture is taken from which run's page."""
-    wanted = [(runs[0].resolve() / "report.html", picture) for picture in FIRST]
-    for run in runs[1:]:
-        engine = json.loads((run / "manifest.json").read_text())["scenario"]["server"]["engine"]
-        wanted.append((run.resolve() / "report.html", Picture(f"report-{engine}.png", 1240, 1060, 1.25)))
+def chosen(names: list[Path], runs: Path) -> list[Listed]:
+    """The folders that are named, or the newest of each kind. Raises ValueError for one that has no page."""
+    if not names:
+        return newest(listing(runs))
+    found = []
+    for name in names:
+        listed = look(name)
+        if listed is None or not _page(listed).exists():
+            raise ValueError(f"{name / 'report.html'} does not exist; gapmeter report {name} makes it")
+        found.append(listed)
+    return sorted(found, key=lambda each: each.entry.kind != "run")
+
+
+def newest(known: list[Listed]) -> list[Listed]:
+    """The newest valid run of every engine, the newest engine's first, then the newest of every other kind."""
+    first: dict[tuple[str, str], Listed] = {}
+    for each in reversed(known):
+        if each.state == "done" and each.entry.verdict not in _UNSOUND and _page(each).exists():
+            first.setdefault((each.entry.kind, each.entry.engine if each.entry.kind == "run" else ""), each)
+    return sorted(first.values(), key=lambda each: each.entry.kind != "run")
+
+
+def _page(listed: Listed) -> Path:
+    return listed.path.resolve() / "report.html"
+
+
+def pictures_of(shown: list[Listed]) -> list[tuple[Path, Picture]]:
+    """Which picture is taken from which page."""
+    first = shown[0].entry.kind == "run"
+    wanted = [(_page(shown[0]), picture) for picture in FIRST] if first else []
+    for each in shown[1:] if first else shown:
+        name = each.entry.engine if each.entry.kind == "run" else each.entry.kind
+        wanted.append((_page(each), Picture(f"report-{name}.png", 1240, 1060, 1.25)))
     return wanted
 
 
-async def _take_all(runs: list[Path], out: Path) -> None:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        async with browser_tab(Path(profile) / "browser") as tab:
-            await _take_each(tab, runs, out)
+async def _take_all(shown: list[Listed], listed: list[Listed], out: Path) -> None:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        wanted = pictures_of(shown)
+        if listed:
+            runs = Path(folder) / "runs.html"
+            runs.write_text(runs_page(listed[-12:], Wish(), RUNS.name), encoding="utf-8")
+            wanted.append((runs, Picture("runs.png", 1240, 520, 1.25)))
+        async with browser_tab(Path(folder) / "browser") as tab:
+            await _take_each(tab, wanted, out)
 
 
-async def _take_each(tab: Tab, runs: list[Path], out: Path) -> None:
-    for page, picture in pictures_of(runs):
-        print(await take(tab, page, picture, out) or f"{page} has no {picture.part}: {picture.file} is left out")
+async def _take_each(tab: Tab, wanted: list[tuple[Path, Picture]], out: Path) -> None:
+    for page, picture in wanted:
+        made = await take(tab, page, picture, out)
+        source = page.parent.name if page.name == "report.html" else "the list of runs"
+        print(f"{made}  from {source}" if made else f"{picture.file} is left out: {source} has no {picture.part}")
 
 
 def main() -> int:
-    """Take every picture of the runs that are named."""
-    parser = argparse.ArgumentParser(description="Pictures for the docs, from runs' reports.")
-    parser.add_argument("run", type=Path, nargs="+", help="a run's folder with report.html")
+    """Take every picture of what is named, or of the newest."""
+    parser = argparse.ArgumentParser(description="Pictures for the docs, from runs' pages.")
+    parser.add_argument("run", type=Path, nargs="*", help="folders with report.html (default: the newest of each kind)")
     parser.add_argument("--out", type=Path, default=IMAGES)
+    parser.add_argument("--runs", type=Path, default=RUNS, help="where the newest are looked for")
     arguments = parser.parse_args()
-    absent = [run / "report.html" for run in arguments.run if not (run / "report.html").exists()]
-    if absent or not any(map(shutil.which, BROWSERS)):
-        missing = f"{absent[0]} does not exist" if absent else "no Chromium on the PATH (Debian: apt install chromium)"
-        print(f"screenshots: {missing}", file=sys.stderr)
-        return 2
+    try:
+        shown = chosen(arguments.run, arguments.runs)
+    except ValueError as error:
+        return _refused(str(error))
+    if not shown:
+        return _refused(f"no run in {arguments.runs} that is valid and has a page; gapmeter run chat-p99 makes one")
+    if not any(map(shutil.which, BROWSERS)):
+        return _refused("no Chromium on the PATH (Debian: apt install chromium)")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_take_all(arguments.run, arguments.out))
+    asyncio.run(_take_all(shown, [] if arguments.run else listing(arguments.runs), arguments.out))
     return 0
+
+
+def _refused(why: str) -> int:
+    print(f"screenshots: {why}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

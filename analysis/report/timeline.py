@@ -95,8 +95,7 @@ def latency_panel(
     """
     height, good = 170, dots.good
     largest = float(np.nanmax(dots.ms[good])) if good.any() else 1.0
-    drawn_limit = limit if limit and limit[0] <= 1.5 * largest else None
-    top = max(largest, drawn_limit[0] if drawn_limit else 0.0) * 1.06 or 1.0
+    top = max(largest, limit[0] if limit and limit[0] <= 1.5 * largest else 0.0) * 1.06 or 1.0
     rows = _drawn(dots, span, limit[0] if limit else np.inf)
     circles = [_dot(dots, i, span, height * (1 - dots.ms[i] / top), limit) for i in rows]
     failed = np.flatnonzero([o not in ("ok", "unsent", "abandoned") for o in dots.outcome])
@@ -105,7 +104,7 @@ def latency_panel(
     name = f"timeline-{metric.lower()}"
     return chart(
         name, height + 28, f"{metric} over time", said, span.shade(height), _levels(top, height),
-        *_limit(drawn_limit, top, height), el("g", *circles, class_="dots", data_metric_dots=metric), *crosses,
+        *_limit(limit, top, height), el("g", *circles, class_="dots", data_metric_dots=metric), *crosses,
         _seconds(span, height), stamp_across(stamp, height / 2 + 12, "stamp small"),
     )  # fmt: skip
 
@@ -149,6 +148,9 @@ def _limit(limit: tuple[float, str] | None, top: float, height: int) -> list[Fra
     if limit is None:
         return []
     y = height * (1 - limit[0] / top)
+    if y < 0:
+        words = f"SLO {limit[1]}, {significant(limit[0] / top, 2)} times the top ↑"
+        return [el("text", words, x="100%", y=14, class_="limit end halo")]
     return [
         el("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"),
         el("text", f"SLO {limit[1]}", x="100%", y=y - 5 if y > 16 else y + 14, class_="limit end"),
