@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from analysis.markdown import markdown
 from analysis.report import write_report
 from analysis.stages import STAGES
 from tests.analysis.report_frames import write_run
@@ -184,6 +185,21 @@ def test_an_invalid_run_says_so_across_every_table_and_a_valid_one_across_none(t
                (text.partition(">")[2] for text in invalid.source.split('<div class="across"')[1:]))  # fmt: skip
     valid = _page(write_run(tmp_path / "s", count=200, rate=15.0))
     assert not [a for a in valid.all("div") if a.get("class") in ("across", "stamped")]
+
+
+@pytest.mark.parametrize(("device", "owner"), [("CPU", "CPU forward pass"), ("GPU", "GPU")])
+def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path, device: str, owner: str) -> None:
+    folder = write_run(tmp_path / "r", count=200, rate=15.0)
+    manifest = folder.read_manifest() | {"device": device}
+    folder.manifest.write_text(json.dumps(manifest))
+    source = _page(folder).source.partition("Repeat it")[0]
+    owners = set(re.findall(r"<td>([^<]*)</td><td>(?:measured|transit|estimated)</td>", source))
+    assert owner in owners
+    assert re.findall(r'<span class="whose">([^<]*)</span>', source).count(owner) > 1
+    for shown in (">GPU<", " · GPU · ", "owner GPU,"):
+        assert (shown in source) == (device == "GPU")
+    summary = json.loads(folder.summary.read_text()) | {"compute": {"device": device}}
+    assert f"| prefill | {owner} |" in markdown(summary)
 
 
 @pytest.mark.parametrize(
