@@ -1,8 +1,8 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
 Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, sampler,
-coverage, capacity, generators, report. A part's figures are in ``docs/results/PART.json`` with the machine that they come from;
-``docs/results/figures.md`` holds the tables of all parts that have been measured.
+coverage, capacity, generators, report. A part's figures are in ``docs/results/PART.json`` with the machine that they
+come from; ``docs/results/figures.md`` holds the tables of all parts that have been measured.
 """
 
 from __future__ import annotations
