@@ -117,7 +117,9 @@ def load(summary: Mapping[str, Any]) -> str:
 
 def users(load: Mapping[str, Any]) -> str:
     """Who asks in a closed loop. How many users of a locustfile there are may be its shape's affair."""
-    return f"users of {load['locustfile']}" if load.get("locustfile") else f"{load['concurrency']} users"
+    if load.get("locustfile"):
+        return f"users of {load['locustfile']}"
+    return f"{load['concurrency']} users{'' if load.get('unit', 'requests') == 'requests' else ' in conversations'}"
 
 
 def _asked(load: Mapping[str, Any]) -> str:

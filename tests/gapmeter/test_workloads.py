@@ -61,7 +61,7 @@ def test_conversations_stay_whole_and_each_turn_follows_the_answer_before_it(
     assert set(requests["worker"]) == {0, 1}
     assert (requests["prompt_tokens"] == requests["prompt_tokens_asked"]).all()
     assert done.summary["load"]["unit"] == "conversations"
-    assert ("4 users, closed loop" if loop == CLOSED else "conversations/s") in done.err
+    assert ("4 users in conversations, closed loop" if loop == CLOSED else "conversations/s") in done.err
 
 
 def test_turns_after_a_failed_one_are_told_and_in_no_latency(tmp_path: Path) -> None:
