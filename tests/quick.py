@@ -49,7 +49,8 @@ def configure(config: pytest.Config) -> None:
 def run_first(session: pytest.Session) -> None:
     """Run the quick ones among the collected tests, if asked; the others are left to pytest."""
     processes = session.config.getoption("quick_processes")
-    if not processes or session.testsfailed or session.config.getoption("collectonly"):
+    worker = hasattr(session.config, "workerinput")  # all run under xdist anyway
+    if not processes or worker or session.testsfailed or session.config.getoption("collectonly"):
         return
     quick = {item.nodeid for item in session.items if not any(map(item.get_closest_marker, ALONE))}
     session.items[:] = [item for item in session.items if item.nodeid not in quick]
