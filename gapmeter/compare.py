@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.resolve import resolve
 from recording import RunFolder
+
+DOCUMENT = "compare.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,26 @@ def compare_folders(
     read together.
     """
     _distinct(sides)
+    document, firsts = derive(sides, {"factors": list(factors), "force": force, "in_turn": in_turn}, command)
+    folder = _folder(runs, sides)
+    document["asked"]["folders"] = [[os.path.relpath(path, folder) for path in side] for side in sides]
+    try:
+        write_comparison(folder, document, firsts)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}", errors.USAGE) from error
+    counts = document["comparable"] or document["forced"]
+    return Compared(folder, document, errors.OK if counts else errors.NOT_VALID)
+
+
+def derive(
+    sides: Sequence[Sequence[Path]], asked: Mapping[str, Any], command: str
+) -> tuple[dict[str, Any], list[Any]]:  # fmt: skip
+    """A comparison's document and each side's first run, from the runs' folders alone.
+
+    ``asked``: ``factors``, ``force`` and ``in_turn`` as of ``compare_folders``, which raises what this does.
+    """
     from analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
-    from analysis.compare.page import provenance, write_page
+    from analysis.compare.page import provenance
     from analysis.compare.protocol import NotReadable
 
     read = [Side(tuple(_read(path) for path in side)) for side in sides]
@@ -61,19 +81,22 @@ def compare_folders(
         for run, path in zip(side.runs, paths, strict=True):
             if not run.count:
                 raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
+    how = {"force": asked["force"], "in_turn": asked["in_turn"]}
     try:
-        document = compare(read, factors, force=force, in_turn=in_turn, command=command)
+        document = compare(read, asked["factors"], **how, command=command)
     except NotReadable as error:
         raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
-    folder, firsts = _folder(runs, sides), [side.first for side in read]
-    document["provenance"] = provenance(document, firsts).facts()
-    try:
-        (folder / "compare.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        write_page(folder, document, firsts)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}", errors.USAGE) from error
-    counts = document["comparable"] or document["forced"]
-    return Compared(folder, document, errors.OK if counts else errors.NOT_VALID)
+    firsts = [side.first for side in read]
+    return document | {"provenance": provenance(document, firsts).facts(), "asked": dict(asked)}, firsts
+
+
+def write_comparison(folder: Path, document: Mapping[str, Any], firsts: Sequence[Any]) -> None:
+    """``compare.json`` and ``report.html``. Raises OSError."""
+    from analysis.compare.page import write_page
+
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    (folder / DOCUMENT).write_text(text, encoding="utf-8")
+    write_page(folder, document, firsts)
 
 
 def compare_as_asked(asked: argparse.Namespace, command: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from analysis.made_by import made_by
 from gapmeter import errors
 from gapmeter.archive import HASHES, is_archive, opened
+from gapmeter.compare import DOCUMENT, derive, write_comparison
 from gapmeter.errors import UserError
 from gapmeter.manifest import MANIFEST_VERSION, describe_versions
 from recording import RunFolder
@@ -45,7 +46,8 @@ class Check:
 def verify(path: Path, *, as_json: bool = False) -> int:
     """Check a run's folder or an archive of one, and print a line a check. Returns 0, or 98 when something differs.
 
-    A folder of several runs (a sweep, a capacity search) is checked run by run. Raises UserError when there is none.
+    A folder of several runs (a sweep, a capacity search), or a comparison of some, is checked run by run. Raises
+    UserError when there is none.
     """
     with _folder_of(path) as (folder, first):
         checks = [*first, *check_all(folder)]
@@ -69,16 +71,44 @@ def check_all(folder: Path) -> list[Check]:
     """Every check of a run's folder; of a folder of several, one for each run within and those of its own figures."""
     if _is_run(folder):
         return check_run(folder)
+    if (folder / DOCUMENT).exists():
+        return check_comparison(folder)
     inside = sorted(path.parent for path in folder.rglob("manifest.json") if _is_run(path.parent))
     if not inside:
         raise UserError(f"{folder} is not a run's folder, and holds none", errors.USAGE)
-    found = []
-    for run in inside:
-        checks = check_run(run)
-        bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
-        said = "; ".join(bad) if bad else f"all {len(checks)} checks hold"
-        found.append(Check(str(run.relative_to(folder)), not bad, said))
+    found = [_check_whole(run, str(run.relative_to(folder))) for run in inside]
     return [*found, *check_table(folder)]
+
+
+def check_comparison(folder: Path) -> list[Check]:
+    """The runs that a comparison names, where they still are, and what it says of them made again."""
+    try:
+        document = json.loads((folder / DOCUMENT).read_text())
+        asked, command = document["asked"], document["command"]
+        sides = [[folder / path for path in side] for side in asked["folders"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return [Check(DOCUMENT, False, f"does not say where its runs are, so it cannot be derived again: {error!r}")]
+    paths = [path for side in sides for path in side]
+    gone = [path for path in paths if not (path / "manifest.json").exists()]
+    checks = [_check_whole(path, path.name) for path in paths if path not in gone]
+    if gone:
+        lost = "is not where the comparison found it; the comparison cannot be derived again without it"
+        return [*checks, *(Check(path.name, False, lost) for path in gone)]
+    with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
+        again = Path(temporary)
+        try:
+            derived, firsts = derive(sides, asked, command)
+            write_comparison(again, derived, firsts)
+        except (UserError, *_UNDERIVABLE) as error:
+            return [*checks, Check(DOCUMENT, False, f"cannot be derived from these runs: {error}")]
+        return [*checks, *(_compare_file(folder / name, again / name) for name in (DOCUMENT, "report.html"))]
+
+
+def _check_whole(run: Path, name: str) -> Check:
+    """All checks of one run of several as one."""
+    checks = check_run(run)
+    bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
+    return Check(name, not bad, "; ".join(bad) if bad else f"all {len(checks)} checks hold")
 
 
 def check_table(folder: Path) -> list[Check]:

@@ -18,6 +18,7 @@ from analysis.points import analyse_points
 from gapmeter import errors
 from gapmeter.archive import HASHES, archive
 from gapmeter.cli import main
+from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
 from gapmeter.verify import Check, check_all, differing, verify
 from recording import RunFolder
@@ -151,6 +152,23 @@ def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tm
     summary["sweep"]["points"][0]["delivered_rate"] = 9.0
     home.write_json(home.summary, summary)
     assert "sweep.points[0].delivered_rate is 9.0, derived " in failed(check_all(home.path))["summary.json"]
+
+
+def test_a_comparison_is_made_again_from_the_runs_that_it_names(run_copy: Copy, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(run_copy(), tmp_path / name)
+    made = compare_folders([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
+    assert failed(check_all(made.folder)) == {}
+    document = json.loads((made.folder / "compare.json").read_text())
+    document["sides"][1]["requests"] += 1
+    (made.folder / "compare.json").write_text(json.dumps(document))
+    assert "sides[1].requests is 31, derived 30" in failed(check_all(made.folder))["compare.json"]
+    forge_summary(tmp_path / "b")
+    assert "summary.json" in failed(check_all(made.folder))["b"]
+    shutil.rmtree(tmp_path / "a")
+    assert "cannot be derived again without it" in failed(check_all(made.folder))["a"]
+    (made.folder / "compare.json").write_text("{}")
+    assert "does not say where its runs are" in failed(check_all(made.folder))["compare.json"]
 
 
 def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
