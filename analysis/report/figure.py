@@ -20,6 +20,7 @@ class Value:
 
 
 Row = Sequence[Value | str]
+_LONGEST_NUMBER = 44  # characters, with its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ def folded(table: Table, provenance: Provenance, words: str = "as a table") -> F
 def written(table: Table, provenance: Provenance, *, own_line: bool = True) -> Fragment:
     """A table with its button, and with a line that says where it is from unless its figure has said so."""
     names = [*table.csv, *table.headers[len(table.csv) :]]
-    head = el("tr", *(_header(table, i, names[i]) for i in range(len(table.headers))))
+    numeric = [_is_numeric(table, column) for column in range(len(table.headers))]
+    head = el("tr", *(_header(table, i, names[i], numeric[i]) for i in range(len(table.headers))))
     body = [
-        el("tr", *(_cell(value, i >= table.words) for i, value in enumerate(row)),
+        el("tr", *(_cell(value, numeric[i]) for i, value in enumerate(row)),
            class_="group" if number in table.groups else None)
         for number, row in enumerate(table.rows)
     ]  # fmt: skip
@@ -117,9 +119,16 @@ def panel(content: Fragment, shown: bool, **choices: str) -> Fragment:
     return el("div", content, class_="panel", data_panel=marks, hidden=None if shown else "hidden")
 
 
-def _header(table: Table, column: int, csv: str) -> Fragment:
+def _is_numeric(table: Table, column: int) -> bool:
+    """Whether a column is set as numbers: to the right, unbroken. Sentences behind the numbers are not."""
+    cells = [row[column] for row in table.rows if column < len(row)]
+    texts = [str(cell.text if isinstance(cell, Value) else cell) for cell in cells]
+    return column >= table.words and max(map(len, texts), default=0) <= _LONGEST_NUMBER
+
+
+def _header(table: Table, column: int, csv: str, numeric: bool) -> Fragment:
     return el(
-        "th", table.headers[column], scope="col", class_="n" if column >= table.words else None,
+        "th", table.headers[column], scope="col", class_="n" if numeric else None,
         data_csv=csv if csv != table.headers[column] else None,
     )  # fmt: skip
 

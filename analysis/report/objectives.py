@@ -33,6 +33,7 @@ def _head(run: Run) -> dict[str, Any]:
         "load": head.load(summary),
         "caveat": head.caveat(summary) or head.turns_of(summary),
         "sentence": head.sentence(summary),
+        "slos": head.slo_lines(summary),
         "reasons": head.reasons(summary),
         "owner": head.owner_sentence(summary),
         "bracket": head.upgrade_sentence(summary),
