@@ -24,17 +24,16 @@ except pynvml.NVMLError:
 
 
 def test_figures_of_vllm_are_found_among_its_histograms() -> None:
-    found = parse_metrics(VLLM)
-    assert found == {
-        "running": 3.0, "waiting": 5.0, "kv_used_share": pytest.approx(0.0421875), "preemptions": 2.0,
-        "prefix_queries": 4096.0, "prefix_hits": 1024.0,
+    assert parse_metrics(VLLM) == {
+        "running": 25.0, "waiting": 0.0, "kv_used_share": 0.006105006105006083, "preemptions": 0.0,
+        "prefix_queries": 34_809.0, "prefix_hits": 0.0,
     }  # fmt: skip
 
 
 def test_several_engines_behind_one_page_are_added_up_and_their_shares_averaged() -> None:
-    page = VLLM + VLLM.replace('engine="0"', 'engine="1"').replace("0.0421875", "0.0621875")
-    assert parse_metrics(page)["running"] == 6.0
-    assert parse_metrics(page)["kv_used_share"] == pytest.approx(0.0521875)
+    page = VLLM + VLLM.replace('engine="0"', 'engine="1"').replace("} 0.006105006105006083", "} 0.046105006105006083")
+    assert parse_metrics(page)["running"] == 50.0
+    assert parse_metrics(page)["kv_used_share"] == pytest.approx(0.026105)
 
 
 def test_our_servers_blocks_become_a_share_of_the_kv_cache() -> None:
