@@ -94,10 +94,11 @@ def growths_of(
     for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
         shown = [at for at in members if sights[at] is not None]
         for one, two in pairwise(shown):
+            turned_at = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
             for metric in dict.fromkeys((main, "itl")):
                 before, after = _side(sights[one], metric), _side(sights[two], metric)
                 told.append(
-                    {"series": name, "from_point": one, "to_point": two, "at_knee": one == at_knee.get(name)}
+                    {"series": name, "from_point": one, "to_point": two, "at_knee": turned_at == at_knee.get(name)}
                     | describe_growth(before, after, metric, levels[metric], device)
                 )
     return told

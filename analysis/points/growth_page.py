@@ -54,7 +54,7 @@ def _row(growth: Mapping[str, Any], device: str) -> Row:
     told = sure and growth["stage"]
     owner = owner_words(growth["owner"], device) if told else DASH
     return [
-        f"{growth['from']} → {growth['to']}{' (from the knee on)' if growth['at_knee'] else ''}",
+        f"{growth['from']} → {growth['to']}{' (knee)' if growth['at_knee'] else ''}",
         duration(growth["grows_ms"]), bounds(*(ends or (None, None))),
         marks.words(growth["stage"]) if told else "not beyond its interval", owner,
         share(growth["share"]) if told else DASH, f"{share(parts[0])} .. {share(parts[1])}" if parts and told else DASH,

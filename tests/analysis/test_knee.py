@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.points import level as lv
 from analysis.points.axis import Axis
 from analysis.points.compared import common_level, figure_words
-from analysis.points.curves import Seen, headline, knees_of
+from analysis.points.curves import Seen, growths_of, headline, knees_of
 from analysis.points.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
 from analysis.points.level import Floats, Level
 from analysis.points.read import Frames
@@ -206,3 +206,27 @@ def test_the_sentence_names_what_shows_the_knee() -> None:
     assert "lies before" not in line
     [line] = swept([10, 10, 10, 10, 10, 10], [20, 40, 80, 160, 320, 640], 0.01)
     assert line == "No knee among these points: throughput still grows at the last point: the knee lies beyond it."
+
+
+def test_what_a_batch_brought_up_to_its_knee_is_told_and_what_a_load_costs_beyond_it() -> None:
+    """Throughput turns at the fourth point; 16 users wait in a queue below it."""
+    queue_ms, rates = [400.0, 200.0, 90.0, 10.0, 10.0, 10.0], [100.0, 180.0, 330.0, 600.0, 601.0, 602.0]
+    for key, told in (("server.max_batch", (2, 3)), ("load.concurrency", (3, 4))):
+        points = [{"label": f"p{k}", "resolved": {key: 2.0**k}, "loop": "closed", "metrics": {"ttft": {}},
+                   "verdict": "PASS"} for k in range(6)]  # fmt: skip
+        sights = [Seen(point, {"ttft": Level(wait, 0.01, 12), "itl": None, "throughput": Level(rate, 0.01, 12)},
+                       frames(wait)) for point, wait, rate in zip(points, queue_ms, rates, strict=True)]  # fmt: skip
+        axis, levels = Axis(key, "", (("", tuple(range(6))),)), {"ttft": None, "itl": None}
+        knees = knees_of(axis, points, sights, "ttft", levels)
+        growths = growths_of(axis, sights, knees, "ttft", levels, "GPU")
+        assert {(g["from_point"], g["to_point"]) for g in growths if g["at_knee"]} == {told}
+        assert knees[0]["label"] == "p3"
+    lines = headline(points, knees, growths, "ttft")
+    assert lines[1] == "From p3 to p4 mean TTFT differs by no more than its interval (−0.308 ms to +0.308 ms)."
+
+
+def frames(queue_ms: float) -> Frames:
+    """A hundred requests that spent this in the queue, give or take."""
+    queue = np.random.default_rng(1).normal(queue_ms, 1, 100) * 1e6
+    rows = pd.DataFrame({"queue_ns": queue, "unexplained_ns": 0.0, "total_ns": queue})
+    return Frames(pd.DataFrame(), rows, rows, rows, pd.DataFrame(), None)
