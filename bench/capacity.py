@@ -24,9 +24,9 @@ from analysis.capacity.search import Goal, search
 from analysis.quantiles import share_bounds
 from bench.virtual_trials import SMALL, VirtualOracle, VirtualTrial
 
-START, WITHIN, LONGEST, BUDGET = 16.0, 0.08, 6000, 40_000
-GOAL = Goal(SMALL.promises, START, within=WITHIN, longest=LONGEST, budget=BUDGET)
-TRUTH_RATES, TRUTH_SEEDS, TRUTH_REQUESTS = (131.0, 134.0, 137.0, 140.0, 143.0), 6, 50_000
+START, WITHIN = 16.0, 0.08
+GOAL = Goal(SMALL.promises, START, within=WITHIN, lost_s=2.0, first_look=20)  # the budget of the command's default
+TRUTH_RATES, TRUTH_SEEDS, TRUTH_REQUESTS = (131.0, 134.0, 137.0, 140.0, 143.0), 16, 50_000
 FIXED, FIXED_WITHIN = (1000, 3000, 6000), 0.01
 _TRUTH, _SEARCH, _PLAIN = 1_000_000, 0, 2_000_000  # what is added to seeds, so that no two parts share arrivals
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.capacity.evidence import worth
+from analysis.capacity.counts import count_values
 from analysis.capacity.trial import Count, Enough, Outcome, Promise
 from analysis.quantiles import Floats
+from bench.quick_server import QuickServer
 from servers.simulated.scheduler import Limits
 from servers.simulated.times import StageTimes
-from servers.simulated.virtual import Arrival, Settings, VirtualServer
+from servers.simulated.virtual import Settings
 
 _BLOCK = 512
 
@@ -61,7 +62,7 @@ class VirtualTrial:
         self._asked, self._rate = asked, rate
         self._draw = np.random.default_rng(seed)
         times = replace(asked.settings.times, seed=int(self._draw.integers(2**31)))
-        self._server = VirtualServer(replace(asked.settings, times=times))
+        self._server = QuickServer(replace(asked.settings, times=times), asked.output_tokens)
         self._due: list[int] = []
         self._fed = 0
         self._prompts: list[int] = []
@@ -72,8 +73,9 @@ class VirtualTrial:
 
     def count(self, measured: int) -> list[Count]:
         """The counts over the first ``measured`` requests after the warm-up, one a promise."""
+        due = np.array(self._due_of(measured), float)
         return [
-            Count(float((values > limit).sum()), len(values), worth(values, 100 * (1 - promise.share)))
+            count_values(values, due, limit, 100 * (1 - promise.share), self._rate)
             for promise, limit, values in zip(
                 self._asked.promises, self._asked.limits_ns, self.values_ns(measured), strict=True
             )
@@ -81,16 +83,20 @@ class VirtualTrial:
 
     def values_ns(self, measured: int) -> list[Floats]:
         """What each promise judges; infinite for a request that has not come so far when its limit is long past."""
+        due = self._due_of(measured)
         first, last = self._asked.warmup, self._asked.warmup + measured
-        self._feed(last)
-        self._feed_until(self._due[last - 1] + self._asked.longest_ns)
+        self._feed_until(due[-1] + self._asked.longest_ns)
         out = []
         for promise in self._asked.promises:
-            at = 0 if promise.metric == "ttft" else self._asked.output_tokens - 1
-            tokens = (self._server.token_ns(key) for key in range(first, last))
-            values = [float(got[at]) if len(got) > at else np.inf for got in tokens]
-            out.append(np.array(values) - np.array(self._due[first:last], float))
+            stamps = self._server.first_ns if promise.metric == "ttft" else self._server.last_ns
+            at = np.array(stamps[first:last], float)
+            out.append(np.where(at < 0, np.inf, at - np.array(due, float)))
         return out
+
+    def _due_of(self, measured: int) -> list[int]:
+        last = self._asked.warmup + measured
+        self._feed(last)
+        return self._due[self._asked.warmup : last]
 
     def _feed(self, count: int) -> None:
         """Draw arrivals until there are so many; each block's draws are the same however it is come by."""
@@ -106,7 +112,7 @@ class VirtualTrial:
             self._feed(self._fed + 1)
             if self._due[self._fed] >= end_ns:
                 break
-            self._server.arrive(Arrival(self._due[self._fed], self._prompts[self._fed], self._asked.output_tokens))
+            self._server.arrive(self._due[self._fed], self._prompts[self._fed])
             self._fed += 1
         self._server.run(end_ns)
 
@@ -119,13 +125,12 @@ class VirtualOracle:
 
     def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
         trial = VirtualTrial(self._asked, rate, (self._seed, number))
-        for look in looks:
+        for at, look in enumerate(looks):
             counts = trial.count(look)
-            if enough(counts):
+            if enough(at, counts):
                 break
-        good = sum(
-            bool(all(value <= limit for value, limit in zip(own, self._asked.limits_ns, strict=True)))
-            for own in zip(*trial.values_ns(look), strict=True)
-        )
+        within = [values <= limit for values, limit in zip(trial.values_ns(look), self._asked.limits_ns, strict=True)]
+        good = int(np.logical_and.reduce(within).sum())
         worth = min(count.n_eff for count in counts)
-        return Outcome(tuple(counts), trial.issued, look, trial.issued / rate, good, worth, looks.index(look) + 1)
+        seconds = trial.issued / rate
+        return Outcome(tuple(counts), trial.issued, look, seconds, good, worth, at + 1)

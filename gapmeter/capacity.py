@@ -29,7 +29,8 @@ from scenarios import Scenario
 
 KIND = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
-_LONGEST = 20_000
+_AROUND_S = 3.0  # what a trial takes before its first request and after its last
+_LONGEST = 40_000
 _ALL_RATES = ("poisson", "constant", "gamma", "onoff", "diurnal")
 
 
@@ -54,7 +55,7 @@ def find_capacity(
             scenario, options, home=folder.path / "server", model_named=names_model(overrides)
         ) as session:
             oracle = Trials(session, scenario, folder, manifest, say)
-            ended = _search(oracle, manifest, say)
+            ended = _search(oracle, manifest, [], say)
     except KeyboardInterrupt:
         ended = search.INTERRUPTED
     except UserError as error:
@@ -128,7 +129,7 @@ class Trials:
         scenario = at_rate(self._scenario, rate, looks[-1], number)
         place = f"trials/{number:02d}-{rate:.4g}rps"
         noted: dict[str, Any] = {"rate": rate, "folder": place, "looks": list(looks)}
-        live = Looks(self._manifest["slo"], looks, _warmup_ns(scenario), enough)
+        live = Looks(self._manifest["slo"], looks, rate, _warmup_ns(scenario), enough)
         began = time.monotonic()
         try:
             path = self._folder.path / place
@@ -147,7 +148,7 @@ class Trials:
             noted["reason"] = str(error)
             if error.exit_code == errors.UNREACHABLE:
                 noted["died"] = str(error)
-        noted["seconds"] = time.monotonic() - began
+        noted |= {"ended": live.ended, "from_ns": live.from_ns, "seconds": time.monotonic() - began}
         self._manifest["capacity"]["trials"].append(noted)
         self._folder.write_json(self._folder.manifest, self._manifest)
         return read_outcome(self._folder.path / place, self._manifest["slo"], noted)[0]
@@ -167,23 +168,24 @@ def _warmup_ns(scenario: Scenario) -> int:
 
 
 def _manifest(scenario: Scenario, options: Options, wanted: Wanted) -> dict[str, Any]:
-    asked = asdict(wanted) | {"start": scenario.load.rate, "longest": _LONGEST, "trials": [], "ended": None}
+    lost_s = _warmup_ns(scenario) / 1e9 + _AROUND_S
+    asked = asdict(wanted) | {
+        "start": scenario.load.rate, "longest": _LONGEST, "lost_s": lost_s, "trials": [], "ended": None,
+    }  # fmt: skip
     more = {"kind": KIND, "slo": [asdict(slo) for slo in scenario.slo], "capacity": asked}
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | more
     return without_keys(manifest, Keys.within(manifest["scenario"], options.api_key))
 
 
-def _search(oracle: Trials, manifest: dict[str, Any], say: Callable[[str], None]) -> str:
-    """Trials until the search has ended; returns how."""
+def _search(oracle: Trials, manifest: dict[str, Any], done: list[Trial], say: Callable[[str], None]) -> str:
+    """Trials until the search has ended, after those that are ``done``; returns how."""
     goal = goal_of(manifest)
-    done: list[Trial] = []
-    while not isinstance(rate := search.next_rate(goal, done), str):
-        say(f"trial {len(done) + 1}: {rate:.4g} req/s")
-        spent = sum(trial.outcome.seconds for trial in done)
-        trial = search.run_trial(goal, oracle, rate, len(done) + 1, spent)
-        done.append(trial)
-        say(f"trial {len(done)}: {rate:.4g} req/s {_told(trial, goal)}")
-    return rate
+    while not isinstance(ask := search.next_trial(goal, done), str):
+        number, seconds = len(done) + 1, ask.most / ask.rate
+        say(f"trial {number}: {ask.rate:.4g} req/s, for {seconds:.0f} s at most")
+        done.append(trial := search.run_trial(goal, oracle, ask, number))
+        say(f"trial {number}: {ask.rate:.4g} req/s {_told(trial, goal)}")
+    return ask
 
 
 def _told(trial: Trial, goal: search.Goal) -> str:

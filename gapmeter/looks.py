@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.capacity.counts import count_all, promises_of
-from analysis.capacity.evidence import chances, find
-from analysis.capacity.trial import FAILS, Enough
+from analysis.capacity.counts import count_all
+from analysis.capacity.trial import Enough
 from gapmeter.stopping import Stop
 from recording import Outcome
 from recording.stream import parse_answer
@@ -21,13 +20,18 @@ class Looks:
 
     Those count that were due after the warm-up (``warmup_ns`` from the first due time) and before the oldest request
     that is still in flight: what is left out is left out by its time, never for being slow. An overloaded server's
-    queue shows at once, since its answers come in the order of its queue: then what is in flight is given up, else
-    awaited.
+    queue shows at once, since its answers come in the order of its queue. What is in flight when enough is known came
+    later than what counts, and is given up. The last of ``looks`` is the trial's end, which is not looked at here.
+    ``ended``: the number of the look that ended it, from 1; ``from_ns``: those due from then on count.
     """
 
-    def __init__(self, slos: Sequence[Mapping[str, Any]], looks: Sequence[int], warmup_ns: int, enough: Enough) -> None:
-        self._slos, self._looks, self._warmup_ns, self._enough = slos, list(looks), warmup_ns, enough
-        self._chances = chances(promises_of(slos), looks)
+    def __init__(
+        self, slos: Sequence[Mapping[str, Any]], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough
+    ) -> None:
+        self._slos, self._looks, self._rate, self._warmup_ns = slos, looks, rate, warmup_ns
+        self._enough, self._next = enough, 0
+        self.ended = len(looks)
+        self.from_ns = 0
         self._read = 0
         self._in_flight: dict[str, int] = {}
         self._done: list[WireRecord] = []
@@ -36,24 +40,26 @@ class Looks:
     def look(self, seen: Sequence[tuple[int, WireRecord]]) -> Stop:
         """A ``StopWhen``."""
         self._take(seen)
-        if not self._looks or self._start_ns is None:
+        if self._next >= len(self._looks) - 1 or self._start_ns is None:
             return Stop.GO_ON
         until = min(self._in_flight.values(), default=2**63)
-        counted = [r for r in self._done if self._start_ns + self._warmup_ns <= r.due_ns < until]
-        if len(counted) < self._looks[0]:
+        counted = [r for r in self._done if self.from_ns <= r.due_ns < until]
+        if len(counted) < self._looks[self._next]:
             return Stop.GO_ON
-        while self._looks and self._looks[0] <= len(counted):
-            self._looks.pop(0)
-        counts = count_all(self._slos, _table(counted))
-        if not self._enough(counts):
+        counted.sort(key=lambda record: record.due_ns)
+        while self._next < len(self._looks) - 1 and self._looks[self._next] <= len(counted):
+            at, self._next = self._next, self._next + 1
+        counts = count_all(self._slos, _table(counted[: self._looks[at]]), self._rate)
+        if not self._enough(at, counts):
             return Stop.GO_ON
-        failed = find(promises_of(self._slos), counts, self._chances).verdict == FAILS
-        return Stop.ABORT if failed else Stop.AWAIT
+        self.ended = at + 1
+        return Stop.ABORT
 
     def _take(self, seen: Sequence[tuple[int, WireRecord]]) -> None:
         for code, record in seen[self._read :]:
             if self._start_ns is None:
                 self._start_ns = record.due_ns
+                self.from_ns = record.due_ns + self._warmup_ns
             if code == FINISHED:
                 self._in_flight.pop(record.request_id, None)
                 self._done.append(record)
@@ -64,8 +70,7 @@ class Looks:
 
 def _table(records: Sequence[WireRecord]) -> pd.DataFrame:
     """What counting needs of each request, in the order of due times."""
-    rows = [_row(record) for record in sorted(records, key=lambda record: record.due_ns)]
-    return pd.DataFrame(rows)
+    return pd.DataFrame([_row(record) for record in records])
 
 
 def _row(record: WireRecord) -> dict[str, Any]:

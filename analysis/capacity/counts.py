@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis import quantiles
-from analysis.capacity.evidence import worth
+from analysis.capacity.evidence import chance_if_stable, worth, worth_of_slow
 from analysis.capacity.trial import Count, Promise
-from analysis.metrics import Bools, good_requests, limits_of, metric_sample, request_values_ns, succeeded
+from analysis.metrics import Bools, good_requests, limits_of, metric_sample, request_values_ns, stamps_ns, succeeded
+from analysis.quantiles import Floats
 
 Slo = Mapping[str, Any]
 
@@ -28,9 +30,24 @@ def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:
     )
 
 
-def count_all(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[Count, ...]:
-    """One count an SLO; ``requests`` as from ``measured_requests``. A failed request exceeds every limit."""
-    return tuple(_count(slo, requests) for slo in slos)
+def count_all(slos: Sequence[Slo], requests: pd.DataFrame, rate: float) -> tuple[Count, ...]:
+    """One count an SLO; ``requests`` as from ``measured_requests``, asked for at ``rate`` per second.
+
+    A failed request exceeds every limit.
+    """
+    return tuple(_count(slo, requests, rate) for slo in slos)
+
+
+def count_values(values: Floats, due_ns: Floats, limit_ns: float, percentile: float, rate: float) -> Count:
+    """What latencies from due times on, ns, say about a limit; in the order of their due times, infinite: never."""
+    if not len(values):
+        return Count(0.0, 0, 0.0)
+    over, n_eff = float((values > limit_ns).sum()), worth(values, percentile)
+    return Count(
+        over, len(values), n_eff, float((values > limit_ns / 2).sum()),
+        chance_if_stable(values, due_ns, limit_ns, rate),
+        min(n_eff, worth_of_slow(values, limit_ns)) if over else None,
+    )  # fmt: skip
 
 
 def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]:
@@ -41,7 +58,7 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
     return int(good.sum()), len(good) / quantiles.autocorrelation_time(good.astype(np.float64))
 
 
-def _count(slo: Slo, requests: pd.DataFrame) -> Count:
+def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     failed = ~succeeded(requests)
     if slo["metric"] == "errors":
         return _count_errors(failed)
@@ -51,8 +68,11 @@ def _count(slo: Slo, requests: pd.DataFrame) -> Count:
         over = gaps.count - int(np.searchsorted(gaps.ordered, limit, side="right"))
         return Count(float(over), gaps.count, gaps.n_eff(percentile))
     values = np.where(failed, np.inf, request_values_ns(requests, str(slo["metric"])))
-    values = values[~np.isnan(values)]
-    return Count(float((values > limit).sum()), len(values), worth(values, percentile))
+    known = ~np.isnan(values)
+    if slo["metric"] == "tpot":
+        return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
+    count = count_values(values[known], stamps_ns(requests, "due_ns")[known], limit, percentile, rate)
+    return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them
 
 
 def _count_errors(failed: Bools) -> Count:

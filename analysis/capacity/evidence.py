@@ -1,14 +1,25 @@
 """How sure is a trial that the SLOs hold, or fail, at its rate? Honest although it stops when it likes the answer.
 
-"p99 <= limit" says that at most 1 % of values exceed the limit. Two exact binomial p-values tell how likely the
-exceedances found are if the opposite were true, with n_eff in place of n (quantiles.py), since neighbours in a queue
-are alike. All promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one
-that fails suffices, so the strongest counts, times the number of promises (Bonferroni).
+"p99 <= limit" says that at most 1 % of values exceed the limit. Exact binomial p-values tell how likely the
+exceedances found are if the opposite were true, with n_eff in place of n, since neighbors in a queue are alike. All
+promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one that fails
+suffices, so the strongest counts, times the number of promises (Bonferroni).
 
-*Optional stopping.* A trial that is looked at K times and stopped when it looks decided would be wrong more often than
-a single test. The looks are therefore fixed before it starts, at counts that grow by a constant factor, and each
-p-value is multiplied by K: by Bonferroni's inequality, which asks nothing of the dependence between looks, the chance
-that *any* look claims a confidence of c for the wrong side is at most 1 - c, whenever the trial is stopped.
+*Far below the limit.* Without a single value beyond the limit, slow requests of two kinds could have been missed. Those
+that come alone are told by the plain number of values. Those that come in bursts, as queues make them, also show below
+the limit: where the tail falls at least as 1 / x^2 from half the limit on (a queue's falls exponentially), it is enough
+that at most 4 times the allowed share exceeds half the limit. Both must be proven, and this way is given a quarter of
+the trial's chance to be wrong, the plain one the rest.
+
+*A queue that grows.* A server that completes requests more slowly than they are asked for has no steady state, and once
+its latest values are beyond the limit they stay there (``chance_if_stable``). This has a tenth of the chance.
+
+*Optional stopping.* A trial that is looked at often and stopped when it looks decided would be wrong more often than a
+single test. The looks are therefore fixed before it starts, and each has a share of the chance to be wrong: its
+p-values are divided by that share. By Bonferroni's inequality, which asks nothing of the dependence between looks, the
+chance that *any* look claims a confidence of c for the wrong side is at most 1 - c, whenever the trial is stopped.
+An overload is told by early looks, however little chance they have. Holding needs hundreds of independent values: it
+has three looks, and half of its chance at the last.
 """
 
 from __future__ import annotations
@@ -21,98 +32,171 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from analysis import dependence, quantiles
+from analysis import dependence
 from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
 from analysis.hdr import nearest_rank
-from analysis.metrics import Ints
 from analysis.quantiles import Floats
 
 FIRST_LOOK = 60
 GROWTH = 1.5
 SURE = 0.95  # a trial stops at this confidence
 MOST_SURE = 0.99  # what no trial may exceed: n_eff is an estimate, and a machine drifts
-
-
-def look_counts(most: int, first: int = FIRST_LOOK) -> tuple[int, ...]:
-    """After how many measured requests a trial is looked at: ``first``, half as many more each time, ``most``."""
-    steps = (math.ceil(first * GROWTH**k) for k in itertools.count())
-    return (*itertools.takewhile(lambda n: n < most, steps), most)
+HINT = 0.8  # what an undecided trial may count for by its last look alone
+_LATE = (1 / 4, 1 / 2, 1.0)  # the late looks, as shares of the longest
+_LATE_HOLD = (0.25, 0.25, 0.5)  # shares of the chance to claim wrongly that all holds
+_LATE_FAIL = (0.2, 0.2, 0.4)  # of the chance to claim wrongly that something fails; what is left, early
+_SIDE = 0.25  # of the chance of holding, for what is proven far below the limit
+_SIDE_GROWTH = 0.1  # of the chance of failing, for a queue that grows
+_HALF_TIMES = 4.0  # so many times the allowed share may exceed half the limit
+_FEWEST_FAR = 100.0  # independent values: below, n_eff itself is not known well enough
+_MOST_BATCHES, _FEWEST_BATCHES, _BATCH = 20, 5, 8
+_LATEST = 20  # of so many parts the last must be beyond the limit
 
 
 @dataclass(frozen=True, slots=True)
-class Chances:
-    """How many of a trial's looks could have claimed that all promises hold, and that one fails."""
+class Look:
+    """After ``count`` measured requests. Shares of the chance to claim wrongly that all promises hold, or one fails."""
 
-    to_hold: int
-    to_fail: int
+    count: int
+    hold: float
+    fail: float
 
 
-def chances(promises: Sequence[Promise], looks: Sequence[int]) -> Chances:
-    """What the p-values of a trial that stops at any of ``looks``, or after its last answers, are multiplied by.
+def plan_looks(promises: Sequence[Promise], most: int, first: int = FIRST_LOOK) -> tuple[Look, ...]:
+    """When a trial is looked at: from ``first`` on, growing by half; then at a quarter, a half and all of ``most``."""
+    late = sorted({max(math.ceil(most * part), min(first, most)) for part in _LATE})
+    early = [*itertools.takewhile(lambda n: n < late[0], (math.ceil(first * GROWTH**k) for k in itertools.count()))]
+    possible = [n >= fewest(promises) for n in late]
+    held = [weight * can for weight, can in zip(_LATE_HOLD[-len(late) :], possible, strict=True)]
+    failed = _LATE_FAIL[-len(late) :]
+    rest, whole_held, whole_failed = 1 - sum(_LATE_FAIL), sum(held) or 1.0, sum(failed) if not early else 1.0
+    if early and len(failed) < len(_LATE_FAIL):
+        rest = 1 - sum(failed)
+    looks = [Look(n, 0.0, rest / len(early)) for n in early]
+    shares = zip(late, held, failed, strict=True)
+    return (*looks, *(Look(n, hold / whole_held, fail / whole_failed) for n, hold, fail in shares))
 
-    Below ln(1 - SURE) / ln(1 - share) values not even a trial without one exceedance could claim that a promise holds
-    (299 for a p99): such looks are no chance to be wrong in that direction.
-    """
+
+def fewest(promises: Sequence[Promise]) -> float:
+    """ln(1 - SURE) / ln(1 - share): with fewer values not even none beyond the limit could hold; 299 for a p99."""
     rarest = min(promise.share for promise in promises)
-    fewest = math.log(1 - SURE) / math.log(1 - rarest) if 0 < rarest < 1 else 0.0
-    return Chances(sum(look >= fewest for look in looks) + 1, len(looks) + 1)
+    return math.log(1 - SURE) / math.log(1 - rarest) if 0 < rarest < 1 else 0.0
 
 
-def find(promises: Sequence[Promise], counts: Sequence[Count], looks: Chances) -> Finding:
-    """What these counts say, one a promise, for a trial with so many looks."""
+def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Finding:
+    """What these counts say, one a promise, at this look."""
     holds = [chance_if_broken(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
     fails = [chance_if_kept(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
     weakest, worst = holds.index(max(holds)), fails.index(min(fails))
-    wrong_if_holds = looks.to_hold * holds[weakest]
-    wrong_if_fails = looks.to_fail * len(promises) * fails[worst]
-    leaning, wrong, promise = (
-        (HOLDS, wrong_if_holds, weakest) if wrong_if_holds <= wrong_if_fails else (FAILS, wrong_if_fails, worst)
+    leaning, wrong, share, promise = (
+        (HOLDS, holds[weakest], look.hold, weakest)
+        if holds[weakest] <= len(promises) * fails[worst]
+        else (FAILS, len(promises) * fails[worst], look.fail, worst)
     )
-    confidence = min(max(1 - wrong, 0.5), MOST_SURE)
-    return Finding(leaning if confidence >= SURE else UNDECIDED, confidence, leaning, promise)
+    confidence = min(1 - wrong / share, MOST_SURE) if share else 0.0
+    verdict = leaning if confidence >= SURE else UNDECIDED
+    return Finding(verdict, max(confidence, min(1 - wrong, HINT), 0.5), leaning, promise)
+
+
+def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, last: Look) -> bool:
+    """Whether the trial would not be decided at its last look either, if it went on like this, twice as clearly."""
+    if not now.hold or now.count >= last.count:
+        return False
+    factor = last.count / now.count
+    later = [
+        Count(c.over * factor, round(c.count * factor), 2 * factor * c.n_eff, c.over_half and c.over_half * factor)
+        for c in counts
+    ]
+    return find(promises, later, last).verdict == UNDECIDED
 
 
 def chance_if_broken(count: Count, share: float) -> float:
-    """P(at most so many exceedances) where the true share is ``share``, the least that breaks the promise.
-
-    The binomial distribution's lower tail in its beta form, which takes real numbers.
-    """
-    if not count.count or share <= 0:
-        return 1.0
-    over = count.over * count.n_eff / count.count
-    if over >= count.n_eff:
-        return 1.0
-    return float(special.betainc(count.n_eff - over, over + 1, 1 - share))
+    """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
+    if count.over or count.over_half is None or count.n_eff < _FEWEST_FAR or _HALF_TIMES * share >= 1:
+        return _lower_tail(count.over, count.count, count.n_eff, share)
+    alone = _lower_tail(0.0, count.count, float(count.count), share)
+    bursts = _lower_tail(count.over_half, count.count, count.n_eff, _HALF_TIMES * share)
+    plain = _lower_tail(0.0, count.count, count.n_eff, share)
+    return min(1.0, plain / (1 - _SIDE), max(alone, bursts) / _SIDE)
 
 
 def chance_if_kept(count: Count, share: float) -> float:
-    """P(at least so many exceedances) where the true share is ``share``, the most that keeps the promise."""
-    if not count.count or not count.over or share >= 1:
+    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise."""
+    plain, n_eff = 1.0, count.n_eff if count.n_eff_over is None else count.n_eff_over
+    if count.count and count.over and share < 1:
+        over = count.over * n_eff / count.count
+        plain = float(special.betainc(over, n_eff - over + 1, share))
+    return min(1.0, plain / (1 - _SIDE_GROWTH), count.stable / _SIDE_GROWTH)
+
+
+def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) -> float:
+    """P(requests completed so slowly) by a queue that is stable; 1 unless the latest values all exceed ``limit``.
+
+    ``values``: from due to done, ns, in the order of ``due_ns``, asked for at ``rate`` a second. A stable queue
+    completes as many, so a batch of completions takes size / rate on average: Student's t over up to 20 batches. That
+    takes the rate asked for, not the arrivals that came: a burst of them makes a queue, but no slow completions.
+    """
+    done = (due_ns + values)[np.isfinite(values)]
+    batches = min(_MOST_BATCHES, len(done) // _BATCH)
+    if batches < _FEWEST_BATCHES or not (values[-max(len(values) // _LATEST, 5) :] > limit).all():
         return 1.0
-    over = count.over * count.n_eff / count.count
-    return float(special.betainc(over, count.n_eff - over + 1, share))
+    size = (len(done) - 1) // batches
+    spans = np.diff(np.sort(done)[-(batches * size + 1) :: size])
+    deviation = float(spans.std(ddof=1))
+    if not deviation:
+        return 1.0
+    t = (float(spans.mean()) - size * 1e9 / rate) / (deviation / math.sqrt(batches))
+    return float(stats.t.sf(t, batches - 1))
 
 
-def worth(values: Floats, percentile: float, clusters: Sequence[Ints] = ()) -> float:
+def values_to_hold(promise: Promise, *, far: bool) -> float:
+    """How many independent values a promise takes to be held at the last look, without an exceedance.
+
+    ``far``: where no value exceeds half the limit.
+    """
+    if far and _HALF_TIMES * promise.share < 1:
+        return max(_FEWEST_FAR, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], _HALF_TIMES * promise.share))
+    return _log_ratio((1 - SURE) * (1 - _SIDE) * _LATE_HOLD[-1], promise.share)
+
+
+def worth(values: Floats, percentile: float) -> float:
     """How many independent values these are worth, in time order; for a trial that may be short.
 
-    The lesser of two: n / tau of the indicator above the sample's own 95th and 99th percentile (below p95, above the
-    50th, 90th and 95th), and n / tau of the values' ranks. In a short stretch the few values above a high percentile
-    come in one or two bursts and say too little about how long bursts are; all ranks together say more. What
-    quantiles.py allows beyond that for a single run's own ignorance, a search does not: it has many trials, and pays
-    for its looks already (docs/results has the coverage).
+    The least of n / tau of the indicator above the sample's own 95th and 99th percentile (below p95, above the 50th,
+    90th and 95th), and n / tau of the values' ranks. In a short stretch the few values above a high percentile come in
+    one or two bursts and say too little about how long bursts are; ranks say more. From p95 on all values below the
+    75th percentile rank alike: a server whose usual latencies drift by a few per cent has ranks that are alike for
+    minutes, and tells nothing by it of how long bursts are. What quantiles.py allows beyond that for a single run's own
+    ignorance, a search does not: it has many trials, and pays for its looks already (docs/results has the share of
+    false claims at the limit).
     """
     if not len(values):
         return 0.0
     ordered, levels = np.sort(values), (95.0, 99.0) if percentile >= 95 else (50.0, 90.0, 95.0)
-    thresholds = [float(ordered[nearest_rank(level, len(values)) - 1]) for level in levels]
-    groupings: list[Ints | None] = [*clusters] or [None]
-    by_indicator = min(
-        dependence.exceedances(values, threshold, grouping).plain()
-        for threshold in thresholds
-        for grouping in groupings
-    )
-    if len(clusters):
-        return by_indicator
-    tau = quantiles.autocorrelation_time(stats.rankdata(values))
-    return max(1.0, min(by_indicator, len(values) / tau))
+    at = {level: float(ordered[nearest_rank(level, len(values)) - 1]) for level in (*levels, 75.0)}
+    worths = [dependence.exceedances(values, at[level], None).plain() for level in levels]
+    ranked = np.maximum(values, at[75.0]) if percentile >= 95 else values
+    tau = dependence.autocorrelation_time(stats.rankdata(ranked))
+    return max(1.0, min(*worths, len(values) / tau))
+
+
+def worth_of_slow(values: Floats, limit: float) -> float:
+    """How many independent values these are worth as evidence that too many exceed ``limit``.
+
+    One burst is one event, and a trial that begins in it sees little else: with Student's allowance for what so few
+    bursts cannot tell, of the indicator above the limit and of that above the median (dependence.py).
+    """
+    middle = float(np.sort(values)[nearest_rank(50.0, len(values)) - 1])
+    return min(dependence.exceedances(values, at, None).short() for at in (limit, middle))
+
+
+def _lower_tail(over: float, count: int, n_eff: float, share: float) -> float:
+    """P(at most so many) of a binomial distribution, in its beta form, which takes real numbers."""
+    if not count or share <= 0:
+        return 1.0
+    found = over * n_eff / count
+    return 1.0 if found >= n_eff else float(special.betainc(n_eff - found, found + 1, 1 - share))
+
+
+def _log_ratio(chance: float, share: float) -> float:
+    return math.log(chance) / math.log(1 - share) if 0 < share < 1 else 0.0

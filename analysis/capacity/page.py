@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +12,7 @@ from analysis.provenance import UNKNOWN, Provenance, hardware_words
 from analysis.report.cost import economy_section
 from analysis.report.figure import Row, Table, Value, figure, written
 from analysis.report.numbers import DASH, duration, rate, share, significant
-from analysis.report.shell import Section, page_shell
+from analysis.report.shell import Section, how_section, page_shell
 from analysis.report.svg import el, group
 from recording import RunFolder
 
@@ -122,11 +121,7 @@ def _how_section(manifest: Mapping[str, Any], part: Mapping[str, Any]) -> Sectio
         f"server. A trial's looks are fixed before it starts and its p-values multiplied by their number, so that "
         f"stopping early does not flatter it; docs/capacity.md has the rules."
     )
-    parts = [
-        el("p", text), el("pre", str(manifest.get("command", ""))),
-        el("details", el("summary", "the scenario"), el("pre", json.dumps(manifest["scenario"], indent=2))),
-    ]  # fmt: skip
-    return Section("how", "How it was searched", group(parts), short="how")
+    return how_section(manifest, "How it was searched", text)
 
 
 def _rate(value: float | None) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.capacity.counts import count_all, count_good, promises_of
-from analysis.capacity.evidence import chances, find
+from analysis.capacity.evidence import find, plan_looks
 from analysis.capacity.search import Goal
 from analysis.capacity.trial import Count, Outcome, Trial
 from analysis.metrics import measured_requests, request_values_ns
@@ -38,7 +38,7 @@ def goal_of(manifest: Mapping[str, Any]) -> Goal:
     asked = manifest["capacity"]
     return Goal(
         promises_of(manifest["slo"]), asked["start"], asked["confidence"], asked["within"], asked["longest"],
-        budget_s=asked["budget_s"], first_look=FIRST_LOOK,
+        budget_s=asked["budget_s"], lost_s=asked.get("lost_s", 8.0), first_look=FIRST_LOOK,
     )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def read_trials(folder: Path, manifest: Mapping[str, Any]) -> list[Measured]:
     out = []
     for noted in manifest["capacity"]["trials"]:
         outcome, summary = read_outcome(folder / noted["folder"], manifest["slo"], noted)
-        finding = find(promises, outcome.counts, chances(promises, noted["looks"]))
+        looks = plan_looks(promises, noted["looks"][-1], FIRST_LOOK)
+        finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
         out.append(Measured(Trial(float(noted["rate"]), outcome, finding), summary))
     return out
 
@@ -67,13 +68,16 @@ def read_outcome(
         why = str(noted.get("reason") or "it could not be analysed")
         return Outcome(empty, 0, 0, good=0, good_n_eff=0.0, invalid=why, **common), None
     measured = measured_requests(requests)
+    looks, ended = noted["looks"], noted.get("ended", len(noted["looks"]))
+    if ended < len(looks):  # what came after the look that ended it is no part of its verdict
+        measured = measured[measured["due_ns"] >= noted["from_ns"]].head(looks[ended - 1])
     good, worth = count_good(slos, measured)
     invalid, client = validity(summary, slos)
     if interrupted:
         invalid = invalid or "it was interrupted"
     outcome = Outcome(
-        count_all(slos, measured), int(summary["counts"]["issued"]), len(measured), good=good, good_n_eff=worth,
-        looks=len(noted["looks"]),
+        count_all(slos, measured, float(noted["rate"])), int(summary["counts"]["issued"]), len(measured), good=good,
+        good_n_eff=worth, looks=ended,
         in_flight=_in_flight(measured, float(noted["rate"])), invalid=invalid, client_limit=client, **common,
     )  # fmt: skip
     return outcome, summary

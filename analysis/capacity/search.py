@@ -1,7 +1,12 @@
-"""Which rate to try next, and when to stop: doubling until there is a bracket, then probabilistic bisection.
+"""Which rate to try next and for how long, and when to stop.
 
-The next rate is the posterior's median, unless a trial close by could not be decided: a longer one there would cost
-without bound while saying little about where the capacity ends, so a quartile is asked instead.
+1. *Bracket*: short trials, doubling or halving, then halving the gap. A server that is overloaded shows it within
+   seconds; one that has not failed by then leans to holding, which is enough to go up.
+2. *Hold*: one long trial below, at a rate where what it takes to hold (hundreds of independent requests; the trials so
+   far told how many requests are worth one independent one) fits into its time. Where it could not be decided, lower,
+   where requests are worth more.
+3. *Probabilistic bisection* on log rate with what is left: the posterior's median, unless a trial close by could not be
+   decided or none there could be in the time that is left: then a quartile.
 """
 
 from __future__ import annotations
@@ -10,7 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.capacity.evidence import FIRST_LOOK, chances, find, look_counts
+import numpy as np
+
+from analysis.capacity.evidence import FIRST_LOOK, find, hopeless, plan_looks, values_to_hold
 from analysis.capacity.posterior import Posterior, posterior
 from analysis.capacity.trial import FAILS, HOLDS, INVALID, UNDECIDED, Count, Oracle, Promise, Trial
 
@@ -20,59 +27,68 @@ FOUND, BUDGET, UNMEETABLE, CLIENT, NOT_MEASURED, DIED, INTERRUPTED = (
 )  # fmt: skip
 MOST_HALVINGS = 8
 MOST_DOUBLINGS = 20
-LARGEST_PART = 0.25
+SHORT_PART = 0.03  # of the budget: a trial that only has to show an overload
+LARGEST_PART = 0.5  # of what is left: a trial that is to decide
 _LEAST_S = 10.0  # with less left no trial begins
-_NEAR = 1.15  # how close below the load tester's own limit is close enough
+_NEAR = 2.0  # how close below the load tester's own limit is close enough
+_NARROW = 1.3  # a bracket of short trials
+_BELOW = 0.85  # of the highest rate that did not fail: where holding is tried
+_STEP = 0.9
+_REACHED = 0.97  # of the highest rate that held: an interval that begins below wants a surer one
+_SAME = 0.015  # of the logarithm: rates that are one
+_CLOSE = 2.0  # times what holding takes without slow requests: near the capacity there are some
+_LOWEST = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A trial to run: ``rate`` per second, at most ``most`` requests that count."""
+
+    rate: float
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
     """What is searched. ``within``: done when the interval's ends lie within this share of the rate.
 
-    ``start``: the first rate; ``longest``: the most requests of a trial that count; ``budget``: the most requests in
-    all (or None), after which no trial begins; ``budget_s`` the same in seconds, of which no trial takes more than
-    ``LARGEST_PART``; ``first_look``: after so many measured requests a trial is looked at for the first time.
+    ``start``: the first rate; ``longest``: the most requests of a trial that count; ``budget_s``: how long all trials
+    may take; ``lost_s``: how long a trial takes beside the requests that count; ``first_look``: after so many measured
+    requests a trial is looked at for the first time.
     """
 
     promises: tuple[Promise, ...]
     start: float
     confidence: float = 0.95
     within: float = 0.05
-    longest: int = 8000
-    budget: int | None = None
-    budget_s: float | None = None
+    longest: int = 40_000
+    budget_s: float = 420.0
+    lost_s: float = 8.0
     first_look: int = FIRST_LOOK
 
-    def looks(self, rate: float, spent_s: float = 0.0) -> tuple[int, ...]:
-        """When a trial at ``rate`` is looked at, with so much of the budget gone."""
-        most = self.longest
-        if self.budget_s is not None:
-            left = min(self.budget_s * LARGEST_PART, self.budget_s - spent_s)
-            most = min(most, max(int(rate * left), self.first_look))
-        return look_counts(most, self.first_look)
 
-
-def next_rate(goal: Goal, trials: Sequence[Trial]) -> float | str:
-    """The rate to try next, or why there is none: one of the words above."""
+def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
+    """The trial to run next, or why there is none: one of the words above."""
     if not trials:
-        return goal.start
+        return _short(goal, goal.start)
     last = trials[-1].outcome
     if last.interrupted or last.died:
         return INTERRUPTED if last.interrupted else DIED
-    if _spent(goal, trials):
+    if _left(goal, trials) < _LEAST_S:
         return BUDGET
     if last.invalid:
-        return _after_invalid(trials)
+        return _after_invalid(goal, trials)
     told = [trial for trial in trials if trial.verdict != INVALID]
     wider = _bracket(goal, told)
     if wider is not None:
         beyond = _twice_invalid(trials)
         limited = not isinstance(wider, str) and beyond and wider >= min(beyond)
-        return _below_invalid(trials, told) if limited else wider
+        wider = _below_invalid(trials, told) if limited else wider
+        return wider if isinstance(wider, str) else _short(goal, wider)
     known = posterior(told)
-    if spread(known, goal.confidence) <= goal.within:
+    if _decided(told, HOLDS) and _decided(told, FAILS) and spread(known, goal.confidence) <= goal.within:
         return FOUND
-    return _ask(known, told)
+    return _decide(goal, told, known, _left(goal, trials) - goal.lost_s)
 
 
 def spread(known: Posterior, confidence: float) -> float:
@@ -85,38 +101,125 @@ def spread(known: Posterior, confidence: float) -> float:
 def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[list[Trial], str]:
     """Every trial until the search ends, and how it ended; ``trials`` are those that were run before."""
     done = list(trials)
-    while not isinstance(rate := next_rate(goal, done), str):
-        done.append(run_trial(goal, oracle, rate, len(done) + 1, sum(trial.outcome.seconds for trial in done)))
-    return done, rate
+    while not isinstance(ask := next_trial(goal, done), str):
+        done.append(run_trial(goal, oracle, ask, len(done) + 1))
+    return done, ask
 
 
-def run_trial(goal: Goal, oracle: Oracle, rate: float, number: int, spent_s: float = 0.0) -> Trial:
-    """One trial, only as long as its verdict needs."""
-    looks = goal.looks(rate, spent_s)
-    counted = chances(goal.promises, looks)
+def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
+    """One trial, only as long as its verdict needs, or can still come."""
+    looks = plan_looks(goal.promises, ask.most, goal.first_look)
 
-    def enough(counts: Sequence[Count]) -> bool:
-        return find(goal.promises, counts, counted).verdict != UNDECIDED
+    def enough(at: int, counts: Sequence[Count]) -> bool:
+        decided = find(goal.promises, counts, looks[at]).verdict != UNDECIDED
+        return decided or hopeless(goal.promises, counts, looks[at], looks[-1])
 
-    outcome = oracle.run(rate, looks, enough, number)
-    return Trial(rate, outcome, find(goal.promises, outcome.counts, counted))
-
-
-def _spent(goal: Goal, trials: Sequence[Trial]) -> bool:
-    if goal.budget is not None and sum(trial.outcome.requests for trial in trials) >= goal.budget:
-        return True
-    if goal.budget_s is None:
-        return False
-    return sum(trial.outcome.seconds for trial in trials) > goal.budget_s - _LEAST_S
+    outcome = oracle.run(ask.rate, [look.count for look in looks], enough, number)
+    return Trial(ask.rate, outcome, find(goal.promises, outcome.counts, looks[outcome.looks - 1]))
 
 
-def _after_invalid(trials: Sequence[Trial]) -> float | str:
+def requests_to_hold(goal: Goal, trial: Trial) -> float:
+    """How many requests a trial at this one's rate takes to hold, if none is slow: what one of them was worth."""
+    outcome = trial.outcome
+    needed = [
+        values_to_hold(promise, far=count.over_half is not None and not count.over) * outcome.measured / count.n_eff
+        for promise, count in zip(goal.promises, outcome.counts, strict=True)
+        if count.n_eff
+    ]
+    return max(needed, default=math.inf)
+
+
+def _left(goal: Goal, trials: Sequence[Trial]) -> float:
+    return goal.budget_s - sum(trial.outcome.seconds for trial in trials)
+
+
+def _short(goal: Goal, rate: float) -> Ask:
+    return Ask(rate, min(goal.longest, max(math.ceil(rate * goal.budget_s * SHORT_PART), 2 * goal.first_look)))
+
+
+def _decide(goal: Goal, told: Sequence[Trial], known: Posterior, left_s: float) -> Ask | str:
+    """Between a rate that leans to holding and one that leans to failing."""
+    held, failed = _decided(told, HOLDS), _decided(told, FAILS)
+    low = max((t.rate for t in told if t.finding.leaning == HOLDS), default=0.0)
+    high = min((t.rate for t in told if t.verdict == FAILS), default=math.inf)
+    if not failed:
+        return _short(goal, max(t.rate for t in told) * 2)
+    if not held and low < high and high / low > _NARROW:
+        return _short(goal, math.sqrt(low * high))
+    seconds = left_s * (1.0 if left_s < 2 * goal.lost_s else LARGEST_PART)
+    if not held:
+        return _hold(goal, told, min(low, high), seconds)
+    return _refine(goal, told, known, seconds, left_s)
+
+
+def _refine(goal: Goal, told: Sequence[Trial], known: Posterior, seconds: float, left_s: float) -> Ask | str:
+    """The posterior's median or quartile, if holding there fits into the time left; else what still moves an end.
+
+    That is a surer hold below the highest (where requests are worth more), while the interval reaches below it, then
+    one long trial at the upper quartile.
+    """
+    middle, held = _ask(known, told), max(_decided(told, HOLDS))
+    options = [(middle, _CLOSE)]
+    if known.interval(goal.confidence)[0] < held * _REACHED:
+        options.append((held * _BELOW, 1.0))
+    for rate, times in options:
+        needed_s = times * _requests(goal, told, rate) / rate
+        ask = Ask(rate, _most(goal, rate, max(min(seconds, left_s), min(2 * needed_s, left_s))))
+        if needed_s <= left_s and not _again(told, ask):
+            return ask
+    ask = Ask(known.quantile(0.75), _most(goal, known.quantile(0.75), left_s))
+    return BUDGET if left_s < goal.lost_s or _again(told, ask) else ask
+
+
+def _again(told: Sequence[Trial], ask: Ask) -> bool:
+    """Whether a trial at about this rate, at least half as long, could not be decided."""
+    return any(
+        trial.verdict == UNDECIDED
+        and abs(math.log(trial.rate / ask.rate)) < _SAME
+        and trial.outcome.measured >= ask.most / 2
+        for trial in told
+    )
+
+
+def _hold(goal: Goal, told: Sequence[Trial], highest: float, seconds: float) -> Ask:
+    """The highest rate at which holding fits into the time, below what did not fail and what could not be decided."""
+    blind = [t.rate for t in told if t.verdict == UNDECIDED and t.outcome.measured > 2 * _short(goal, t.rate).most]
+    rate = min([highest * _BELOW, *(at * _BELOW for at in blind)])
+    lowest = rate * _LOWEST
+    while rate > lowest and _requests(goal, told, rate) > seconds * rate:
+        rate *= _STEP
+    return Ask(rate, _most(goal, rate, seconds))
+
+
+def _most(goal: Goal, rate: float, seconds: float) -> int:
+    return min(goal.longest, max(int(rate * seconds), 2 * goal.first_look))
+
+
+def _requests(goal: Goal, told: Sequence[Trial], rate: float) -> float:
+    """What holding at ``rate`` takes: on the line through the nearest trials, on logarithms of both."""
+    longest: dict[float, Trial] = {}
+    for trial in sorted(told, key=lambda t: t.outcome.measured):
+        longest[trial.rate] = trial
+    points = [(math.log(at), math.log(max(requests_to_hold(goal, t), 1.0))) for at, t in sorted(longest.items())
+              if t.finding.leaning == HOLDS]  # fmt: skip
+    if not points:
+        return 0.0
+    x = math.log(rate)
+    return math.exp(float(np.interp(x, *zip(*points, strict=True))))
+
+
+def _decided(told: Sequence[Trial], verdict: str) -> list[float]:
+    return [trial.rate for trial in told if trial.verdict == verdict]
+
+
+def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
     """An invalid trial is repeated once; then it was no measurement, or the load tester's own limit is near."""
     last = trials[-1]
     if last.rate not in _twice_invalid(trials):
-        return last.rate
+        return _short(goal, last.rate)
     told = [trial for trial in trials if trial.verdict != INVALID]
-    return _below_invalid(trials, told) if last.outcome.client_limit and told else NOT_MEASURED
+    lower = _below_invalid(trials, told) if last.outcome.client_limit and told else NOT_MEASURED
+    return lower if isinstance(lower, str) else _short(goal, lower)
 
 
 def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
@@ -128,14 +231,11 @@ def _below_invalid(trials: Sequence[Trial], told: Sequence[Trial]) -> float | st
     """Between what held and what the load tester could not do; CLIENT once that is narrow, or nothing held."""
     beyond = min(_twice_invalid(trials))
     held = max((trial.rate for trial in told if trial.rate < beyond), default=0.0)
-    return CLIENT if beyond <= held * _NEAR or not held else math.sqrt(held * beyond)
+    return CLIENT if beyond <= held * _NEAR * (1 + 1e-9) or not held else math.sqrt(held * beyond)
 
 
 def _bracket(goal: Goal, told: Sequence[Trial]) -> float | str | None:
-    """Twice the highest rate that held, or half the lowest that did not; None once there is one of each.
-
-    Where a trial could not be decided the capacity is near: its neighbours at half and twice the rate decide.
-    """
+    """Twice the highest rate that leans to holding, or half the lowest that fails; None once there is one of each."""
     low, high = min(trial.rate for trial in told), max(trial.rate for trial in told)
     lowest, highest = (next(trial for trial in told if trial.rate == rate) for rate in (low, high))
     if highest.finding.leaning == HOLDS:

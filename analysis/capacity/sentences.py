@@ -17,17 +17,12 @@ def headline(found: Mapping[str, Any]) -> list[str]:
     if found["planning"]:
         lines.append(_fleet(found["planning"], found["replicas"]))
     if found["needs"]:
-        needs = found["needs"]
-        lines.append(
-            f"For ends within {share(found['within'])} it needs about {count(needs['requests'])} more requests "
-            f"({significant(needs['seconds'] / 60, 2)} min): --budget {_minutes(found['seconds'] + needs['seconds'])}m."
-        )
+        minutes = _minutes(found["needs"]["budget_s"] or 2 * found["seconds"])
+        lines.append(f"To go on where it ended, add: --budget {minutes}m --resume FOLDER")
     return lines
 
 
 def _answer(found: Mapping[str, Any]) -> str:
-    sure = f"{100 * found['confidence']:g} %"
-    interval = f"{sure} interval {_number(found['low'])} .. {_number(found['high'])}" if found["rate"] else ""
     ended = found["ended"]
     if ended == search.CLIENT:
         what = f"holds every SLO at {rate(found['low'])}, at least" if found["low"] else "is not known"
@@ -35,18 +30,38 @@ def _answer(found: Mapping[str, Any]) -> str:
     if ended == search.UNMEETABLE:
         return _unmeetable(found)
     if found["rate"]:
-        text = f"Capacity {rate(found['rate'])}, {interval}."
-        return text if ended == search.FOUND else f"{text[:-1]}: {_why(found)}."
-    ends = [f"it held at {rate(found['low'])}"] * bool(found["low"])
-    ends += [f"it did not at {rate(found['high'])}"] * bool(found["high"])
-    return f"Capacity not found ({_why(found)}); {' and '.join(ends) or 'no trial has decided anything'}."
+        return _interval(found)
+    return f"Capacity {_one_end(found)} ({_why(found)})."
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    """Both ends are known; what is wider than was asked says so, and what would narrow it."""
+    sure = f"{100 * found['confidence']:g} %"
+    text = f"Capacity {rate(found['rate'])}, {sure} interval {_number(found['low'])} .. {_number(found['high'])}"
+    ended = found["ended"]
+    if ended == search.FOUND:
+        return f"{text}."
+    if ended != search.BUDGET:
+        return f"{text}: {_why(found)}."
+    more = significant(found["needs"]["seconds"] / 60, 2)
+    return f"{text} (wider than the {share(found['within'])} asked; about {more} more minutes would narrow it)."
+
+
+def _one_end(found: Mapping[str, Any]) -> str:
+    """Only a lower end, or only an upper one, or none: what was seen beside it, which proves nothing yet."""
+    low, high, seen = found["low"], found["high"], found["held_as_far_as_seen"]
+    ends = [f"at least {rate(low)}"] * bool(low) + [f"below {rate(high)}, where the SLOs surely fail"] * bool(high)
+    if seen and (not low or seen["rate"] > low):
+        over = f"{count(seen['over'])} of {count(seen['count'])} beyond the limit"
+        ends.append(f"it held as far as seen at {rate(seen['rate'])} ({over}), which is too few to be sure")
+    return "; ".join(ends) or "not found: no trial has decided anything"
 
 
 def _why(found: Mapping[str, Any]) -> str:
     reason = f": {found['reason']}" if found["reason"] else ""
     return {
         search.FOUND: "found",
-        search.BUDGET: "the budget ended before the interval was narrow enough",
+        search.BUDGET: "the budget ended",
         search.NOT_MEASURED: f"a trial was not valid as a measurement twice{reason}",
         search.DIED: f"the server died{reason}",
         search.INTERRUPTED: "interrupted; this is what is known",
@@ -68,9 +83,12 @@ def _binding(found: Mapping[str, Any]) -> str:
     text = f"What binds: {found['binding_slo']}"
     if not found["binding_stage"]:
         return f"{text}; which stage is unmeasured."
+    part = found["binding_share"]
+    # A stage can grow by more than the whole difference, where another shrank.
+    much = f"{share(part)} of what slow ones wait" if part <= 1 else "all that slow ones wait"
     return (
-        f"{text}; at {rate(found['binding_rate'])} {share(found['binding_share'])} of what slow ones wait beyond "
-        f"typical ones is {found['binding_stage']} ({found['binding_owner']})."
+        f"{text}; at {rate(found['binding_rate'])} {much} beyond typical ones is {found['binding_stage']} "
+        f"({found['binding_owner']})."
     )
 
 

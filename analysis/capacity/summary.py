@@ -34,6 +34,7 @@ def build_summary(goal: Goal, measured: Sequence[Measured], manifest: Mapping[st
     binding = _binding(goal, measured, found)
     part: dict[str, Any] = {
         **found,
+        "held_as_far_as_seen": None if found["rate"] else _held_as_far(goal, told, found["high"]),
         "confidence": goal.confidence,
         "within": goal.within,
         "ended": ended,
@@ -160,14 +161,28 @@ def _density(known: Posterior) -> dict[str, Any]:
     return {"rates": [math.exp(edge) for edge in known.edges], "masses": list(known.masses)}
 
 
-def _needs(goal: Goal, trials: Sequence[Trial], found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """About how much more it takes: the width of an interval falls with the square root of what is spent on it."""
+def _needs(goal: Goal, trials: Sequence[Trial], found: Mapping[str, Any]) -> dict[str, Any]:
+    """About how much more it takes; None for what cannot be told without an interval.
+
+    The width of an interval falls with the square root of what is spent on it.
+    """
     spent = sum(trial.outcome.requests for trial in trials)
     seconds = sum(trial.outcome.seconds for trial in trials)
     if not found["spread"]:
-        return None
+        return {"requests": None, "seconds": None, "budget_s": None}
     factor = max((found["spread"] / goal.within) ** 2 - 1, 0.25)
-    return {"requests": math.ceil(spent * factor), "seconds": seconds * factor}
+    return {"requests": math.ceil(spent * factor), "seconds": seconds * factor, "budget_s": seconds * (1 + factor)}
+
+
+def _held_as_far(goal: Goal, told: Sequence[Trial], high: float | None) -> dict[str, Any] | None:
+    """The highest rate below ``high`` at which what was seen leans to holding, be it too little to be sure."""
+    leaning = [t for t in told if t.finding.leaning == HOLDS and (high is None or t.rate < high)]
+    if not leaning:
+        return None
+    at = max(leaning, key=lambda trial: (trial.rate, trial.outcome.measured))
+    number = at.finding.promise
+    count = at.outcome.counts[number]
+    return {"rate": at.rate, "slo": goal.promises[number].text, "over": count.over, "count": count.count}
 
 
 def _best_seen(goal: Goal, measured: Sequence[Measured]) -> dict[str, Any] | None:

@@ -24,11 +24,18 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What a trial says about one promise: ``over`` of ``count`` values exceed its limit; worth ``n_eff`` values."""
+    """What a trial says about one promise: ``over`` of ``count`` values exceed its limit; worth ``n_eff`` values.
+
+    ``over_half`` exceed half of the limit (None: not asked). ``stable``: how likely a queue that does not grow is to
+    complete requests so slowly. ``n_eff_over``: what they are worth as evidence of failing (None: ``n_eff``).
+    """
 
     over: float
     count: int
     n_eff: float
+    over_half: float | None = None
+    stable: float = 1.0
+    n_eff_over: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ class Trial:
         return INVALID if self.outcome.invalid or self.outcome.died else self.finding.verdict
 
 
-Enough = Callable[[Sequence[Count]], bool]
+Enough = Callable[[int, Sequence[Count]], bool]  # given the number of the look, from 0, and the counts then
 
 
 class Oracle(Protocol):
@@ -93,6 +100,7 @@ class Oracle(Protocol):
     def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
         """Issue Poisson arrivals at ``rate`` and look at the counts when ``looks`` requests have been measured.
 
-        Ends at the first look at which ``enough`` says so, at the latest with the last. ``number`` is the trial's, from
-        1: each has arrivals of its own.
+        Ends at the first look at which ``enough`` says so, at the latest with the last; the counts handed back are
+        those of that look, whose number from 1 is the outcome's ``looks``. ``number`` is the trial's, from 1: each has
+        arrivals of its own.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from analysis.provenance import UNKNOWN, Provenance, hardware_words
 from analysis.report import marks
 from analysis.report.figure import Row, Table, Value, figure, written
 from analysis.report.numbers import DASH, bounds, duration, significant
-from analysis.report.shell import Section, page_shell
+from analysis.report.shell import Section, how_section, page_shell
 from analysis.report.svg import NOTHING, Fragment, el, group
 from recording import RunFolder
 
@@ -242,11 +241,7 @@ def _how_section(manifest: Mapping[str, Any]) -> Section:
         f"{runs} runs on {len(groups)} server{'s' if len(groups) != 1 else ''}, started one after the other; the "
         f"points of one server in an order drawn from the seed, each repeat in an order of its own."
     )
-    parts = [
-        el("p", text), el("pre", str(manifest.get("command", ""))),
-        el("details", el("summary", "the scenario"), el("pre", json.dumps(manifest["scenario"], indent=2))),
-    ]  # fmt: skip
-    return Section("how", "How it was run", group(parts), short="how")
+    return how_section(manifest, "How it was run", text)
 
 
 def _number(value: float | None) -> str:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from analysis.provenance import Provenance
 from analysis.report import figure, marks
-from analysis.report.svg import NOTHING, Fragment
+from analysis.report.svg import NOTHING, Fragment, el, group
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,15 @@ def page_shell(
         data={section.key: _data(section.data) for section in shown if section.data},
         version=version,
     )
+
+
+def how_section(manifest: Mapping[str, Any], title: str, text: str) -> Section:
+    """How a page's runs came about: in words, the command, the scenario."""
+    parts = [
+        el("p", text), el("pre", str(manifest.get("command", ""))),
+        el("details", el("summary", "the scenario"), el("pre", json.dumps(manifest["scenario"], indent=2))),
+    ]  # fmt: skip
+    return Section("how", title, group(parts), short="how")
 
 
 def fill(template: str, **context: Any) -> Fragment:
