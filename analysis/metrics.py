@@ -154,6 +154,14 @@ def window_s(requests: pd.DataFrame) -> float:
 
 
 def _itl_sample(requests: pd.DataFrame, good: Bools, failures: bool) -> Sample:
+    return quantiles.sample(*pooled_gaps(requests, good, failures=failures))
+
+
+def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple[Floats, list[Ints]]:
+    """All gaps, ns, in time order, and two numberings of them, by request and by moment.
+
+    ``good``: who succeeded; with ``failures``, the gaps that others owe are there too, infinite.
+    """
     rows = np.ones(len(requests), bool) if failures else good
     gaps = token_gaps(requests, rows)
     row, at_ns, gap_ns = gaps.row, gaps.at_ns, gaps.gap_ns
@@ -164,9 +172,9 @@ def _itl_sample(requests: pd.DataFrame, good: Bools, failures: bool) -> Sample:
         order = np.argsort(at_ns, kind="stable")
         row, at_ns, gap_ns = row[order], at_ns[order], gap_ns[order]
     if not len(row):
-        return quantiles.sample(np.zeros(0))
+        return np.zeros(0), []
     by_request = np.unique(row, return_inverse=True)[1].astype(np.int64)
-    return quantiles.sample(gap_ns, [by_request, quantiles.time_blocks(at_ns, gap_ns)])
+    return gap_ns, [by_request, quantiles.time_blocks(at_ns, gap_ns)]
 
 
 def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:

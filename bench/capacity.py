@@ -1,7 +1,8 @@
 """Does the capacity search keep its promise? Against the simulated engine's own scheduler, whose capacity is known.
 
 In virtual time: the truth by brute force, with its own error; then many seeded searches, how often their interval
-covers the truth, and what plain bisection with trials of a fixed length costs for the same accuracy.
+covers the truth, and what plain bisection with trials of a fixed length costs for the same accuracy. And the verdict of
+a single trial on queues whose quantiles are known (false_claims.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from analysis.capacity.posterior import posterior
 from analysis.capacity.search import Goal, search
 from analysis.quantiles import share_bounds
+from bench import false_claims
 from bench.virtual_trials import SMALL, VirtualOracle, VirtualTrial
 
 START, WITHIN = 16.0, 0.08
@@ -64,6 +66,7 @@ def measure(repeats: int, minutes: float) -> dict[str, Any]:
         "search": describe(found, truth),
         "plain": plain,
         "same_accuracy": _same_accuracy(describe(found, truth), plain),
+        "false_claims": false_claims.measure(),
         "minutes": (time.monotonic() - began) / 60,
     }  # fmt: skip
 
@@ -219,7 +222,7 @@ def table(figures: dict[str, Any]) -> list[str]:
     same = figures["same_accuracy"]
     if same:
         lines += ["", f"For the same RMS error plain bisection takes {same['ratio']:.2f} times as many requests."]
-    return lines
+    return [*lines, "", *false_claims.table(figures["false_claims"])]
 
 
 def _percent(part: float) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +44,11 @@ def render(summary: Mapping[str, Any], folder: Path, again: str, code: int) -> T
         text.append("\n" + textwrap.fill(said, _WIDTH, initial_indent=f" {name:<8}", subsequent_indent=" " * 9))
     total = f"{part['requests']:,} requests, {duration(part['seconds'] * 1000)}"
     text.append(f"\n\n trials  {len(part['trials'])}: {total}\n report  {folder / 'report.html'}\n again   {again}\n ")
+    if part["ended"] in _UNFINISHED:
+        text.append(f"go on   {_going_on(part, folder, again)}\n ")
     meaning = "capacity found" if code == errors.OK else _MEANING.get(part["ended"], errors.MEANING[code])
+    if part["ended"] == "budget" and part["rate"]:
+        meaning = "the interval is wider than asked"
     return text.append(f"exit={code} {meaning}", "bold")
 
 
@@ -52,6 +58,17 @@ _MEANING = {
     "not_measured": "not valid as a measurement",
     "unmeetable": "no rate holds every SLO",
 }
+
+
+_UNFINISHED = ("budget", "interrupted", "died")
+
+
+def _going_on(part: Mapping[str, Any], folder: Path, again: str) -> str:
+    """The command that takes the search up with a budget that may suffice; twice what was spent where none is known."""
+    needed = (part["needs"] or {}).get("budget_s") or 2 * part["seconds"]
+    bare = re.sub(r" --(budget|resume)(=| )\S+", "", again)
+    flags = f"--budget {math.ceil(needed / 60) or 1}m --resume {shlex.quote(str(folder))}"
+    return f'{bare} ARGS="{flags}"' if bare.startswith("make ") else f"{bare} {flags}"
 
 
 def sketch(part: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.capacity import analyse_capacity, search
-from analysis.capacity.read import goal_of, read_outcome
+from analysis.capacity.read import goal_of, read_outcome, read_trials
 from analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Trial
 from gapmeter import errors
 from gapmeter.account import reason_of
@@ -35,27 +36,34 @@ _ALL_RATES = ("poisson", "constant", "gamma", "onoff", "diurnal")
 
 
 def find_capacity(
-    name: str, overrides: Sequence[str] = (), options: Options = Options(), wanted: Wanted = Wanted()
+    name: str,
+    overrides: Sequence[str] = (),
+    options: Options = Options(),
+    wanted: Wanted = Wanted(),
+    resume: Path | None = None,
 ) -> RunResult:
     """Search the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
 
-    Interrupted, or with its server dead, it reports what is known by then.
-    """
+    Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
+    of the same scenario, whose trials count, also against the budget.
+    """  # fmt: skip
     scenario = resolve(name, overrides)
     check_scenario(scenario, name)
     words = ["gapmeter", "capacity", name, *(word for override in overrides for word in ("--set", override))]
     options = replace(options, command=options.command or shlex.join(words))
-    folder = make_parent(options.runs, scenario, KIND)
-    manifest = _manifest(scenario, options, wanted)
+    if resume:
+        folder, manifest = _taken_up(resume, scenario, wanted)
+    else:
+        folder, manifest = make_parent(options.runs, scenario, KIND), _manifest(scenario, options, wanted)
     folder.write_json(folder.manifest, manifest)
     say = silent if options.quiet else tell
     say(f"capacity of {scenario.name}, within {wanted.budget_s:g} s of trials: {folder.path}")
     try:
         with open_session(
-            scenario, options, home=folder.path / "server", model_named=names_model(overrides)
+            scenario, options, home=_server_home(folder.path), model_named=names_model(overrides)
         ) as session:
             oracle = Trials(session, scenario, folder, manifest, say)
-            ended = _search(oracle, manifest, [], say)
+            ended = _search(oracle, manifest, [each.trial for each in read_trials(folder.path, manifest)], say)
     except KeyboardInterrupt:
         ended = search.INTERRUPTED
     except UserError as error:
@@ -175,6 +183,34 @@ def _manifest(scenario: Scenario, options: Options, wanted: Wanted) -> dict[str,
     more = {"kind": KIND, "slo": [asdict(slo) for slo in scenario.slo], "capacity": asked}
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | more
     return without_keys(manifest, Keys.within(manifest["scenario"], options.api_key))
+
+
+def _taken_up(path: Path, scenario: Scenario, wanted: Wanted) -> tuple[RunFolder, dict[str, Any]]:
+    """An earlier search with what is wanted now; a trial that was interrupted, or whose server died, is run again."""
+    folder = RunFolder(path)
+    try:
+        manifest = folder.read_manifest()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--resume: {path} is not a search's folder: {error}", errors.USAGE) from error
+    if manifest.get("kind") != KIND:
+        raise UserError(f"--resume: {path} is not the folder of a capacity search", errors.USAGE)
+    if manifest["scenario_digest"] != scenario.digest():
+        text = f"--resume: {path} is a search of another scenario; begun with: {manifest['command']}"
+        raise UserError(text, errors.USAGE)
+    part = manifest["capacity"]
+    part["trials"] = [noted for noted in part["trials"] if not (noted.get("interrupted") or noted.get("died"))]
+    part |= asdict(wanted) | {"ended": None}
+    known = {noted["folder"] for noted in part["trials"]}
+    for left in (path / "trials").glob("*"):
+        if f"trials/{left.name}" not in known:
+            shutil.rmtree(left)
+    return folder, manifest | {"status": "running"}
+
+
+def _server_home(folder: Path) -> Path:
+    """A folder for the server's log and records: each time that a search is taken up has one of its own."""
+    earlier = len(list(folder.glob("server*")))
+    return folder / (f"server-{earlier + 1}" if earlier else "server")
 
 
 def _search(oracle: Trials, manifest: dict[str, Any], done: list[Trial], say: Callable[[str], None]) -> str:

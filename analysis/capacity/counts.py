@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import quantiles
-from analysis.capacity.evidence import chance_if_stable, worth, worth_of_slow
+from analysis.capacity.evidence import chance_if_stable, worth, worth_of_clusters, worth_of_slow
 from analysis.capacity.trial import Count, Promise
-from analysis.metrics import Bools, good_requests, limits_of, metric_sample, request_values_ns, stamps_ns, succeeded
+from analysis.metrics import Bools, Ints, good_requests, limits_of, pooled_gaps, request_values_ns, stamps_ns, succeeded
 from analysis.quantiles import Floats
 
 Slo = Mapping[str, Any]
@@ -64,15 +64,20 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
         return _count_errors(failed)
     limit, percentile = float(slo["limit_ns"]), float(slo["percentile"])
     if slo["metric"] == "itl":
-        gaps = metric_sample(requests, "itl", failures=True)
-        over = gaps.count - int(np.searchsorted(gaps.ordered, limit, side="right"))
-        return Count(float(over), gaps.count, gaps.n_eff(percentile))
+        return _count_gaps(*pooled_gaps(requests, ~failed, failures=True), limit)
     values = np.where(failed, np.inf, request_values_ns(requests, str(slo["metric"])))
     known = ~np.isnan(values)
     if slo["metric"] == "tpot":
         return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
     count = count_values(values[known], stamps_ns(requests, "due_ns")[known], limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them
+
+
+def _count_gaps(gaps_ns: Floats, clusters: Sequence[Ints], limit_ns: float) -> Count:
+    if not len(gaps_ns):
+        return Count(0.0, 0, 0.0)
+    over, half = ((gaps_ns > limit).sum() for limit in (limit_ns, limit_ns / 2))
+    return Count(float(over), len(gaps_ns), worth_of_clusters(gaps_ns, clusters), float(half))
 
 
 def _count_errors(failed: Bools) -> Count:

@@ -35,6 +35,7 @@ from scipy import special, stats
 from analysis import dependence
 from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
 from analysis.hdr import nearest_rank
+from analysis.metrics import Ints
 from analysis.quantiles import Floats
 
 FIRST_LOOK = 60
@@ -178,6 +179,16 @@ def worth(values: Floats, percentile: float) -> float:
     ranked = np.maximum(values, at[75.0]) if percentile >= 95 else values
     tau = dependence.autocorrelation_time(stats.rankdata(ranked))
     return max(1.0, min(*worths, len(values) / tau))
+
+
+def worth_of_clusters(values: Floats, clusters: Sequence[Ints]) -> float:
+    """As ``worth``, for values pooled from clusters (token gaps of a request, or of a moment), from p95 on.
+
+    ``clusters``: arrays that number each value's cluster, in time order. The least over all of them counts.
+    """
+    ordered = np.sort(values)
+    at = {float(ordered[nearest_rank(level, len(values)) - 1]) for level in (90.0, 95.0, 99.0)}
+    return min(dependence.exceedances(values, one, grouping).plain() for one in at for grouping in clusters)
 
 
 def worth_of_slow(values: Floats, limit: float) -> float:

@@ -48,7 +48,7 @@ def read_trials(folder: Path, manifest: Mapping[str, Any]) -> list[Measured]:
     out = []
     for noted in manifest["capacity"]["trials"]:
         outcome, summary = read_outcome(folder / noted["folder"], manifest["slo"], noted)
-        looks = plan_looks(promises, noted["looks"][-1], FIRST_LOOK)
+        looks = plan_looks(promises, noted["looks"][-1], noted["looks"][0])
         finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
         out.append(Measured(Trial(float(noted["rate"]), outcome, finding), summary))
     return out

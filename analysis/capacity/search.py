@@ -29,6 +29,8 @@ MOST_HALVINGS = 8
 MOST_DOUBLINGS = 20
 SHORT_PART = 0.03  # of the budget: a trial that only has to show an overload
 LARGEST_PART = 0.5  # of what is left: a trial that is to decide
+_SHORTEST_S = 4.0
+_SPAN_S = 2.0  # of arrivals before the first look: a hiccup of the machine is no verdict
 _LEAST_S = 10.0  # with less left no trial begins
 _NEAR = 2.0  # how close below the load tester's own limit is close enough
 _NARROW = 1.3  # a bracket of short trials
@@ -37,7 +39,7 @@ _STEP = 0.9
 _REACHED = 0.97  # of the highest rate that held: an interval that begins below wants a surer one
 _SAME = 0.015  # of the logarithm: rates that are one
 _CLOSE = 2.0  # times what holding takes without slow requests: near the capacity there are some
-_LOWEST = 0.3
+_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
     known = posterior(told)
     if _decided(told, HOLDS) and _decided(told, FAILS) and spread(known, goal.confidence) <= goal.within:
         return FOUND
-    return _decide(goal, told, known, _left(goal, trials) - goal.lost_s)
+    return _decide(goal, told, known, _left(goal, trials) - _lost(goal, told))
 
 
 def spread(known: Posterior, confidence: float) -> float:
@@ -108,7 +110,8 @@ def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[li
 
 def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
     """One trial, only as long as its verdict needs, or can still come."""
-    looks = plan_looks(goal.promises, ask.most, goal.first_look)
+    first = max(goal.first_look, math.ceil(ask.rate * _SPAN_S))
+    looks = plan_looks(goal.promises, ask.most, first)
 
     def enough(at: int, counts: Sequence[Count]) -> bool:
         decided = find(goal.promises, counts, looks[at]).verdict != UNDECIDED
@@ -133,8 +136,15 @@ def _left(goal: Goal, trials: Sequence[Trial]) -> float:
     return goal.budget_s - sum(trial.outcome.seconds for trial in trials)
 
 
+def _lost(goal: Goal, told: Sequence[Trial]) -> float:
+    """How long a trial takes beside the requests that count, as trials so far did."""
+    lost = [trial.outcome.seconds - trial.outcome.measured / trial.rate for trial in told]
+    return max(goal.lost_s, float(np.median(lost)))
+
+
 def _short(goal: Goal, rate: float) -> Ask:
-    return Ask(rate, min(goal.longest, max(math.ceil(rate * goal.budget_s * SHORT_PART), 2 * goal.first_look)))
+    seconds = max(goal.budget_s * SHORT_PART, _SHORTEST_S)
+    return Ask(rate, min(goal.longest, max(math.ceil(rate * seconds), 2 * goal.first_look)))
 
 
 def _decide(goal: Goal, told: Sequence[Trial], known: Posterior, left_s: float) -> Ask | str:
@@ -184,10 +194,12 @@ def _again(told: Sequence[Trial], ask: Ask) -> bool:
 def _hold(goal: Goal, told: Sequence[Trial], highest: float, seconds: float) -> Ask:
     """The highest rate at which holding fits into the time, below what did not fail and what could not be decided."""
     blind = [t.rate for t in told if t.verdict == UNDECIDED and t.outcome.measured > 2 * _short(goal, t.rate).most]
-    rate = min([highest * _BELOW, *(at * _BELOW for at in blind)])
-    lowest = rate * _LOWEST
-    while rate > lowest and _requests(goal, told, rate) > seconds * rate:
-        rate *= _STEP
+    top = min([highest * _BELOW, *(at * _BELOW for at in blind)])
+    rates = [top * _STEP**k for k in range(_STEPS)]
+    needed_s = [_requests(goal, told, rate) / rate for rate in rates]
+    rate = next((rate for rate, needed in zip(rates, needed_s, strict=True) if needed <= seconds), None)
+    if rate is None:
+        rate = rates[needed_s.index(min(needed_s))]
     return Ask(rate, _most(goal, rate, seconds))
 
 

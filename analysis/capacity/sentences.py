@@ -16,9 +16,6 @@ def headline(found: Mapping[str, Any]) -> list[str]:
         lines.append(_binding(found))
     if found["planning"]:
         lines.append(_fleet(found["planning"], found["replicas"]))
-    if found["needs"]:
-        minutes = _minutes(found["needs"]["budget_s"] or 2 * found["seconds"])
-        lines.append(f"To go on where it ended, add: --budget {minutes}m --resume FOLDER")
     return lines
 
 
@@ -102,7 +99,3 @@ def _fleet(plan: Mapping[str, Any], replicas: int) -> str:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else significant(value)
-
-
-def _minutes(seconds: float) -> int:
-    return max(1, round(seconds / 60 + 0.5))

@@ -65,6 +65,7 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", default="95%", metavar="95%", help="of the interval")
     parser.add_argument("--within", default="10%", metavar="10%", help="found when the interval's ends are this close")
     parser.add_argument("--budget", default="7m", metavar="DURATION", help="of trials in all (default: 7m)")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with an earlier search; its trials count")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), help="where the search's folder goes (default: runs)"
     )
@@ -145,7 +146,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *without_key(arguments.words)]),
     )
-    result = find_capacity(arguments.scenario, changed, options, wanted)
+    result = find_capacity(arguments.scenario, changed, options, wanted, arguments.resume)
     print(json.dumps(result.summary) if arguments.json else result.folder, flush=True)
     return say_exit(result.exit_code) if arguments.quiet else result.exit_code
 

@@ -12,8 +12,8 @@ from analysis.capacity.search import search
 from bench.capacity import GOAL, plain_bisection
 from bench.virtual_trials import SMALL, VirtualOracle, VirtualTrial
 
-TRUTH = 137.7  # docs/results/capacity.json, standard error 0.3
-QUICK = dataclasses.replace(GOAL, longest=2000, budget=8_000)
+TRUTH = 137.3  # docs/results/capacity.json, standard error 0.13
+QUICK = dataclasses.replace(GOAL, budget_s=200.0)
 
 
 def test_thirty_searches_in_virtual_time_find_the_known_capacity() -> None:
