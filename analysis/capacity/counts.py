@@ -69,7 +69,7 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     known = ~np.isnan(values)
     if slo["metric"] == "tpot":
         return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
-    count = count_values(values[known], stamps_ns(requests, "due_ns")[known], limit, percentile, rate)
+    count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them
 
 

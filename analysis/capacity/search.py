@@ -216,8 +216,8 @@ def _requests(goal: Goal, told: Sequence[Trial], rate: float) -> float:
               if t.finding.leaning == HOLDS]  # fmt: skip
     if not points:
         return 0.0
-    x = math.log(rate)
-    return math.exp(float(np.interp(x, *zip(*points, strict=True))))
+    rates, needed = zip(*points, strict=True)
+    return math.exp(float(np.interp(math.log(rate), rates, needed)))
 
 
 def _decided(told: Sequence[Trial], verdict: str) -> list[float]:
