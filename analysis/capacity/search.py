@@ -29,7 +29,7 @@ MOST_HALVINGS = 8
 MOST_DOUBLINGS = 20
 SHORT_PART = 0.03  # of the budget: a trial that only has to show an overload
 LARGEST_PART = 0.5  # of what is left: a trial that is to decide
-_SHORTEST_S = 4.0
+_SHORTEST_S = 3.0
 _SPAN_S = 2.0  # of arrivals before the first look: a hiccup of the machine is no verdict
 _LEAST_S = 10.0  # with less left no trial begins
 _NEAR = 2.0  # how close below the load tester's own limit is close enough
@@ -85,8 +85,9 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
     if wider is not None:
         beyond = _twice_invalid(trials)
         limited = not isinstance(wider, str) and beyond and wider >= min(beyond)
-        wider = _below_invalid(trials, told) if limited else wider
-        return wider if isinstance(wider, str) else _short(goal, wider)
+        return (
+            _below_invalid(goal, trials, told) if limited else wider if isinstance(wider, str) else _short(goal, wider)
+        )
     known = posterior(told)
     if _decided(told, HOLDS) and _decided(told, FAILS) and spread(known, goal.confidence) <= goal.within:
         return FOUND
@@ -229,9 +230,12 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
     last = trials[-1]
     if last.rate not in _twice_invalid(trials):
         return _short(goal, last.rate)
+    if not last.outcome.client_limit:
+        return NOT_MEASURED
     told = [trial for trial in trials if trial.verdict != INVALID]
-    lower = _below_invalid(trials, told) if last.outcome.client_limit and told else NOT_MEASURED
-    return lower if isinstance(lower, str) else _short(goal, lower)
+    if told:
+        return _below_invalid(goal, trials, told)
+    return _short(goal, last.rate / 4) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
 
 
 def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
@@ -239,11 +243,16 @@ def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
     return {rate for rate in tried if tried.count(rate) > 1}
 
 
-def _below_invalid(trials: Sequence[Trial], told: Sequence[Trial]) -> float | str:
-    """Between what held and what the load tester could not do; CLIENT once that is narrow, or nothing held."""
+def _below_invalid(goal: Goal, trials: Sequence[Trial], told: Sequence[Trial]) -> Ask | str:
+    """Between what held and what the load tester could not do; CLIENT once that is narrow and one rate surely held."""
     beyond = min(_twice_invalid(trials))
-    held = max((trial.rate for trial in told if trial.rate < beyond), default=0.0)
-    return CLIENT if beyond <= held * _NEAR * (1 + 1e-9) or not held else math.sqrt(held * beyond)
+    best = max((t.rate for t in told if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
+    if not best:
+        return CLIENT
+    if beyond > best * _NEAR * (1 + 1e-9):
+        return _short(goal, math.sqrt(best * beyond))
+    longer = Ask(best, _most(goal, best, LARGEST_PART * _left(goal, trials)))
+    return CLIENT if _decided(told, HOLDS) or _again(told, longer) else longer
 
 
 def _bracket(goal: Goal, told: Sequence[Trial]) -> float | str | None:

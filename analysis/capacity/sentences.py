@@ -22,8 +22,8 @@ def headline(found: Mapping[str, Any]) -> list[str]:
 def _answer(found: Mapping[str, Any]) -> str:
     ended = found["ended"]
     if ended == search.CLIENT:
-        what = f"holds every SLO at {rate(found['low'])}, at least" if found["low"] else "is not known"
-        return f"Capacity {what}: beyond that the load tester was the limit, not the server ({found['reason']})."
+        because = f" ({found['reason']})" if found["reason"] else ""
+        return f"Capacity {_one_end(found)}: beyond that the load tester was the limit, not the server{because}."
     if ended == search.UNMEETABLE:
         return _unmeetable(found)
     if found["rate"]:

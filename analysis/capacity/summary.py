@@ -46,7 +46,7 @@ def build_summary(goal: Goal, measured: Sequence[Measured], manifest: Mapping[st
         "seconds": sum(trial.outcome.seconds for trial in trials),
         "needs": _needs(goal, trials, found) if ended == search.BUDGET else None,
         "best_seen": _best_seen(goal, measured) if ended == search.UNMEETABLE else None,
-        "reason": trials[-1].outcome.died or trials[-1].outcome.invalid or None if trials else None,
+        "reason": _reason(trials, ended),
         "trials": [_trial(goal, at + 1, each) for at, each in enumerate(measured)],
         "curve": [_point(each) for each in sorted(measured, key=lambda each: each.trial.rate)
                   if each.trial.verdict != INVALID],
@@ -68,6 +68,12 @@ def build_summary(goal: Goal, measured: Sequence[Measured], manifest: Mapping[st
         }
     )
     return safe
+
+
+def _reason(trials: Sequence[Trial], ended: str) -> str | None:
+    """What the last trial ended of, or what showed that the load tester was the limit."""
+    told = [t for t in trials if t.outcome.client_limit] if ended == search.CLIENT else list(trials[-1:])
+    return told[-1].outcome.died or told[-1].outcome.invalid or None if told else None
 
 
 def _estimate(goal: Goal, told: Sequence[Trial], known: Posterior | None, ended: str) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gapmeter.cli import main
+from gapmeter.instrument import Cores, Timing, null_server
 from tests.browser import Tab
 from tests.gapmeter.command import Command, Done, gapmeter
 from tests.pages import opens_well
@@ -46,11 +48,16 @@ def search(tmp_path: Path, *more: str) -> Done:
     return gapmeter(*SMALL, *more, "--runs", str(runs), runs=runs)
 
 
+MORE = (
+    "--set", 'slo=["ttft p50 <= 60 ms"]', "--set", "load.rate=80", "--within", "80%", "--target-rps", "1000",
+    "--spare", "1",
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A search with its folder, which nobody may change."""
-    return search(tmp_path_factory.mktemp("search"), "--set", 'slo=["ttft p50 <= 60 ms"]', "--within", "80%",
-                  "--budget", "40s", "--target-rps", "1000", "--spare", "1")  # fmt: skip
+    return search(tmp_path_factory.mktemp("search"), *MORE, "--budget", "30s")
 
 
 @pytest.mark.whole_run
@@ -70,7 +77,9 @@ async def test_its_page_draws_every_trial_with_the_numbers_of_the_summary(search
 
 
 @pytest.mark.whole_run
-def test_a_search_says_rate_interval_and_servers_and_can_be_reported_again(searched: Done, tmp_path: Path) -> None:
+def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_up(
+    searched: Done, tmp_path: Path
+) -> None:
     done = searched
     assert done.left == []
     assert done.out.strip() == str(done.folder.path)
@@ -78,11 +87,7 @@ def test_a_search_says_rate_interval_and_servers_and_can_be_reported_again(searc
     assert done.code == done.summary["exit_code"] in (0, 98), done.err
     assert found["requests"] == sum(trial["requests"] for trial in found["trials"])
     assert all((done.folder.path / trial["folder"] / "report.html").exists() for trial in found["trials"])
-    if done.code == 0:
-        assert found["low"] <= found["rate"] <= found["high"]
-        assert found["binding_slo"] == "ttft p50 <= 60 ms"
-        assert found["binding_stage"]
-        assert found["replicas"] == found["planning"]["needed"] + 1
+    _agree(found)
     before = done.folder.summary.read_bytes()
     moved = tmp_path / "moved"
     shutil.copytree(done.folder.path, moved)
@@ -90,6 +95,49 @@ def test_a_search_says_rate_interval_and_servers_and_can_be_reported_again(searc
     assert main(["report", str(moved), "--quiet"]) == done.code
     assert (moved / "summary.json").read_bytes() == before
     assert "Every trial" in (moved / "report.html").read_text()
+    again = search(tmp_path, *MORE, "--budget", "40s", "--resume", str(moved))
+    later = json.loads((moved / "summary.json").read_text())["capacity"]
+    assert again.out.strip() == str(moved)
+    assert later["trials"][: len(found["trials"])] == found["trials"]
+    _agree(later)
+
+
+def _agree(found: dict[str, Any]) -> None:
+    """Both ends and what follows from them, or no rate."""
+    if found["rate"] is None:
+        assert found["ended"] == "budget"
+        return
+    assert found["low"] <= found["rate"] <= found["high"]
+    assert found["binding_slo"] == "ttft p50 <= 60 ms"
+    assert found["replicas"] == found["planning"]["needed"] + 1
+    assert f"{found['low']:.3g}"[:3] in found["headline"][0]
+
+
+@pytest.mark.whole_run
+def test_where_the_load_tester_gives_up_first_it_says_so_and_no_rate(tmp_path: Path) -> None:
+    """The null server answers faster than anyone can ask."""
+    with null_server(Cores((), ()), Timing(first_ms=1, gap_ms=1), log=None) as port:
+        runs = tmp_path / "runs"
+        done = gapmeter(
+            "capacity", "smoke", "--url", f"http://127.0.0.1:{port}", "--budget", "90s", "--runs", str(runs),
+            "--set", "load.rate=3000", "--set", "load.warmup=0", "--set", "workload.prompt_tokens=16",
+            "--set", "workload.output_tokens=2", "--set", 'slo=["ttft p90 <= 20 s"]', runs=runs,
+        )  # fmt: skip
+    found = done.summary["capacity"]
+    assert done.code == 98, done.err
+    assert (found["rate"], found["ended"]) == (None, "client_limit"), done.err
+    assert "beyond that the load tester was the limit, not the server" in done.err
+    assert f"at least {found['low']:,.0f}"[:10] in done.err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "run"])
+def test_only_the_folder_of_a_search_can_be_taken_up(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text('{"kind": "run"}')
+    assert main(["capacity", "smoke", "--resume", str(tmp_path / folder)]) == 2
+    assert "--resume" in capsys.readouterr().err
 
 
 @pytest.mark.whole_run
