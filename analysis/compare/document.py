@@ -26,6 +26,7 @@ from analysis.tail import owner_of
 
 SCHEMA_VERSION = 1
 NOT_COMPARABLE = "NOT COMPARABLE"
+VALIDITY, _VALID = "validity", "valid"
 FORCED = "NOT COMPARABLE, forced"
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
 _SHOWN = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -127,17 +128,36 @@ def _protocol(baseline: Side, side: Side, factors: Sequence[str]) -> Protocol:
     for own in (baseline, side):
         for run in own.runs[1:]:
             inner = protocol.check(own.first.manifest, run.manifest, own.first.summary, run.summary)
-            within = [f for f in inner.facts if f.meaning != protocol.NOTED]
+            within = [f for f in inner.facts if f.meaning != protocol.NOTED and f.key != VALIDITY]
             strays += [Fact(f"{f.key}, within a side", f.a, f.b, protocol.BLOCKS) for f in within]
-    return Protocol(found.factors, found.recognized, (*strays, *found.facts))
+    sound = Fact(VALIDITY, _soundness(baseline), _soundness(side), protocol.BLOCKS)
+    facts = [f for f in found.facts if f.key != VALIDITY]
+    return Protocol(found.factors, found.recognized, (*strays, *facts, *([sound] if _unsound(sound) else ())))
+
+
+def _soundness(side: Side) -> str:
+    """``valid``, or what is wrong with which of its runs."""
+    bad = [(run.name, protocol.unsound_because(run.manifest, run.summary)) for run in side.runs]
+    several = len(side.runs) > 1
+    return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or _VALID
+
+
+def _unsound(fact: Fact) -> bool:
+    return fact.key == VALIDITY and (fact.a, fact.b) != (_VALID, _VALID)
 
 
 def _not_comparable(protocols: Sequence[Protocol], letters: Sequence[str]) -> str:
-    parts = []
+    """What differs, in short: what is long stands once, in the protocol."""
+    parts, invalid = [], set()
     for letter, each in zip(letters[1:], protocols, strict=True):
-        if each.blocking:
-            listed = "; ".join(f"{f.key}: {f.a} | {f.b}" for f in each.blocking)
+        listed = "; ".join(f"{f.key}: {_short(f.a)} | {_short(f.b)}" for f in each.blocking if f.key != VALIDITY)
+        if listed:
             parts.append(f"{letters[0]} and {letter} differ in more than what is compared: {listed}")
+        for fact in filter(_unsound, each.facts):
+            invalid |= {side for side, said in ((letters[0], fact.a), (letter, fact.b)) if said != _VALID}
+    if invalid:
+        told = " and ".join(sorted(invalid))
+        parts.append(f"{told} {'is' if len(invalid) == 1 else 'are'} not valid as a measurement (validity)")
     return ". ".join(parts)
 
 

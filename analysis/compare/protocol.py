@@ -91,7 +91,7 @@ def check(
         for key in differing
     ]
     facts += _floor(one["floor"], other["floor"], named)
-    unsound = _invalid(a, summary_a), _invalid(b, summary_b)
+    unsound = unsound_because(a, summary_a), unsound_because(b, summary_b)
     facts += [Fact("validity", _words(unsound[0]), _words(unsound[1]), BLOCKS)] if any(unsound) else []
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
@@ -209,7 +209,7 @@ def _floor_words(floor: Mapping[str, Any] | None) -> str:
     )
 
 
-def _invalid(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def unsound_because(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Why a run is no valid measurement, or ""."""
     if manifest.get("status") != "complete":
         return f"incomplete: {manifest.get('ended_because', 'killed')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from analysis.compare.protocol import BLOCKS
 from analysis.markdown import origin_line
 from analysis.report.numbers import DASH, duration, significant
 
+_WIDTH = 100
 Figure = Mapping[str, Any]
 
 
@@ -60,10 +62,11 @@ def part(known: Mapping[str, Any], unit: str) -> str:
 
 def terminal(document: Mapping[str, Any], report: str) -> str:
     """The comparison in a few lines, plain text."""
-    lines = [f"{document['verdict']}  {document['headline']}"]
+    lines = _wrapped(f"{document['verdict']}  {document['headline']}", "", "  ")
     for each in document["protocol"]:
         lines += [""] if each["facts"] else []
-        lines += [f"  {fact['meaning']:<8} {fact['key']}: {fact['a']} | {fact['b']}" for fact in each["facts"]]
+        for fact in each["facts"]:
+            lines += _fact(fact, document["sides"][0]["name"], each["side"])
     for found in document["comparisons"]:
         lines += [
             "",
@@ -74,11 +77,29 @@ def terminal(document: Mapping[str, Any], report: str) -> str:
                 if figure["in_family"] and figure["difference_ms"] is not None:
                     lines.append(_line(metric, key, figure, forced=document["forced"]))
         if found["changed"]:
-            lines += ["", f"  {found['changed']['sentence']}"]
-    lines += [f"  ! {text}" for text in document.get("warnings", ())]
+            lines += ["", *_wrapped(found["changed"]["sentence"], "  ", "  ")]
+    for text in document.get("warnings", ()):
+        lines += _wrapped(text, "  ! ", "    ")
     if document["verdict"] == "NOT COMPARABLE":
         lines += ["", "  " + remedy(document)]
     return "\n".join([*lines, f"  report  {report}"])
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    """Lines of at most 100 columns, but for words that are longer."""
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _fact(fact: Mapping[str, Any], a: str, b: str) -> list[str]:
+    """On one line where it fits, else a paragraph for each side."""
+    head = f"  {fact['meaning']:<8} {fact['key']}"
+    line = f"{head}: {fact['a']} | {fact['b']}"
+    if len(line) <= _WIDTH:
+        return [line]
+    sides = [_wrapped(f"{side:<2} {fact[key]}", " " * 11, " " * 14) for side, key in ((a, "a"), (b, "b"))]
+    return [head, *sides[0], *sides[1]]
 
 
 def _line(metric: str, key: str, figure: Figure, *, forced: bool) -> str:

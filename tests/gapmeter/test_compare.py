@@ -27,6 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder(home / "twin", slots=8)
     folder(home / "stranger", slots=8, changes={"scenario__load__rate": 9.0, "versions__gapmeter": "9"})
     folder(home / "future", slots=8, changes={"schema_version": 9})
+    folder(home / "killed", slots=8, changes={"status": "incomplete", "ended_because": "killed " * 30})
     (home / "unanalysed").mkdir()
     (home / "unanalysed" / "manifest.json").write_text("{}")
     return home
@@ -66,6 +67,11 @@ MISTAKES = {
     "not analysed": (["three", "unanalysed"], 2, "gapmeter report"),
     "two things differ": (["three", "stranger"], 98, "--factor"),
     "another version of the format": (["three", "future"], 98, "version 9 of the format"),
+    "a run that was killed": (
+        ["eight", "killed"],
+        98,
+        "B is not valid as a measurement (validity)\n\n  blocks   validity\n",
+    ),
     "pairs of nothing": (["--run", "smoke", "--pairs", "2"], 2, "--a server.max_batch=4"),
     "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),
     "an override that sets nothing": (["--run", "smoke", "--a", "server.max_batch"], 2, "KEY=VALUE"),
