@@ -21,7 +21,7 @@ def core_warning(rows: pd.DataFrame) -> RunWarning | None:
     return RunWarning(
         "cores",
         f"{share(waited / total)} of the time to first tokens, the server's own processes waited for a CPU core",
-        "more of them wanted to run than it has cores; a faster GPU would not shorten this",
+        "more of them wanted to run than it has cores; a faster device would not shorten this",
         "give the server more cores",
         ("core_wait",),
     )

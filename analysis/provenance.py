@@ -30,9 +30,10 @@ class Provenance:
 
     def line(self) -> str:
         """All of it in one line of text; what is unknown is left out, but for the validity."""
-        named = f"{self.scenario} {self.digest}".strip()
-        parts = [named, self.model, self.precision, self.engine, self.hardware, self.load, f"n = {self.n}",
-                 self.validity, self.date, self.command]  # fmt: skip
+        named = " ".join(part for part in (self.scenario, self.digest) if part and part != UNKNOWN)
+        many = f"n = {self.n}" if self.n != UNKNOWN else ""
+        parts = [named, self.model, self.precision, self.engine, self.hardware, self.load, many, self.validity,
+                 self.date, self.command]  # fmt: skip
         return " · ".join(part for part in parts if part and part != UNKNOWN)
 
     def facts(self) -> dict[str, str]:

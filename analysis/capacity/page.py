@@ -76,9 +76,33 @@ def _curve_section(part: Mapping[str, Any], origin: Provenance) -> Section:
     body = group([
         figure(goodput(part, "goodput"), table, origin, css="levels"),
         el("h3", "How sure each trial is that every SLO holds at its rate"),
-        figure(verdicts(part, "verdicts"), None, origin, css="levels"),
+        figure(verdicts(part, "verdicts"), _sure_table(part), origin, css="levels"),
     ])  # fmt: skip
     return Section("curve", "Goodput against rate", body, lead, "goodput")
+
+
+def _sure_table(part: Mapping[str, Any]) -> Table:
+    """Of each trial how likely it is that every SLO holds at its rate."""
+    told = [trial for trial in part["trials"] if trial["confidence"] is not None]
+    sure = [trial["confidence"] if trial["leaning"] == HOLDS else 1 - trial["confidence"] for trial in told]
+    rows: list[Row] = [
+        [str(trial["number"]), Value(rate(trial["rate"]), trial["rate"]), trial["verdict"], Value(share(held), held)]
+        for trial, held in zip(told, sure, strict=True)
+    ]
+    headers = ["trial", "rate", "verdict", "sure that all hold"]
+    return Table("How sure each trial is", headers, rows, csv=["trial", "rate (1/s)", "verdict", "share"], words=1)
+
+
+def _posterior_table(part: Mapping[str, Any]) -> Table:
+    """The probability between neighboring rates, where there is a thousandth of it."""
+    edges, masses = part["posterior"]["rates"], part["posterior"]["masses"]
+    rows: list[Row] = [
+        [Value(rate(low), repr(low)), Value(rate(high), repr(high)), Value(share(mass), repr(mass))]
+        for low, high, mass in zip(edges[:-1], edges[1:], masses, strict=True)
+        if mass >= 0.001
+    ]
+    csv = ["from (1/s)", "to (1/s)", "probability"]
+    return Table("Where the capacity lies", ["from", "to", "probability"], rows, csv=csv, words=0)
 
 
 def _posterior_section(part: Mapping[str, Any], origin: Provenance) -> Section:
@@ -86,7 +110,7 @@ def _posterior_section(part: Mapping[str, Any], origin: Provenance) -> Section:
         f"Probabilistic bisection: each trial moves probability to the side that it points to, by its own confidence. "
         f"Shaded: {100 * part['confidence']:g} % of it. Ticks: rates that were tried."
     )
-    picture = figure(density(part, "posterior"), None, origin, css="levels")
+    picture = figure(density(part, "posterior"), _posterior_table(part), origin, css="levels")
     return Section("posterior", "Where the capacity lies", picture, lead, "posterior")
 
 

@@ -154,7 +154,9 @@ def _metrics(found: Mapping[str, Any], origin: Provenance, number: int, name: st
     for metric, known in found["metrics"].items():
         groups.add(len(rows))
         for i, (key, f) in enumerate(known["percentiles"].items()):
-            rows.append([NAMES[metric] if not i else "", key, *_figure_cells(metric, key, f, stamp)])
+            rows.append(
+                [NAMES[metric] if not i else "", key.replace("p999", "p99.9"), *_figure_cells(metric, key, f, stamp)]
+            )
     headers = [
         "metric",
         "",

@@ -90,9 +90,26 @@ def contributions(name: str, found: Mapping[str, Any], device: str, stamp: str |
         return _LABELS + (1 - _LABELS) * (ms - low) / (high - low)
 
     zero = el("line", x1=percent(x(0)), x2=percent(x(0)), y1=0, y2=height, stroke="var(--ink)", stroke_width=1)
+    axis = group(_tick(ms, x, height, text) for ms, text in _ticks(low, high))
     bars = [_bar(number, s, x, device) for number, s in enumerate(rows)]
     said = f"The mean differs by {difference(found['total'])}; a bar is what one stage adds to that."
-    return chart(name, height, "What each stage adds to the difference", said, *bars, zero, _stamp(stamp, height))
+    title = "What each stage adds to the difference"
+    return chart(name, height + 24, title, said, axis, *bars, zero, _stamp(stamp, height))
+
+
+def _ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Round differences from ``low`` to ``high`` in ms, with their signs; the largest with its unit."""
+    unit = unit_of(max(high, -low))
+    size = in_unit(1.0, unit)[0]
+    step = ticks((high - low) * size, 6)[-1] / max(len(ticks((high - low) * size, 6)) - 1, 1) or 1.0
+    values = [step * i for i in range(-int(-low * size / step), int(high * size / step) + 1)]
+    return [(v / size, f"{v:+g} {unit}" if v == values[-1] else f"{v:+g}" if v else "0") for v in values]
+
+
+def _tick(ms: float, x: Any, height: float, text: str) -> Fragment:
+    at = percent(x(ms))
+    line = el("line", x1=at, x2=at, y1=0, y2=height, class_="grid")
+    return group([line, el("text", text, x=at, y=height + 17, class_="tick middle")])
 
 
 def _bar(number: int, row: Mapping[str, Any], x: Any, device: str) -> Fragment:

@@ -68,7 +68,7 @@ def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | N
     heads = [f"{metric.upper()} {level}" for metric, level in levels.items()]
     rows = [economy_row(point, levels) for point in shown]
     name = "Cost, efficiency and value"
-    table = Table(name, [*_HEADERS, *heads, "why there is no cost"], rows, words=2)
+    table = Table(name, [*_HEADERS, *heads, "why there is no cost"], rows, words=2, css="dense")
     priced = [point["economy"]["cost"] for point in shown if point["economy"]["cost"].get("price")]
     price = f" The price is {price_note(priced[0]['price'])}." if priced else ""
     return Section("economy", name, written(table, origin), f"{_LEAD}{price}", "cost")

@@ -152,9 +152,8 @@ def _stacks_section(sights: Mapping[str, Sight], summary: Mapping[str, Any], ori
         thin = "" if sight.level == 50 else ", p50 thin"
         parts += [
             el("h3", f"{_STACKS[metric]}: {figure_key(sight.level)} with its interval{thin}; below, the mean by stage"),
-            el("div", latency(sight, f"latency-{metric}"), class_="plot levels"),
-            figure(stack_columns(sight, metric, f"columns-{metric}"), _stack_table(sight, metric, stages), origin,
-                   css="levels"),
+            figure(group([latency(sight, f"latency-{metric}"), stack_columns(sight, metric, f"columns-{metric}")]),
+                   _stack_table(sight, metric, stages), origin, css="levels"),
         ]  # fmt: skip
     if not parts:
         return Section("stages", "Where the time goes, point by point", el("p", "No stage of the server was measured."))
@@ -170,13 +169,24 @@ def _stacks_section(sights: Mapping[str, Sight], summary: Mapping[str, Any], ori
 
 def _stack_table(sight: Sight, metric: str, stages: Sequence[str]) -> Table:
     points = sight.shown()
+    ends = [sight.interval(p) or (None, None) for p in points]
+    level = figure_key(sight.level)
     rows: list[Row] = [
+        [f"{level} of the whole", "", *(Value(duration(ms), _raw(ms)) for ms in map(sight.value, points))]
+    ]
+    for at, side in enumerate(("from", "to")):
+        bound = [Value(duration(pair[at]), _raw(pair[at])) for pair in ends]
+        rows.append([f"its 95 % interval, {side}", "", *bound])
+    rows += [
         [marks.words(stage), marks.owner(stage, sight.device),
          *(Value(duration(ms), _raw(ms)) for p in points
            for ms in [p["stages"][metric]["stages_ms"].get(stage, 0.0)])]
         for stage in stages
     ]  # fmt: skip
-    return Table(f"Mean {_NAMES[metric]} by stage", ["stage", "owner", *(p["label"] for p in points)], rows, words=2)
+    labels = [str(p["label"]) for p in points]
+    csv = ["stage", "owner", *(f"{label} (ms)" for label in labels)]
+    name = f"Mean {_NAMES[metric]} by stage"
+    return Table(name, ["stage", "owner", *labels], rows, csv=csv, words=2, groups=frozenset({3}))
 
 
 def _points_section(sweep: Mapping[str, Any], origin: Provenance) -> Section:
@@ -187,7 +197,7 @@ def _points_section(sweep: Mapping[str, Any], origin: Provenance) -> Section:
     names += [name for head in heads for name in (head, "95 % interval")]
     rows = [_point_row(sweep["points"][at], levels) for entry in sweep["series"] for at in entry["points"]]
     lead = "Figures over requests that succeeded; each point links to its own report."
-    table = Table("Points", names, rows, words=3)
+    table = Table("Points", names, rows, words=3, css="dense")
     return Section("points", "Every point", written(table, origin), lead, "points")
 
 

@@ -15,6 +15,8 @@ from analysis.report.shell import Section, page_shell
 from gapmeter.listing import Listed
 
 PER_PAGE = 200
+# A comparison's answer in the colour of a run's.
+_TONES = {"FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "NOT COMPARABLE": "INVALID"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _row(run: Listed) -> dict[str, str]:
         "model": known.model or DASH,
         "load": known.load or DASH,
         "verdict": _answer(run),
-        "tone": known.verdict or "",
+        "tone": _TONES.get(known.verdict or "", known.verdict or ""),
         "n": DASH if known.measured is None else count(known.measured),
         "ttft": duration(known.ttft_p99_ms),
         "itl": duration(known.itl_p99_ms),

@@ -38,7 +38,7 @@ def test_a_line_says_what_where_how_many_when_and_how_to_repeat_it(origin: Prove
 def test_what_is_not_known_is_left_out_of_the_line_and_told_in_the_facts() -> None:
     parts = dict.fromkeys(("digest", "model", "precision", "hardware", "load", "command", "date", "engine"), "unknown")
     known = Provenance(scenario="s", n="3", validity="INVALID", **parts)
-    assert known.line() == "s unknown · n = 3 · INVALID"
+    assert known.line() == "s · n = 3 · INVALID"
     assert known.stamp == "INVALID"
     assert known.facts()["precision"] == "unknown"
 
