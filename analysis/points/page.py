@@ -109,7 +109,7 @@ def _answer(summary: Mapping[str, Any]) -> Section:
 def _tradeoff_section(sight: Sight, origin: Provenance) -> Section:
     name = _NAMES[sight.metric]
     lead = (
-        f"Every point is one load; lines join points of one curve in the order of their load, and never a closed loop "
+        f"Every point is one setting; lines join points of one curve in their order, and never a closed loop "
         f"with an open one. Vertical bars: the 95 % interval of {sight.words}{_why(sight)}. "
         f"Horizontal ones: that of throughput. Small dots: from repeat to repeat. Green: SLOs met; red: "
         f"missed; hollow: undecided; ✕: not valid as a measurement."
