@@ -22,9 +22,12 @@ from gapmeter.session import Session, open_session
 
 PAIRS = 10
 HZ = 10
-SECONDS, RATE = 7, 100
+SECONDS, RATE = 7, 60
 _LEVELS = (50, 99)
-_LOAD = ("server.engine=simulated", f"load.rate={RATE}", f"load.duration={SECONDS}s", "load.warmup=1s")
+_LOAD = (
+    "server.engine=simulated", "workload.output_tokens=4", f"load.rate={RATE}", f"load.duration={SECONDS}s",
+    "load.warmup=1s",
+)  # fmt: skip
 
 
 def measure(folder: Path, pairs: int = PAIRS) -> dict[str, Any]:
