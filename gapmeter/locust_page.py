@@ -68,9 +68,9 @@ class Page:
         """Let it be looked at for as long as asked, or until Ctrl-C, which only ends this."""
         sys.stdout.flush()  # whoever waits for the run's folder need not wait for the page
         until = "until Ctrl-C" if self._keep_ns is None else f"for {self._keep_ns / 1e9:g} s"
-        self._say(f"the page with the result stays at {self.address} {until}")
         end = None if self._keep_ns is None else time.monotonic() + self._keep_ns / 1e9
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):  # also one that comes as soon as the sentence is read
+            self._say(f"the page with the result stays at {self.address} {until}")
             while self._process.poll() is None and (end is None or time.monotonic() < end):
                 time.sleep(_LOOK_S)
 
