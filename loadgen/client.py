@@ -183,6 +183,8 @@ class Connection(asyncio.Protocol):
             self._marks.clear()
             del self._stamps[:]
             self._complete = -1
+            self._parser = httptools.HttpResponseParser(self)  # the old one would tell this status of what is no answer
+            self._feed = self._parser.feed_data
         else:
             self.close()
         self._client.finished(self, exchange)

@@ -47,6 +47,15 @@ async def test_a_failed_answer_has_its_outcome_and_keeps_what_came_of_it(
     assert record.end_ns >= record.sent_ns > 0
 
 
+async def test_what_is_no_answer_has_no_status_of_the_answer_before_it_on_the_same_connection() -> None:
+    async with null_server() as (_, url), asking(url) as one:
+        before = await one.ask(body(2, fault="status_404"))
+        record = await one.ask(body(2, fault="not_http"))
+    assert (before.status, before.connection) == (404, record.connection)
+    assert Flag.REUSED in record.flags
+    assert (record.outcome, record.status) == (Outcome.MALFORMED, 0)
+
+
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
