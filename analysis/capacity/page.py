@@ -142,8 +142,8 @@ def _trial_row(trial: Mapping[str, Any]) -> Row:
 def _how_section(manifest: Mapping[str, Any], part: Mapping[str, Any]) -> Section:
     text = (
         f"{len(part['trials'])} trials with {part['requests']:,} requests in {duration(part['seconds'] * 1000)}, one "
-        f"server. A trial's looks are fixed before it starts and its p-values multiplied by their number, so that "
-        f"stopping early does not flatter it; docs/capacity.md has the rules."
+        f"server. A trial's looks are fixed before it starts and share its chance to be wrong, so that stopping early "
+        f"does not flatter it; docs/capacity.md has the rules."
     )
     return how_section(manifest, "How it was searched", text)
 
