@@ -235,7 +235,7 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
     told = [trial for trial in trials if trial.verdict != INVALID]
     if told:
         return _below_invalid(goal, trials, told)
-    return _short(goal, last.rate / 4) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
+    return _short(goal, last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
 
 
 def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
