@@ -228,7 +228,11 @@ def _table(document: Mapping[str, Any], origin: Provenance) -> Section | None:
         rows.append([row["name"], row["device"], row["engine"], count(row["requests"]), *figures, *extra])
     named = [f"{NAMES[key.partition('_')[0]]} {key.partition('_')[2]}" for key in keys]
     headers = ["", "device", "engine", "n", *named, "capacity", "per request at the SLA", "energy a request"]
-    body = [written(Table("All sides", headers, rows, words=3), origin), *_missing(document), *_spreads(document)]
+    body = [
+        written(Table("All sides", headers, rows, words=3, css="dense"), origin),
+        *_missing(document),
+        *_spreads(document),
+    ]
     return Section("sides", "All sides in one table", group(body), short="all sides")
 
 

@@ -68,7 +68,13 @@ def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | N
     heads = [f"{metric.upper()} {level}" for metric, level in levels.items()]
     rows = [economy_row(point, levels) for point in shown]
     name = "Cost, efficiency and value"
-    table = Table(name, [*_HEADERS, *heads, "why there is no cost"], rows, words=2, css="dense")
+    first, last = list(_HEADERS[:2]), [*_HEADERS[2:], *heads]
+    if any(row[-1] for row in rows):  # words stand before the numbers
+        first.append("why there is no cost")
+        rows = [[*row[:2], row[-1], *row[2:-1]] for row in rows]
+    else:
+        rows = [row[:-1] for row in rows]
+    table = Table(name, [*first, *last], rows, words=len(first), css="dense")
     priced = [point["economy"]["cost"] for point in shown if point["economy"]["cost"].get("price")]
     price = f" The price is {price_note(priced[0]['price'])}." if priced else ""
     return Section("economy", name, written(table, origin), f"{_LEAD}{price}", "cost")
