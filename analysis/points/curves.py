@@ -121,7 +121,8 @@ def _compared(told: Mapping[str, Any], frames: Frames, metric: str, level: float
         return mean_level(frames, metric)
     key = figure_key(level)
     ends = told[f"{key}_ci_ms"]
-    return None if ends is None or None in ends else lv.of_interval(told[f"{key}_ms"], *ends)
+    known = ends is not None and None not in ends and ends[0] > 0
+    return lv.of_interval(told[f"{key}_ms"], *ends) if known else None
 
 
 def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) -> tuple[Knee, str]:
