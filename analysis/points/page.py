@@ -196,7 +196,9 @@ def _points_section(sweep: Mapping[str, Any], origin: Provenance) -> Section:
     names += [] if levels["ttft"] == "p50" else ["TTFT p50"]
     names += [name for head in heads for name in (head, "95 % interval")]
     rows = [_point_row(sweep["points"][at], levels) for entry in sweep["series"] for at in entry["points"]]
-    lead = "Figures over requests that succeeded; each point links to its own report."
+    lead = (
+        "Figures over requests that succeeded; each point links to its own report. Behind a queue: what is busy there."
+    )
     table = Table("Points", names, rows, words=3, css="dense")
     return Section("points", "Every point", written(table, origin), lead, "points")
 
@@ -218,10 +220,10 @@ def _point_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
         cells.append(Value(duration(value), _raw(value), {"data_metric": f"{point['index']}.{metric}.{key}_ms"}))
         cells.append(bounds(*(found[f"{key}_ci_ms"] or (None, None))))
     binding = point["binding"]
-    behind = f", behind it {binding['behind']}" if binding["behind"] else ""
+    binds = f"{binding['resource']} / {binding['behind']}" if binding["behind"] else str(binding["resource"])
     middle = middle and (Value(duration(point["metrics"]["ttft"]["p50_ms"])),)
     return [
-        name, word, f"{binding['resource']}{behind}", f"{point['metrics']['ttft']['count']:,}",
+        name, word, Value(binds, None, {"class_": "name"}), f"{point['metrics']['ttft']['count']:,}",
         _number(point["throughput"]["requests_per_s"]), written_tokens(point),
         _number(point["batch"]["running"]), *middle, *cells,
     ]  # fmt: skip

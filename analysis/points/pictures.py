@@ -60,7 +60,7 @@ def tradeoff(sight: Sight, name: str) -> Fragment:
     points = [p for p in sight.shown() if tokens_per_s(p) is not None and _height(sight, p) is not None]
     ends = [end for p in points for end in (sight.interval(p) or ())]
     y = Scale.of([_height(sight, p) or 0.0 for p in points] + ends, sight.limit[0] if sight.limit else None)
-    x = Scale(0.0, max([tokens_per_s(p) or 0.0 for p in points], default=1.0) * 1.14, logarithmic=False)
+    x = Scale(0.0, max([_most_tokens(p) for p in points], default=1.0) * 1.14, logarithmic=False)
     drawn: list[Fragment] = []
     labels = _label_heights(sight, points, x, y)
     for number, (title, members) in enumerate(sight.series):
@@ -128,6 +128,11 @@ def _stages(point: Point, metric: str, part: str) -> Mapping[str, float]:
     if part == "slow_stages":
         return dict((point["slow_stages"] or {}).get(metric, {}))
     return dict((point["stages"] or {}).get(metric, {}).get("stages_ms", {}))
+
+
+def _most_tokens(point: Point) -> float:
+    ends = point["throughput"]["steady_ci"]
+    return float(ends[1]) if ends else tokens_per_s(point) or 0.0
 
 
 def _height(sight: Sight, point: Point) -> float | None:
