@@ -23,6 +23,7 @@ class Asked:
     """What is asked of the virtual server: ``prompt_tokens`` uniform on both ends included, a fixed answer's length.
 
     ``limits_ns`` are the promises' limits, on TTFT or E2E; the first ``warmup`` requests of a trial do not count.
+    ``around_s``: what a trial takes beside its load.
     """
 
     settings: Settings
@@ -31,6 +32,7 @@ class Asked:
     promises: tuple[Promise, ...]
     limits_ns: tuple[int, ...]
     warmup: int
+    around_s: float = 0.0
 
     @property
     def longest_ns(self) -> int:
@@ -52,6 +54,25 @@ SMALL = Asked(
     promises=(Promise("ttft p95 <= 40 ms", "ttft", 0.05), Promise("e2e p95 <= 60 ms", "e2e", 0.05)),
     limits_ns=(40_000_000, 60_000_000),
     warmup=200,
+)  # fmt: skip
+
+
+# Like the scenario chat-p99 on a small engine: four places, answers of five tokens, a limit far above what is usual.
+CHAT = Asked(
+    Settings(
+        Limits(max_sequences=4),
+        StageTimes(
+            template_ns=0, tokenize_ns=0, handoff_ns=0, schedule_ns=0, input_prep_ns=1_000_000, forward_ns=4_000_000,
+            forward_prompt_token_ns=60_000, forward_sequence_ns=800_000, forward_kv_token_ns=0, sampling_ns=0,
+            update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, jitter="lognormal", spread=0.3,
+        ),
+    ),
+    prompt_tokens=(8, 120),
+    output_tokens=5,
+    promises=(Promise("ttft p99 <= 500 ms", "ttft", 0.01), Promise("e2e p99 <= 900 ms", "e2e", 0.01)),
+    limits_ns=(500_000_000, 900_000_000),
+    warmup=300,
+    around_s=4.0,
 )  # fmt: skip
 
 
@@ -132,5 +153,5 @@ class VirtualOracle:
         within = [values <= limit for values, limit in zip(trial.values_ns(look), self._asked.limits_ns, strict=True)]
         good = int(np.logical_and.reduce(within).sum())
         worth = min(count.n_eff for count in counts)
-        seconds = trial.issued / rate
+        seconds = trial.issued / rate + self._asked.around_s
         return Outcome(tuple(counts), trial.issued, look, seconds, good, worth, at + 1)

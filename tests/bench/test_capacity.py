@@ -9,7 +9,7 @@ from scipy import stats
 
 from analysis.capacity.posterior import posterior
 from analysis.capacity.search import search
-from bench.capacity import GOAL, plain_bisection
+from bench.capacity import GOAL, one_p99_search, plain_bisection
 from bench.virtual_trials import SMALL, VirtualOracle, VirtualTrial
 
 TRUTH = 137.3  # docs/results/capacity.json, standard error 0.13
@@ -25,6 +25,13 @@ def test_thirty_searches_in_virtual_time_find_the_known_capacity() -> None:
         covered += low <= TRUTH <= high
     assert abs(np.median(rates) / TRUTH - 1) < 0.05
     assert covered >= stats.binom.ppf(0.001, 30, 0.95)
+
+
+def test_a_search_at_p99_has_both_ends_within_the_default_budget_and_they_hold_the_truth() -> None:
+    """The server like chat-p99: 70.4 req/s by brute force, docs/results/capacity.json."""
+    ends = [one_p99_search(700_000 + seed) for seed in range(12)]
+    assert None not in ends
+    assert sum(found is not None and found[0] <= 70.4 <= found[2] for found in ends) >= 10
 
 
 def test_a_search_is_the_same_for_the_same_seed() -> None:
