@@ -223,7 +223,7 @@ def _table(document: Mapping[str, Any], origin: Provenance) -> Section | None:
             Value(
                 words.part(row[name], unit), row[name]["value"], {"title": row[name]["why"]} if row[name]["why"] else {}
             )
-            for name, unit in (("capacity", "req/s"), ("cost", "USD"), ("energy", "J"))
+            for name, unit in words.RARE
         ]
         rows.append([row["name"], row["device"], row["engine"], count(row["requests"]), *figures, *extra])
     named = [f"{NAMES[key.partition('_')[0]]} {key.partition('_')[2]}" for key in keys]
@@ -231,7 +231,7 @@ def _table(document: Mapping[str, Any], origin: Provenance) -> Section | None:
     body = [
         written(Table("All sides", headers, rows, words=3, css="dense"), origin),
         *_missing(document),
-        *_spreads(document),
+        *(el("p", text) for text in words.spreads(document)),
     ]
     return Section("sides", "All sides in one table", group(body), short="all sides")
 
@@ -245,26 +245,9 @@ def _estimate(found: Mapping[str, Any]) -> str:
 def _missing(document: Mapping[str, Any]) -> list[Fragment]:
     """Why a dash stands where it does."""
     reasons = {
-        f"{name}: {row[name]['why']}"
-        for row in document["table"]["rows"]
-        for name in ("capacity", "cost", "energy")
-        if row[name]["why"]
+        f"{name}: {row[name]['why']}" for row in document["table"]["rows"] for name, _ in words.RARE if row[name]["why"]
     }
     return [el("p", f"{DASH} {'; '.join(sorted(reasons))}.", class_="lead")] if reasons else []
-
-
-def _spreads(document: Mapping[str, Any]) -> list[Fragment]:
-    """How far sides on devices of one name, under one scenario, lie apart."""
-    parts = []
-    for each in document["table"]["devices"]:
-        said = ", ".join(
-            f"{NAMES[key.partition('_')[0]]} {key.partition('_')[2]} {share(found['relative'])}"
-            for key, found in each["figures"].items()
-        )
-        if said:
-            text = f"Spread between identical devices ({', '.join(each['sides'])}, each on {each['device']}): {said}."
-            parts.append(el("p", text))
-    return parts
 
 
 def _method(document: Mapping[str, Any]) -> Section:

@@ -9,9 +9,10 @@ from typing import Any
 from analysis.compare.claims import NAMES, between, signed, signed_share
 from analysis.compare.protocol import BLOCKS
 from analysis.markdown import origin_line
-from analysis.report.numbers import DASH, duration, significant
+from analysis.report.numbers import DASH, duration, share, significant
 
 _WIDTH = 100
+RARE = (("capacity", "req/s"), ("cost", "USD"), ("energy", "J"))  # figures that only some runs have
 Figure = Mapping[str, Any]
 
 
@@ -76,13 +77,45 @@ def terminal(document: Mapping[str, Any], report: str) -> str:
             for key, figure in known["percentiles"].items():
                 if figure["in_family"] and figure["difference_ms"] is not None:
                     lines.append(_line(metric, key, figure, forced=document["forced"]))
-        if found["changed"]:
+        if found["changed"] and found["changed"]["sentence"].lower() not in document["headline"].lower():
             lines += ["", *_wrapped(found["changed"]["sentence"], "  ", "  ")]
+    lines += _sides(document)
     for text in document.get("warnings", ()):
         lines += _wrapped(text, "  ! ", "    ")
     if document["verdict"] == "NOT COMPARABLE":
         lines += ["", "  " + remedy(document)]
     return "\n".join([*lines, f"  report  {report}"])
+
+
+def _sides(document: Mapping[str, Any]) -> list[str]:
+    """Three sides or more in a few columns, and how far those on devices of one name lie apart."""
+    if len(document["sides"]) < 3 or not document.get("table"):
+        return []
+    lines = ["", f"  {'':<3} {'n':>6}  {'capacity':<24} {'per request at the SLA':<24} {'energy a request':<18} device"]
+    for row in document["table"]["rows"]:
+        capacity, cost, energy = (part(row[name], unit) for name, unit in RARE)
+        lines.append(
+            f"  {row['name']:<3} {row['requests']:>6,}  {capacity:<24} {cost:<24} {energy:<18} {row['device']}"
+        )
+    why = {f"{name}: {row[name]['why']}" for row in document["table"]["rows"] for name, _ in RARE if row[name]["why"]}
+    lines += _wrapped(f"{DASH} {'; '.join(sorted(why))}", "  ", "    ") if why else []
+    for text in spreads(document):
+        lines += _wrapped(text, "  ", "    ")
+    return lines
+
+
+def spreads(document: Mapping[str, Any]) -> list[str]:
+    """How far sides on devices of one name, under one scenario, lie apart, a sentence a device."""
+    told = []
+    for each in document["table"]["devices"]:
+        said = ", ".join(
+            f"{NAMES[key.partition('_')[0]]} {key.partition('_')[2]} {share(found['relative'])}"
+            for key, found in each["figures"].items()
+        )
+        if said:
+            where = f"{', '.join(each['sides'])}, each on {each['device']}"
+            told.append(f"Spread between identical devices ({where}): {said}.")
+    return told
 
 
 def _wrapped(text: str, first: str, others: str) -> list[str]:

@@ -184,6 +184,7 @@ def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunRe
             print_document(done)
     code = max(result.exit_code for result in done)
     judged = done[-1].summary.get("regression")
-    meaning = "SLO missed, or a regression" if judged and code == errors.SLO_MISSED else ""
+    regressed = judged and judged["status"] == "REGRESSED" and code == errors.SLO_MISSED
+    meaning = "regressed against its baseline" if regressed else ""
     last = arguments.quiet or annotated or judged or len(done) > 1  # else a single summary ends with it
     return say_exit(code, meaning) if last else code

@@ -60,6 +60,21 @@ def test_sides_of_several_runs_may_be_named_by_flags_and_the_document_goes_to_st
     assert err == ""
 
 
+def test_three_sides_are_also_told_in_one_table_and_how_far_identical_devices_lie_apart(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", *(str(runs / name) for name in ("eight", "twin", "three")), "--runs", str(tmp_path)]
+    assert main([*words, "--factor", "server.max_batch"]) == errors.OK
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    (head,) = (at for at, line in enumerate(lines) if "per request at the SLA" in line)
+    assert [line.split()[:2] for line in lines[head + 1 : head + 4]] == [[side, "200"] for side in "ABC"]
+    assert "capacity: not in this run" in err
+    page = (Path(out.strip()) / "report.html").read_text()
+    for part in ("capacity", "per request at the SLA", "energy a request", "Spread between identical devices (A, B"):
+        assert part in " ".join(err.split()) and part in page, part
+
+
 MISTAKES = {
     "one side": (["three"], 2, "two sides"),
     "the same run twice": (["three", "three"], 2, "named twice"),
