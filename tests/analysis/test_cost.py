@@ -271,6 +271,6 @@ def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
     summary = run | describe_economics(run, manifest(), measured, None)
     rows = economy_rows(summary)
     assert len(rows) == 3
-    figure, said = rows[0][1], rows[0][3]
+    said, figure = rows[0][1:3]
     assert isinstance(figure, Value) and figure.text == "–" and "missed" in str(said)
     assert json.loads(json.dumps(summary))["cost"]["per_request_usd"] is None
