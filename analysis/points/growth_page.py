@@ -52,12 +52,13 @@ def _part(growths: Sequence[Mapping[str, Any]], origin: Provenance, device: str)
 def _row(growth: Mapping[str, Any], device: str) -> Row:
     ends, parts, sure = growth["grows_ci_ms"], growth["share_ci"], is_sure(growth)
     told = sure and growth["stage"]
+    known = told and parts  # a share without an interval is not told
     owner = owner_words(growth["owner"], device) if told else DASH
     return [
         f"{growth['from']} → {growth['to']}{' (knee)' if growth['at_knee'] else ''}",
         duration(growth["grows_ms"]), bounds(*(ends or (None, None))),
         marks.words(growth["stage"]) if told else "not beyond its interval", owner,
-        share(growth["share"]) if told else DASH, f"{share(parts[0])} .. {share(parts[1])}" if parts and told else DASH,
+        share(growth["share"]) if known else DASH, f"{share(parts[0])} .. {share(parts[1])}" if known else DASH,
     ]  # fmt: skip
 
 
