@@ -22,7 +22,7 @@ from gapmeter.session import Session, open_session
 
 PAIRS = 10
 HZ = 10
-SECONDS, RATE = 7, 60
+SECONDS, RATE = 6, 60
 _LEVELS = (50, 99)
 _LOAD = (
     "server.engine=simulated", "workload.output_tokens=4", f"load.rate={RATE}", f"load.duration={SECONDS}s",
