@@ -100,7 +100,10 @@ def _build(kind: Any, given: dict[str, Any]) -> Any:
     """The dataclass from its flags, which are taken out of ``given``."""
     values = {}
     for item in fields(kind):
-        value = given.pop(_flag(kind, item.name))
+        flag = _flag(kind, item.name)
+        value = given.pop(flag)
+        if item.name.endswith("_ns") and value < 0:  # told by the flag's name, not the field's
+            raise ValueError(f"{flag} is {value:g}; a duration is not negative")
         values[item.name] = round(value * 1e6) if item.name.endswith("_ns") else value
     return kind(**values)
 

@@ -304,6 +304,7 @@ def test_flags_become_options_and_a_command_becomes_flags() -> None:
         ({"forward": 3}, "ambiguous option|unrecognized arguments"),
         ({"jitter": "normal"}, "invalid choice"),
         ({"max_batch": 0}, "max_sequences"),
+        ({"forward_ms": -1}, "forward_ms is -1; a duration is not negative"),
         ({"kv_blocks": 4, "max_model_len": 100}, "does not fit"),
         ({"chunked_prefill": False, "token_budget": 64}, "without chunked prefill"),
     ],
