@@ -20,7 +20,8 @@ from gapmeter.archive import HASHES, archive
 from gapmeter.cli import main
 from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
-from gapmeter.verify import Check, check_all, differing, verify
+from gapmeter.sameness import Check, differing
+from gapmeter.verify import check_all, verify
 from recording import RunFolder
 
 pytestmark = pytest.mark.whole_run
