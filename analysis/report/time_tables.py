@@ -64,7 +64,7 @@ def levels_table(levels: Sequence[Level], length_s: float) -> Table:
     names = [f"{level.title}{f', {level.unit}' if level.unit else ''}" for level in levels]
     headers = ["from", "to", *(header for name in names for header in (name, "largest"))]
     csv = [*_TIMES, *(header for name in names for header in (f"{name}: mean", f"{name}: largest"))]
-    return Table("Samples over time, means and largest", headers, rows, csv=csv, words=0)
+    return Table("Samples over time, means and largest", headers, rows, csv=csv, words=0, css="dense")
 
 
 def _held(level: Level, low: float, high: float) -> tuple[Value, Value]:
