@@ -7,33 +7,33 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.chosen import chosen
-from analysis.cores import core_warning
-from analysis.definitions import describe_definitions
-from analysis.drift import describe_drift, throttled
-from analysis.economics import describe_economics, emulation_warning
-from analysis.energy import Energy
-from analysis.explained import explain_groups
+from analysis.attribution.chosen import chosen
+from analysis.attribution.cores import core_warning
+from analysis.attribution.explained import explain_groups
+from analysis.attribution.interference import Interference
+from analysis.attribution.ledger import Ledger, make_ledger, timelines
+from analysis.attribution.trace import Trace, read_trace
+from analysis.cost.economics import describe_economics, emulation_warning
+from analysis.cost.energy import Energy
+from analysis.device.roofline_summary import describe_roofline
+from analysis.device.telemetry import EnergyEstimate, read_telemetry
+from analysis.device.telemetry_summary import describe_telemetry, measured_energy, measured_window, telemetry_warnings
 from analysis.export.perfetto import write_trace
-from analysis.figures import write_histograms
-from analysis.floor import read_floor
-from analysis.interference import Interference
 from analysis.jsonable import json_safe
-from analysis.ledger import Ledger, make_ledger, timelines
 from analysis.made_by import made_by
-from analysis.metrics import limits_of, measured_requests, succeeded, window_s
 from analysis.provenance import provenance_of
-from analysis.rate_curve import Knots, expected_counts
 from analysis.report import write_report
-from analysis.roofline_summary import describe_roofline
-from analysis.steadiness import describe_steady, growth_warning
-from analysis.steady import detect_warmup
+from analysis.requests.definitions import describe_definitions
+from analysis.requests.figures import write_histograms
+from analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
+from analysis.requests.rate_curve import Knots, expected_counts
 from analysis.summary import build_summary, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
-from analysis.telemetry import EnergyEstimate, read_telemetry
-from analysis.telemetry_summary import describe_telemetry, measured_energy, measured_window, telemetry_warnings
-from analysis.trace import Trace, read_trace
-from analysis.validity import Evidence, RunWarning
+from analysis.trust.drift import describe_drift, throttled
+from analysis.trust.floor import read_floor
+from analysis.trust.steadiness import describe_steady, growth_warning
+from analysis.trust.steady import detect_warmup
+from analysis.trust.validity import Evidence, RunWarning
 from recording import RunFolder
 
 # Arrivals under which latencies are meant to change through the run: there is no steady state to look for.

@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import failures, omission, quantiles, turns, validity, verdict
-from analysis import figures as fig
-from analysis.attempts import attempts_warning
-from analysis.floor import floor_part
-from analysis.hdr import PERCENTILES
+from analysis import verdict
+from analysis.attribution.tail import Anatomy, inside_measured
+from analysis.attribution.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
 from analysis.jsonable import SCHEMA_VERSION, json_safe
-from analysis.load_summary import counts_part, goodput_part, load_part, throughput_part
-from analysis.metrics import (
+from analysis.report.numbers import duration, share
+from analysis.requests import failures, omission, turns
+from analysis.requests import figures as fig
+from analysis.requests.attempts import attempts_warning
+from analysis.requests.load_summary import counts_part, goodput_part, load_part, throughput_part
+from analysis.requests.metrics import (
     METRICS,
     generator_lag_ns,
     limits_of,
@@ -32,12 +34,13 @@ from analysis.metrics import (
     succeeded,
     window_s,
 )
-from analysis.report.numbers import duration, share
 from analysis.stages import BY_NAME
-from analysis.steady import Warmup
-from analysis.tail import Anatomy, inside_measured
-from analysis.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
-from analysis.validity import Check, Evidence, RunWarning
+from analysis.statistics import quantiles
+from analysis.statistics.hdr import PERCENTILES
+from analysis.trust import validity
+from analysis.trust.floor import floor_part
+from analysis.trust.steady import Warmup
+from analysis.trust.validity import Check, Evidence, RunWarning
 from analysis.verdict import SloResult
 
 CONFIDENCE_PART = {"interval": quantiles.CONFIDENCE, "verdict": 1 - quantiles.TAIL}

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attempts import settle
-from analysis.trace import Trace
+from analysis.attribution.trace import Trace
+from analysis.requests.attempts import settle
 from recording import Outcome, RecordFile, RunFolder, Span, read_records, wire
 from recording.reader import NotRecords
 from recording.stream import Answer, parse_answer

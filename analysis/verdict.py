@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import quantiles
-from analysis.metrics import METRICS, metric_sample, succeeded, window_s
+from analysis.attribution.tail import Anatomy
 from analysis.report.numbers import DASH, duration, share
 from analysis.report.numbers import count as count_text
-from analysis.tail import Anatomy
+from analysis.requests.metrics import METRICS, metric_sample, succeeded, window_s
+from analysis.statistics import quantiles
 
 PASS, FAIL, INCONCLUSIVE, INVALID = "PASS", "FAIL", "INCONCLUSIVE", "INVALID"
 EXIT_CODES = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}

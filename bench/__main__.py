@@ -33,7 +33,7 @@ from bench import (
     streams,
 )
 from bench.engine import ENGINES
-from gapmeter.instrument import NotMeasured
+from gapmeter.checking.instrument import NotMeasured
 from loadgen.fleet import GENERATORS
 
 # Most have a make target.

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.trace import Trace, read_trace
+from analysis.attribution.trace import Trace, read_trace
 from bench.engine import Engine, Setting, running
 from recording import RunFolder, Span
 

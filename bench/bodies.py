@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gapmeter.instrument import Cores, Timing, null_server
+from gapmeter.checking.instrument import Cores, Timing, null_server
 from loadgen.fleet import make_fleet
 from loadgen.plan import Plan, make_plan
 from loadgen.tokenizer import PromptTokenizer, load_tokenizer

@@ -23,7 +23,7 @@ import numpy as np
 from analysis.capacity.posterior import posterior
 from analysis.capacity.search import Goal, search
 from analysis.capacity.trial import FAILS, HOLDS
-from analysis.quantiles import share_bounds
+from analysis.statistics.quantiles import share_bounds
 from bench import false_claims
 from bench.virtual_trials import CHAT, SMALL, Asked, VirtualOracle, VirtualTrial
 

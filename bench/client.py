@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
+from gapmeter.checking.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
 from recording.stream import parse_answer
 
 Ints = NDArray[np.int64]

@@ -18,7 +18,7 @@ from analysis.compare import claims
 from analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, UNKNOWN
 from analysis.compare.differences import Differences, compare_sides
 from analysis.compare.sides import Run
-from analysis.quantiles import share_bounds
+from analysis.statistics.quantiles import share_bounds
 from bench.virtual_run import Traffic, virtual_run
 from servers.simulated.scheduler import Limits
 from servers.simulated.times import StageTimes

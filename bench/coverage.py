@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis import quantiles
+from analysis.statistics import quantiles
 from bench import false_alarms
 from bench.queues import QUEUES, Queue, simulate, sojourn_quantile, wait_quantile
 

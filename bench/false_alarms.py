@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import steady
-from analysis.steadiness import level_changes, queue_slope
+from analysis.trust import steady
+from analysis.trust.steadiness import level_changes, queue_slope
 from bench.queues import lindley
 
 Floats = NDArray[np.float64]

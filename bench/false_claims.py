@@ -14,7 +14,7 @@ import numpy as np
 from analysis.capacity.counts import count_values
 from analysis.capacity.evidence import find, hopeless, plan_looks
 from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Promise
-from analysis.quantiles import Floats, share_bounds
+from analysis.statistics.quantiles import Floats, share_bounds
 from bench.queues import QUEUES, Queue, lindley, wait_quantile
 
 SEED, REPLICATIONS, FIRST_LOOK, MOST = 4107, 400, 20, 8000

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.classes import CLASSES
-from analysis.sweep import Intervals
+from analysis.attribution.classes import CLASSES
+from analysis.attribution.sweep import Intervals
 from bench.transit import last_tokens
 
 Ints = NDArray[np.int64]

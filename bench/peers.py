@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.peer_tools import TOOLS, Load, Reported, Tool
-from gapmeter.instrument import Cores, Timing, departures_by_ref, null_server
+from gapmeter.checking.instrument import Cores, Timing, departures_by_ref, null_server
 from recording import read_records
 from servers.models import resolve_model
 

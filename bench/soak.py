@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.streams import anonymous_kib
-from gapmeter.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
+from gapmeter.checking.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from loadgen.fleet import Fleet, make_fleet
 from recording import Outcome, read_records
 from recording.wire import FINISHED, decode

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
+from gapmeter.checking.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from loadgen.fleet import Fleet, make_fleet
 from recording import Outcome, read_records
 from recording.files import allow_many_files, too_few_files

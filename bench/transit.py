@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.classes import CLASSES
-from analysis.intervals import Client, build
-from analysis.sweep import Intervals, sweep
+from analysis.attribution.classes import CLASSES
+from analysis.attribution.intervals import Client, build
+from analysis.attribution.sweep import Intervals, sweep
+from analysis.attribution.trace import Trace, read_trace
+from analysis.attribution.trace_index import MISSING, Events
 from analysis.tables import read_requests
-from analysis.trace import Trace, read_trace
-from analysis.trace_index import MISSING, Events
 from recording import RunFolder
 
 Ints = NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.capacity.counts import count_values
 from analysis.capacity.trial import Count, Enough, Outcome, Promise
-from analysis.quantiles import Floats
+from analysis.statistics.quantiles import Floats
 from bench.quick_server import QuickServer
 from servers.simulated.scheduler import Limits
 from servers.simulated.times import StageTimes

@@ -15,14 +15,14 @@ from analysis.capacity import analyse_capacity, search
 from analysis.capacity.read import goal_of, read_outcome, read_trials
 from analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Trial
 from gapmeter import errors
-from gapmeter.account import reason_of
 from gapmeter.errors import UserError
-from gapmeter.keys import Keys
-from gapmeter.looks import Looks
-from gapmeter.manifest import describe_run, without_keys
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.resolve import names_model, resolve
-from gapmeter.session import Session, open_session
+from gapmeter.running.account import reason_of
+from gapmeter.running.keys import Keys
+from gapmeter.running.looks import Looks
+from gapmeter.running.manifest import describe_run, without_keys
+from gapmeter.running.resolve import names_model, resolve
+from gapmeter.running.session import Session, open_session
 from gapmeter.sweep import make_parent
 from gapmeter.wanted import Wanted
 from recording import RunFolder
@@ -79,7 +79,7 @@ def find_capacity(
 
 def report_capacity(path: Path, *, quiet: bool = False) -> RunResult:
     """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
-    from gapmeter.answer import print_capacity
+    from gapmeter.showing.answer import print_capacity
 
     folder = RunFolder(path)
     manifest = folder.read_manifest()

@@ -14,7 +14,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.resolve import resolve
+from gapmeter.running.resolve import resolve
 from recording import RunFolder
 
 DOCUMENT = "compare.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapmeter.locust_page import Page, Ui
+from gapmeter.showing.locust_page import Page, Ui
 from loadgen.cluster import Workers
 
 

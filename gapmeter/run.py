@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.account import accounted_for, finish
 from gapmeter.errors import UserError
-from gapmeter.live import live_page
-from gapmeter.locust_page import opened
-from gapmeter.manifest import MANIFEST_VERSION
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.resolve import names_model, resolve
-from gapmeter.session import make_folder, prepare_session
+from gapmeter.running.account import accounted_for, finish
+from gapmeter.running.manifest import MANIFEST_VERSION
+from gapmeter.running.resolve import names_model, resolve
+from gapmeter.running.session import make_folder, prepare_session
+from gapmeter.showing.live import live_page
+from gapmeter.showing.locust_page import opened
 from gapmeter.sweep import report_sweep
 from recording import RunFolder
 from scenarios import Scenario

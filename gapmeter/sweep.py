@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.account import reason_of
 from gapmeter.errors import UserError
-from gapmeter.keys import Keys
-from gapmeter.manifest import describe_run, without_keys
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.order import Visit, visits
-from gapmeter.resolve import names_model, resolve, resolve_points
-from gapmeter.session import Session, open_session, placed
+from gapmeter.running.account import reason_of
+from gapmeter.running.keys import Keys
+from gapmeter.running.manifest import describe_run, without_keys
+from gapmeter.running.order import Visit, visits
+from gapmeter.running.resolve import names_model, resolve, resolve_points
+from gapmeter.running.session import Session, open_session, placed
 from recording import RunFolder
 from scenarios import Point, Scenario
 
@@ -92,7 +92,7 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
     ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
     """
     from analysis.points import analyse_points  # its import takes a second: mistakes are told before
-    from gapmeter.table import print_sweep
+    from gapmeter.showing.table import print_sweep
 
     try:
         summary = analyse_points(RunFolder(path))

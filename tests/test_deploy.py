@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gapmeter.cli import parser
-from gapmeter.worker import address, workers
+from gapmeter.running.worker import address, workers
 from scenarios import list_scenarios
 
 DEPLOY = Path(__file__).resolve().parent.parent / "docs" / "deploy"

@@ -17,7 +17,7 @@ def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
     from analysis.capacity.page import provenance, write_page  # what only searches needs neither pictures nor tables
     from analysis.capacity.read import goal_of, read_trials
     from analysis.capacity.summary import build_summary
-    from analysis.search_economy import search_economy
+    from analysis.cost.search_economy import search_economy
 
     manifest = folder.read_manifest()
     summary = build_summary(goal_of(manifest), read_trials(folder.path, manifest), manifest)

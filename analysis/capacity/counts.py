@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import quantiles
 from analysis.capacity.evidence import chance_if_stable, worth, worth_of_clusters, worth_of_slow
 from analysis.capacity.trial import Count, Promise
-from analysis.metrics import Bools, Ints, good_requests, limits_of, pooled_gaps, request_values_ns, stamps_ns, succeeded
-from analysis.quantiles import Floats
+from analysis.requests.metrics import (
+    Bools,
+    Ints,
+    good_requests,
+    limits_of,
+    pooled_gaps,
+    request_values_ns,
+    stamps_ns,
+    succeeded,
+)
+from analysis.statistics import quantiles
+from analysis.statistics.quantiles import Floats
 
 Slo = Mapping[str, Any]
 

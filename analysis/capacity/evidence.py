@@ -32,11 +32,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from analysis import dependence
 from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
-from analysis.hdr import nearest_rank
-from analysis.metrics import Ints
-from analysis.quantiles import Floats
+from analysis.requests.metrics import Ints
+from analysis.statistics import dependence
+from analysis.statistics.hdr import nearest_rank
+from analysis.statistics.quantiles import Floats
 
 FIRST_LOOK = 60
 GROWTH = 1.5

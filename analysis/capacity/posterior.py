@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.capacity.trial import HOLDS, INVALID, Trial
-from analysis.quantiles import Floats
+from analysis.statistics.quantiles import Floats
 
 REACH = math.log(2)
 

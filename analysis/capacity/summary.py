@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis import quantiles
 from analysis.capacity import search
 from analysis.capacity.planning import plan_fleet
 from analysis.capacity.posterior import Posterior, posterior
@@ -17,6 +16,7 @@ from analysis.capacity.sentences import headline
 from analysis.capacity.trial import FAILS, HOLDS, INVALID, Trial
 from analysis.jsonable import SCHEMA_VERSION, json_safe
 from analysis.stages import owner_words
+from analysis.statistics import quantiles
 
 EXIT_CODES = {
     search.FOUND: 0, search.BUDGET: 98, search.CLIENT: 98, search.NOT_MEASURED: 98, search.UNMEETABLE: 99,

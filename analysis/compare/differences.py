@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from analysis import quantiles
 from analysis.compare.resample import Figures, Pair, align, pooled_sample
 from analysis.compare.sides import STAGE_NAMES, Run
-from analysis.metrics import METRICS
-from analysis.quantiles import Floats
+from analysis.requests.metrics import METRICS
+from analysis.statistics import quantiles
+from analysis.statistics.quantiles import Floats
 
 CONFIDENCE = 0.95
 POWER = 0.8

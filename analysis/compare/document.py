@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from analysis.attribution.tail import owner_of
 from analysis.compare import claims, protocol
 from analysis.compare.claims import Change, Claim, Verdict
 from analysis.compare.differences import CONFIDENCE, POWER, Difference, Differences, compare_sides
 from analysis.compare.lineup import line_up
 from analysis.compare.protocol import Fact, Protocol
 from analysis.compare.sides import Run
-from analysis.figures import percentile_key
-from analysis.floor import read_floor
 from analysis.jsonable import json_safe
-from analysis.metrics import METRICS
 from analysis.report.numbers import share
-from analysis.tail import owner_of
+from analysis.requests.figures import percentile_key
+from analysis.requests.metrics import METRICS
+from analysis.trust.floor import read_floor
 
 SCHEMA_VERSION = 1
 NOT_COMPARABLE = "NOT COMPARABLE"

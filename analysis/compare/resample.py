@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis import quantiles
 from analysis.compare import bootstrap
 from analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
-from analysis.metrics import METRICS
-from analysis.quantiles import Floats
+from analysis.requests.metrics import METRICS
+from analysis.statistics import quantiles
+from analysis.statistics.quantiles import Floats
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 FEWEST = 16

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import figures as fig
-from analysis import quantiles
-from analysis.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
-from analysis.quantiles import Floats
+from analysis.requests import figures as fig
+from analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
 from analysis.stages import STAGES, UNEXPLAINED, column
+from analysis.statistics import quantiles
+from analysis.statistics.quantiles import Floats
 from recording import RunFolder
 
 Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.compare.claims import NAMES, between, signed, signed_share
 from analysis.compare.protocol import BLOCKS
-from analysis.markdown import origin_line
+from analysis.export.markdown import origin_line
 from analysis.report.numbers import DASH, duration, share, significant
 
 _WIDTH = 100

@@ -3,7 +3,7 @@
 A track a request, in the order of due times, with its whole wait and, inside it, the stages that own it; a track for
 each part of the engine's steps; counters of what the engine had running and waiting; and arrows from the step that made
 a request's first and last token to that request. Times are microseconds from the first due time. A viewer is of no use
-with ten thousand tracks: 500 requests are in it (``analysis.chosen``), and of many steps those of the slowest.
+with ten thousand tracks: 500 requests are in it (``attribution.chosen``), and of many steps those of the slowest.
 
 The format: Trace Event Format, Google, 2016 revision (phases X, M, C, s, f).
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.chosen import chosen
+from analysis.attribution.chosen import chosen
 from analysis.provenance import provenance_of
 from analysis.report import marks
 from analysis.report.run import Run, read_run
@@ -52,7 +52,7 @@ def write_trace(folder: RunFolder, file: Path | None = None) -> None:
 
 
 def trace(run: Run, timeline: pd.DataFrame) -> dict[str, Any]:
-    """The whole document; ``timeline`` as ``analysis.ledger.timelines`` gives it. Events are in order of time."""
+    """The whole document; ``timeline`` as ``attribution.ledger.timelines`` gives it. Events are in order of time."""
     origin = run.origin_ns
     shown = run.requests[chosen(run.requests, _REQUESTS)]
     timeline = timeline[timeline["request_id"].isin(shown["request_id"])]

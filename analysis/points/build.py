@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import figures as fig
 from analysis import verdict
-from analysis.binding import decide
-from analysis.binding_evidence import binding_evidence
-from analysis.hdr import PERCENTILES
+from analysis.device.binding import decide
+from analysis.device.binding_evidence import binding_evidence
 from analysis.jsonable import SCHEMA_VERSION, json_safe
-from analysis.metrics import METRICS, metric_sample
 from analysis.points.axis import axis_of, label
 from analysis.points.compared import common_level
 from analysis.points.curves import EVENT_OF, growths_of, headline, knees_of, mean_level, rate_level, seen
 from analysis.points.economy import describe_economy
 from analysis.points.growth import means_ms, slow_band
 from analysis.points.read import Frames, PointRun, batch, read_frames, read_runs
+from analysis.requests import figures as fig
+from analysis.requests.metrics import METRICS, metric_sample
+from analysis.statistics.hdr import PERCENTILES
 from analysis.summary import slo_row
 
 _FAILED, _MISSING = "FAILED", "MISSING"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import verdict
-from analysis.figures import percentile_key
+from analysis.requests.figures import percentile_key
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from analysis import verdict
-from analysis.metrics import request_values_ns, succeeded
 from analysis.points import level as lv
 from analysis.points.axis import Axis, is_load, place
 from analysis.points.compared import figure_key, figure_words
@@ -18,6 +17,7 @@ from analysis.points.growth import Side, describe_growth, is_sure
 from analysis.points.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
 from analysis.points.level import Level
 from analysis.points.read import Frames
+from analysis.requests.metrics import request_values_ns, succeeded
 
 EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
 GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more load does

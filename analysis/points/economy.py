@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cost import describe_cost, describe_tokens, price_words, usd
-from analysis.economics import describe_value
+from analysis.cost.cost import describe_cost, describe_tokens, price_words, usd
+from analysis.cost.economics import describe_value
+from analysis.cost.price import Price
 from analysis.points.compared import figure_key
-from analysis.price import Price
 from analysis.provenance import Provenance
 from analysis.report.figure import Row, Table, Value, written
 from analysis.report.numbers import DASH, bounds, count, duration, significant

@@ -1,9 +1,9 @@
 """What grows from one point to the next: the stage that accounts for it, and its owner.
 
-For p95 and above the slow bands (analysis.tail) of both points are compared, else all their requests: means over real
-requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a sample
-does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of a
-stage's share draws stretches of consecutive requests (``analysis.resample``), not requests, for the same reason.
+For p95 and above the slow bands (``attribution.tail``) of both points are compared, else all their requests: means over
+real requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a
+sample does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of a
+stage's share draws stretches of consecutive requests (``statistics.resample``), not requests, for the same reason.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.attribution.tail import FEWEST_SLOW, owner_of, slow_count
 from analysis.points.compared import figure_words
 from analysis.points.level import Level, difference
-from analysis.quantiles import Floats
 from analysis.report.marks import words
 from analysis.report.numbers import duration, share
-from analysis.resample import Bools, drawn_means, interval, stretches
 from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
-from analysis.tail import FEWEST_SLOW, owner_of, slow_count
+from analysis.statistics.quantiles import Floats
+from analysis.statistics.resample import Bools, drawn_means, interval, stretches
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
 

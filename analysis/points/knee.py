@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.points.level import Level
-from analysis.quantiles import CONFIDENCE, TAIL, Floats
+from analysis.statistics.quantiles import CONFIDENCE, TAIL, Floats
 
 FEWEST = 4
 LEAST_BEND = 0.1  # of the box that the curve fills; less is a straight line, or the noise of one

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from scipy import fft, special
 
-from analysis.metrics import issued, stamps_ns, succeeded
-from analysis.quantiles import TAIL, Floats, autocorrelation_time
+from analysis.requests.metrics import issued, stamps_ns, succeeded
+from analysis.statistics.quantiles import TAIL, Floats, autocorrelation_time
 
 COSINES = 12
 FEWEST = 12  # values below which a mean has no interval

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.markdown import origin_line, plain
+from analysis.export.markdown import origin_line, plain
 from analysis.points.compared import figure_key
 from analysis.points.read import written_tokens
 from analysis.report.numbers import DASH, bounds, duration

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import figures as fig
-from analysis.metrics import measured_requests
 from analysis.points.level import block_rates
-from analysis.quantiles import Floats
 from analysis.report.numbers import DASH, significant
+from analysis.requests import figures as fig
+from analysis.requests.metrics import measured_requests
+from analysis.statistics.quantiles import Floats
 from recording import RunFolder
 
 

@@ -9,7 +9,7 @@ from analysis.verdict import INVALID
 
 
 def suites_of(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every point as ``analysis.junit`` takes a run; one that has no figures is a run that is not valid."""
+    """Every point as ``analysis.export.junit`` takes a run; one that has no figures is a run that is not valid."""
     for point in summary["sweep"]["points"]:
         lost = not point["metrics"]
         yield {

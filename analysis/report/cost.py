@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.cost import usd
+from analysis.cost.cost import usd
 from analysis.provenance import Provenance
 from analysis.report.figure import Table, Value, figure, written
 from analysis.report.numbers import DASH, count, significant

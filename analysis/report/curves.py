@@ -1,7 +1,7 @@
 """Percentile curves on an HDR axis: position is log(1 / (1 - p)), so that 90, 99 and 99.9 lie equally far apart.
 
 A curve ends at the highest percentile that the sample supports, that is while both ends of the order-statistic
-interval exist (analysis.quantiles); the interval is drawn as a band, an SLO as a step from its percentile on.
+interval exist (``statistics.quantiles``); the interval is drawn as a band, an SLO as a step from its percentile on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.quantiles import Sample
-from analysis.quantiles import curve as supported_curve
 from analysis.report.figure import Table, Value, figure
 from analysis.report.numbers import count, duration, in_unit, significant, ticks, unit_of
 from analysis.report.run import Run
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stamp_across, stretched
+from analysis.statistics.quantiles import Sample
+from analysis.statistics.quantiles import curve as supported_curve
 
 _HEIGHT = 190
 _TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.attempts import final
+from analysis.device.telemetry import Telemetry, read_telemetry
+from analysis.device.telemetry_summary import cpu_series
 from analysis.report import timeline
 from analysis.report.figure import Row, Table, Value, figure, written
 from analysis.report.levels import Level, level_panel
@@ -18,8 +19,7 @@ from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group
 from analysis.report.time_tables import levels_table
-from analysis.telemetry import Telemetry, read_telemetry
-from analysis.telemetry_summary import cpu_series
+from analysis.requests.attempts import final
 
 _MOST_PROCESSES = 3
 _BIN_S = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.explore import sentence
+from analysis.attribution.explore import sentence
 from analysis.report import head, marks
 from analysis.report.figure import Row, Table, Value, chooser, figure, panel, switch
 from analysis.report.numbers import duration, in_unit, share, ticks, unit_of

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.junit import slo_interval, slo_value
+from analysis.export.junit import slo_interval, slo_value
 from analysis.report import marks
 from analysis.report.numbers import count, duration, rate
-from analysis.turns import turns_sentence
+from analysis.requests.turns import turns_sentence
 
 WORDS = {"PASS": "met", "FAIL": "missed", "INCONCLUSIVE": "undecided", "INVALID": "not measured"}
 SIGNS = {"PASS": "v", "FAIL": "x", "INCONCLUSIVE": "?", "INVALID": "-"}

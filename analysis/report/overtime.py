@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.attempts import final
 from analysis.report import head, timeline
 from analysis.report.figure import Table, figure
 from analysis.report.picked import picked
@@ -15,6 +14,7 @@ from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group
 from analysis.report.tables import METRICS
 from analysis.report.time_tables import count_table, latency_table
+from analysis.requests.attempts import final
 
 _DOTS = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 

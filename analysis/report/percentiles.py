@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.metrics import measured_requests, metric_sample
 from analysis.report import curves, head, reconcile, tables
 from analysis.report.figure import Row, Table, Value, written
 from analysis.report.run import Run
@@ -12,6 +11,7 @@ from analysis.report.shell import Section
 from analysis.report.stage_curves import stage_curves
 from analysis.report.svg import Fragment, el, group
 from analysis.report.tables import METRICS
+from analysis.requests.metrics import measured_requests, metric_sample
 
 _LEAD = (
     "Counted from when a request was due. The axis spaces 90, 99 and 99.9 evenly; a curve ends where the sample can no "

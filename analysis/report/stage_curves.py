@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from analysis.figures import EVENTS, ledgers_of, stage_values_ns
-from analysis.metrics import measured_requests
-from analysis.quantiles import sample
 from analysis.report import curves, marks
 from analysis.report.figure import chooser, panel, switch
 from analysis.report.run import Run
 from analysis.report.svg import NOTHING, Fragment, el, group
+from analysis.requests.figures import EVENTS, ledgers_of, stage_values_ns
+from analysis.requests.metrics import measured_requests
+from analysis.statistics.quantiles import sample
 
 _PARTS = {"first_token": "stages_to_first_token", "last_token": "stages"}
 _UNTIL = {"first_token": "to the first token", "last_token": "to the last token"}

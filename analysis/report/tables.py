@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.figures import percentile_key
-from analysis.hdr import PERCENTILES
 from analysis.report import marks
 from analysis.report.numbers import count, duration, over, share
 from analysis.report.svg import Fragment, el
+from analysis.requests.figures import percentile_key
 from analysis.stages import STAGES
+from analysis.statistics.hdr import PERCENTILES
 
 METRICS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _STAGE_PERCENTILES = ("p50_ms", "p90_ms", "p99_ms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.bands import SLOW, slow_key
+from analysis.attribution.bands import SLOW, slow_key
 from analysis.report import head, marks, spread, stacks
 from analysis.report.figure import Row, Table, Value, figure, panel, switch
 from analysis.report.numbers import duration

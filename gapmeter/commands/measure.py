@@ -89,20 +89,20 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from gapmeter.resolve import resolve
+    from gapmeter.running.resolve import resolve
 
     changed = overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
-    from gapmeter.regression import held_against, read_baseline
+    from gapmeter.keeping.regression import held_against, read_baseline
 
     baseline = read_baseline(arguments.baseline, arguments.max_regression, arguments.factor, scenario)
-    from gapmeter.locust_page import ui
-    from gapmeter.locustfile import checked
     from gapmeter.run import Options, run_repeats
+    from gapmeter.running.locustfile import checked
+    from gapmeter.running.worker import workers
+    from gapmeter.showing.locust_page import ui
     from gapmeter.sweep import run_sweep
-    from gapmeter.worker import workers
 
     options = Options(
         locustfile=checked(arguments.locustfile, scenario, arguments.workers),
@@ -129,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _capacity(arguments: argparse.Namespace) -> int:
-    from gapmeter.resolve import resolve
+    from gapmeter.running.resolve import resolve
     from gapmeter.wanted import read_wanted
 
     changed = overrides(arguments)
@@ -152,7 +152,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    from gapmeter.worker import serve
+    from gapmeter.running.worker import serve
 
     return serve(arguments.master, arguments.cores, arguments.api_key or os.environ.get("GAPMETER_API_KEY"))
 
@@ -166,8 +166,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
     """Standard output is for programs: a line with each run's folder, or one document; the worst exit code."""
-    from gapmeter.publish import Outlets, print_document, publish
-    from gapmeter.regression import annotate, wants_annotations
+    from gapmeter.keeping.regression import annotate, wants_annotations
+    from gapmeter.showing.publish import Outlets, print_document, publish
 
     outlets = Outlets(arguments.json, arguments.junit, arguments.markdown)
     outlets.check()

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from analysis.provenance import UNKNOWN, Provenance
 from analysis.report.numbers import DASH, count, duration
 from analysis.report.shell import Section, page_shell
-from gapmeter.listing import Listed
+from gapmeter.keeping.listing import Listed
 
 PER_PAGE = 200
 # A comparison's answer in the colour of a run's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gapmeter.follow import Answered, Follower, phase
+from gapmeter.showing.follow import Answered, Follower, phase
 from recording import RunFolder
 
 _DOTS = 2000  # the most that a page which comes later is given

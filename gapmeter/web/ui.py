@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from gapmeter.errors import UserError
-from gapmeter.listing import Listed, listing, look
+from gapmeter.keeping.listing import Listed, listing, look
 from gapmeter.web.door import HOST, Door
 from gapmeter.web.live import LivePage
 from gapmeter.web.runs_page import Wish, delete_page, message_page, runs_page

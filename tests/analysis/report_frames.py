@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.explained import explain_groups
-from analysis.metrics import limits_of
+from analysis.attribution.explained import explain_groups
+from analysis.requests.metrics import limits_of
 from analysis.stages import STAGES, column
 from analysis.summary import build_summary, write_summary
 from analysis.tables import write_tables
-from analysis.validity import Evidence
+from analysis.trust.validity import Evidence
 from recording import RunFolder
 
 _ORIGIN_NS = 5_000_000_000

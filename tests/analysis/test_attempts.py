@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attempts import attempts_warning, count_attempts, final
-from analysis.ledger import make_ledger
-from analysis.metrics import generator_lag_ns, measured_requests, request_values_ns
+from analysis.attribution.ledger import make_ledger
+from analysis.requests.attempts import attempts_warning, count_attempts, final
+from analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
 from analysis.summary import build_summary
 from analysis.tables import read_requests
-from analysis.validity import Evidence
+from analysis.trust.validity import Evidence
 from recording import Outcome, RecordWriter, RunFolder
 from recording.wire import FINISHED, WireRecord, encode
 from tests.recording.test_stream import chat, sse

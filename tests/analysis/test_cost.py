@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.cost import (
+from analysis.cost.cost import (
     Interval,
     NoRate,
     Rate,
@@ -24,9 +24,9 @@ from analysis.cost import (
     poisson_rate,
     rate_at_sla,
 )
-from analysis.economics import SearchTrial, describe_economics, describe_search, describe_value
-from analysis.energy import Energy, describe_energy
-from analysis.price import NoPrice, Price, price_of
+from analysis.cost.economics import SearchTrial, describe_economics, describe_search, describe_value
+from analysis.cost.energy import Energy, describe_energy
+from analysis.cost.price import NoPrice, Price, price_of
 from analysis.report.cost import cost_picture, economy_lines, economy_rows
 from analysis.report.figure import Value
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.definitions import describe_definitions, figures, pooled, seen
-from analysis.peers import PEERS, Measured
 from analysis.report.reconcile import definition_rows
+from analysis.requests.definitions import describe_definitions, figures, pooled, seen
+from analysis.requests.peers import PEERS, Measured
 from analysis.tables import read_requests
 from recording import Outcome, RecordWriter, RunFolder
 from recording.chunks import Chunk, chunks

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.cost import poisson_rate
+from analysis.cost.cost import poisson_rate
+from analysis.cost.search_economy import search_economy
 from analysis.points.economy import describe_economy, economy_row, economy_section
 from analysis.provenance import UNKNOWN, Provenance
-from analysis.search_economy import search_economy
 from recording import RunFolder
 
 ORIGIN = Provenance(*[UNKNOWN] * 11)

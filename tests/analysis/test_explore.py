@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from analysis.bands import describe_bands, describe_compute
-from analysis.explore import describe_pairs, difference, pairs, sentence
-from analysis.quantiles import Floats
-from analysis.resample import drawn_means, interval, stretches
+from analysis.attribution.bands import describe_bands, describe_compute
+from analysis.attribution.explore import describe_pairs, difference, pairs, sentence
+from analysis.statistics.quantiles import Floats
+from analysis.statistics.resample import drawn_means, interval, stretches
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:

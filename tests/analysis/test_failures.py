@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import quantiles
-from analysis.failures import bound_ns, censored, describe_failures
-from analysis.figures import figures
-from analysis.metrics import measured_requests
 from analysis.report import write_report
 from analysis.report.failed import censored_sentence, failed_sentence
 from analysis.report.numbers import over
+from analysis.requests.failures import bound_ns, censored, describe_failures
+from analysis.requests.figures import figures
+from analysis.requests.metrics import measured_requests
+from analysis.statistics import quantiles
 from analysis.summary import build_summary
-from gapmeter.terminal import render_summary
+from gapmeter.showing.terminal import render_summary
 from tests.analysis.report_frames import simulate, write_run
 from tests.analysis.test_summary import EVIDENCE, SLOS
 

@@ -12,7 +12,7 @@ from hdrh.log import HistogramLogReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import hdr
+from analysis.statistics import hdr
 from recording.histograms import HIGHEST_NS
 
 LAST_COUNTED = hdr.new_histogram().get_highest_equivalent_value(

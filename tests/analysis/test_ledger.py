@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.ledger import make_ledger
-from analysis.trace import read_trace
+from analysis.attribution.ledger import make_ledger
+from analysis.attribution.trace import read_trace
 from recording import CoreThread, EntryFlag, RecordWriter, Span, StepFlag
 
 PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK

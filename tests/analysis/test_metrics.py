@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import metrics
+from analysis.requests import metrics
 
 MS = 1_000_000
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.omission import LABEL, corrected, describe_closed_loop
-from analysis.validity import Evidence
+from analysis.requests.omission import LABEL, corrected, describe_closed_loop
+from analysis.trust.validity import Evidence
 
 MS = 1_000_000
 

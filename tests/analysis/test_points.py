@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.binding import decide
-from analysis.binding_evidence import BindingEvidence
+from analysis.device.binding import decide
+from analysis.device.binding_evidence import BindingEvidence
 from analysis.points.axis import axis_of, label
 from analysis.points.growth import Side, describe_growth, means_ms, slow_band
 from analysis.points.knee import latency_turn

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from hdrh.log import HistogramLogReader
 
-from analysis import hdr
-from analysis.markdown import markdown
+from analysis.export.markdown import markdown
 from analysis.provenance import Provenance, provenance_of
 from analysis.report import write_report
+from analysis.statistics import hdr
 from analysis.tables import write_tables
 from recording.histograms import new_histogram
 from tests.analysis.report_frames import write_run

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis import quantiles
-from analysis.hdr import nearest_rank
+from analysis.statistics import quantiles
+from analysis.statistics.hdr import nearest_rank
 
 Floats = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import validity
-from analysis.rate_curve import Knots, expected_counts, lowest_and_highest
-from analysis.validity import BROKEN, OK, UNMEASURED, Evidence
+from analysis.requests.rate_curve import Knots, expected_counts, lowest_and_highest
+from analysis.trust import validity
+from analysis.trust.validity import BROKEN, OK, UNMEASURED, Evidence
 
 S = 1_000_000_000
 T0 = 10**12

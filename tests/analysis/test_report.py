@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analysis.markdown import markdown
+from analysis.export.markdown import markdown
 from analysis.report import write_report
 from analysis.stages import STAGES
 from tests.analysis.report_frames import write_run

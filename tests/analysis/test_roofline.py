@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.binding_evidence import binding_evidence
-from analysis.roofline import Rate, _pairs, ratio, step_work
-from analysis.roofline_summary import describe_roofline
-from analysis.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
-from analysis.utilisation import forward_shares
+from analysis.attribution.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
+from analysis.device.binding_evidence import binding_evidence
+from analysis.device.roofline import Rate, _pairs, ratio, step_work
+from analysis.device.roofline_summary import describe_roofline
+from analysis.device.utilisation import forward_shares
 from recording import EntryFlag, Span
 
 WEIGHTS: dict[str, Any] = {

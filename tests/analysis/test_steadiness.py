@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from analysis import steadiness
-from analysis.steady import Warmup, detect_warmup
+from analysis.trust import steadiness
+from analysis.trust.steady import Warmup, detect_warmup
 from bench.false_alarms import _run as queue_run
 
 Floats = NDArray[np.float64]

@@ -14,11 +14,13 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from analysis import figures, hdr, summary, verdict
-from analysis.metrics import measured_requests, metric_sample
+from analysis import summary, verdict
+from analysis.requests import figures
+from analysis.requests.metrics import measured_requests, metric_sample
 from analysis.stages import GROUPS, STAGES, column
-from analysis.steady import Warmup
-from analysis.validity import Evidence, RunWarning
+from analysis.statistics import hdr
+from analysis.trust.steady import Warmup
+from analysis.trust.validity import Evidence, RunWarning
 from tests.analysis.report_frames import Frames, simulate
 from tests.analysis.test_verdict import slo
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.device.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped, window_energy
+from analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
 from analysis.report.device import levels_of
 from analysis.report.run import Run
-from analysis.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped, window_energy
-from analysis.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
 from recording import RunFolder
 
 S = 1_000_000_000

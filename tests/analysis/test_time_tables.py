@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.attempts import final
 from analysis.report.figure import Table, Value
 from analysis.report.levels import Level
 from analysis.report.run import read_run
 from analysis.report.time_tables import count_table, latency_table, levels_table, stretches
 from analysis.report.timeline import Series, dots_of, in_flight
+from analysis.requests.attempts import final
 from tests.analysis.report_frames import write_run
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import validity
-from analysis.floor import Floor, Limit, busiest_second, read_floor
-from analysis.validity import BROKEN, OK, UNMEASURED, WARN, Evidence
+from analysis.trust import validity
+from analysis.trust.floor import Floor, Limit, busiest_second, read_floor
+from analysis.trust.validity import BROKEN, OK, UNMEASURED, WARN, Evidence
 
 MS = 1_000_000
 ERRORS_MS = {"ttft": (0.15, 0.4), "itl": (0.01, 0.3), "e2e": (0.15, 0.4)}

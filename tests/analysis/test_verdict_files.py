@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from analysis.junit import junit, write_junit
-from analysis.markdown import markdown
+from analysis.export.junit import junit, write_junit
+from analysis.export.markdown import markdown
 from analysis.summary import build_summary
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE

@@ -12,7 +12,7 @@ import pytest
 
 from bench import peers, sampler, soak, streams
 from bench.peer_tools import TOOLS
-from gapmeter.instrument import NotMeasured
+from gapmeter.checking.instrument import NotMeasured
 from recording.files import SPARE, too_few_files
 
 ROOT = Path(__file__).parents[2]

@@ -19,14 +19,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.classes import CLASSES
-from analysis.intervals import Client, build
-from analysis.ledger import make_ledger
+from analysis.attribution.classes import CLASSES
+from analysis.attribution.intervals import Client, build
+from analysis.attribution.ledger import make_ledger
+from analysis.attribution.sweep import sweep
+from analysis.attribution.trace import read_trace
+from analysis.attribution.trace_index import Events
 from analysis.stages import STAGES, UNEXPLAINED
-from analysis.sweep import sweep
 from analysis.tables import read_requests
-from analysis.trace import read_trace
-from analysis.trace_index import Events
 from bench.engine import Engine, Setting, running
 from recording import RunFolder
 

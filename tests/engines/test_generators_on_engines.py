@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from gapmeter.options import Options, RunResult
-from gapmeter.resolve import resolve
-from gapmeter.session import open_session
+from gapmeter.running.resolve import resolve
+from gapmeter.running.session import open_session
 from recording import RunFolder
 
 ORDER = ("asyncio", "locust", "asyncio")

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.definitions import PERCENTILES, figures, pooled, seen
-from analysis.peers import Measured, vllm_bench
-from gapmeter.instrument import equal_plan
+from analysis.requests.definitions import PERCENTILES, figures, pooled, seen
+from analysis.requests.peers import Measured, vllm_bench
+from gapmeter.checking.instrument import equal_plan
 from loadgen.content import PATHS
 from recording import Outcome
 from recording.chunks import chunks

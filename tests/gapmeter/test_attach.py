@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gapmeter.probes import ProbeFolder
+from gapmeter.running.probes import ProbeFolder
 from recording import RecordWriter, RunFolder, Span
 from servers.launch import free_port, launch
 from servers.models import resolve_model

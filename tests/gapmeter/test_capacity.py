@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gapmeter.checking.instrument import Cores, Timing, null_server
 from gapmeter.cli import main
-from gapmeter.instrument import Cores, Timing, null_server
 from tests.browser import Tab
 from tests.gapmeter.command import Command, Done, gapmeter
 from tests.pages import opens_well

@@ -38,7 +38,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 @pytest.fixture(scope="module")
-def run(done: Done) -> gapmeter.opened.OpenedRun:
+def run(done: Done) -> gapmeter.keeping.opened.OpenedRun:
     return gapmeter.open(done.folder.path)
 
 

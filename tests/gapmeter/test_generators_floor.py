@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gapmeter.calibrate import MOST_ERROR_MS, STREAMS
-from gapmeter.instrument import Cores, Timing, equal_plan, errors, issue, poisson
-from gapmeter.placement import place
+from gapmeter.checking.calibrate import MOST_ERROR_MS, STREAMS
+from gapmeter.checking.instrument import Cores, Timing, equal_plan, errors, issue, poisson
+from gapmeter.running.placement import place
 from recording.stream import parse_answer
 
 Figures = Mapping[str, float]

@@ -15,9 +15,9 @@ import pytest
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.options import Options, RunResult
-from gapmeter.resolve import resolve
-from gapmeter.session import open_session
-from gapmeter.stopping import Stop
+from gapmeter.running.resolve import resolve
+from gapmeter.running.session import open_session
+from gapmeter.running.stopping import Stop
 from recording import RunFolder, read_records
 from recording.wire import WireRecord
 from scenarios import Scenario

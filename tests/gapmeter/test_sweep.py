@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.order import visits
+from gapmeter.running.order import visits
 from gapmeter.sweep import finished, resume_command
 from recording import RunFolder, read_records
 from tests.browser import Tab

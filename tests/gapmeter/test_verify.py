@@ -16,12 +16,12 @@ import pytest
 
 from analysis.points import analyse_points
 from gapmeter import errors
-from gapmeter.archive import HASHES, archive
 from gapmeter.cli import main
 from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
-from gapmeter.sameness import Check, differing
-from gapmeter.verify import check_all, verify
+from gapmeter.keeping.archive import HASHES, archive
+from gapmeter.keeping.sameness import Check, differing
+from gapmeter.keeping.verify import check_all, verify
 from recording import RunFolder
 
 pytestmark = pytest.mark.whole_run

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.ledger import Ledger, make_ledger, timelines
-from analysis.trace import read_trace
+from analysis.attribution.ledger import Ledger, make_ledger, timelines
+from analysis.attribution.trace import read_trace
 from recording import EntryFlag
 from tests.servers.simulated_run import Asked, Server, ask, session, simulated
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from analysis.telemetry import Telemetry, read_telemetry
+from analysis.device.telemetry import Telemetry, read_telemetry
 from recording import RunFolder
 from servers.telemetry.sampler import Spec
 from tests.servers.simulated_run import Server, simulated

@@ -1,0 +1,1 @@
+"""What a request costs, in money and in energy."""

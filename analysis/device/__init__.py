@@ -1,0 +1,1 @@
+"""What the device did and could do: telemetry, roofline, precision, what binds."""

@@ -1,0 +1,137 @@
+"""Which resource binds: what an answer's time went into, and so what more of would make it shorter.
+
+The rule, in this order:
+
+1. *load tester*: it is at its limit: it did not send what was planned, its core is busy, or the rate is beyond its
+   calibrated floor. The figures then describe the client.
+2. Otherwise the mean ledger to the last token is summed by kind of resource, and the largest sum binds: *queue*
+   (waiting for a place in the batch, behind steps of others, behind others' prompts), *KV memory* (preempted), *host*
+   (API server, framework, tokenization, waits for a CPU core, gaps in which a device waited for its host), *network*,
+   and *device* (the forwards themselves).
+3. *device* is told apart by the roofline of its larger part (prefill or decode), where that was measured: memory
+   bandwidth, cache bandwidth or compute. Where the bytes and operations explain less than half of the forward, neither
+   bounds it: it stays *device*, and the time is overhead inside the forward. A PCIe link that was at least half busy
+   binds instead of host or device. What was not measured is listed as unmeasured.
+
+A queue is a symptom: requests wait because what serves them is busy. So ``behind`` names what binds without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from analysis.device.binding_evidence import BindingEvidence
+from analysis.report.numbers import share
+from analysis.stages import BY_NAME
+
+LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (
+    "load tester", "queue", "KV memory", "host", "network", "device",
+)  # fmt: skip
+MEMORY_BANDWIDTH, COMPUTE, PCIE, UNMEASURED = "memory bandwidth", "compute", "PCIe transfer", "unmeasured"
+BOUNDS = (MEMORY_BANDWIDTH, "cache bandwidth", COMPUTE)
+BUSY_LINK = 0.5
+_CLIENT_CHECKS = ("delivered", "client_cpu", "token_rate", "request_rate")
+_QUEUES = ("retry", "queue", "other_step", "interference")
+_BY_GROUP = {"tokenization": HOST, "framework": HOST, "network": NETWORK, "load_tester": LOAD_TESTER,
+             "gpu_prefill": DEVICE, "gpu_decode": DEVICE}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What binds, its share of the mean answer, what binds without a queue, and the sentence that says why.
+
+    ``resource`` is "unmeasured" without a ledger. ``parts`` are the shares of all resources; ``unmeasured`` what could
+    not be told apart.
+    """
+
+    resource: str
+    share: float | None
+    behind: str | None
+    parts: dict[str, float]
+    unmeasured: tuple[str, ...]
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"unmeasured": list(self.unmeasured)}
+
+
+def decide(
+    stages_ms: Mapping[str, float], checks: Sequence[Mapping[str, Any]] = (),
+    evidence: BindingEvidence | None = None, *, device: str = "GPU",
+) -> Binding:  # fmt: skip
+    """``stages_ms``: mean time to the last token by stage; ``checks`` as in summary.json.
+
+    ``evidence``: what telemetry and roofline know; ``device`` is what computed the forwards: a CPU has no PCIe link.
+    """
+    broken = next((c for c in checks if c["status"] == "broken" and c["rule"] in _CLIENT_CHECKS), None)
+    sums = _sums(stages_ms)
+    whole = sum(stages_ms.values())
+    if broken is not None:
+        return Binding(LOAD_TESTER, None, None, _shares(sums, whole), (), str(broken["text"]))
+    if not sums or whole <= 0 or set(sums) <= {LOAD_TESTER}:
+        return Binding(UNMEASURED, None, None, {}, ("the server's stages",), "no stage of the server was measured")
+    first = max(sums, key=lambda name: sums[name])
+    served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
+    behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
+    served_by = behind or first
+    kind, unknown, told = _device(stages_ms, evidence) if served_by == DEVICE else ("", (), "")
+    busy, blind = _link(evidence) if device == "GPU" and served_by in (DEVICE, HOST) else (False, ())
+    if busy:
+        kind, told = PCIE, "; its PCIe link was busy for most of the time"
+    named = {served_by: kind} if kind else {}
+    resource, behind = named.get(first, first), named.get(behind or "", behind)
+    why = f"{share(sums[first] / whole)} of the mean answer is {_words(first, stages_ms)}"
+    if behind:
+        why += f"; what serves it is busy with {_words(served_by, stages_ms)}"
+    return Binding(resource, sums[first] / whole, behind, _shares(sums, whole), unknown + blind, why + told)
+
+
+def _sums(stages_ms: Mapping[str, float]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for stage, ms in stages_ms.items():
+        if stage in BY_NAME:
+            resource = _resource_of(stage)
+            sums[resource] = sums.get(resource, 0.0) + ms
+    return sums
+
+
+def _resource_of(stage: str) -> str:
+    if stage in _QUEUES:
+        return QUEUE
+    if stage == "preempted":
+        return KV_MEMORY
+    return HOST if stage == "core_wait" else _BY_GROUP[BY_NAME[stage].group]
+
+
+def _shares(sums: Mapping[str, float], whole: float) -> dict[str, float]:
+    return {name: ms / whole for name, ms in sums.items()} if whole > 0 else {}
+
+
+def _device(
+    stages_ms: Mapping[str, float], evidence: BindingEvidence | None
+) -> tuple[str, tuple[str, ...], str]:  # fmt: skip
+    """Which side of the roofline the larger part of the forwards is on, what of that is unknown, and the words."""
+    part = "prefill" if stages_ms.get("prefill", 0.0) > stages_ms.get("decode", 0.0) else "decode"
+    bound = None if evidence is None else evidence.prefill_bound if part == "prefill" else evidence.decode_bound
+    if bound in BOUNDS:
+        return bound, (), f"; its {part} is bound by {bound}"
+    if bound == "neither":
+        return "", (), f"; neither memory bandwidth nor compute bounds its {part}: the rest is overhead in the forward"
+    unknown = f"whether memory bandwidth or compute bounds {part}"
+    return "", (unknown,), f"; {unknown} is unmeasured"
+
+
+def _link(evidence: BindingEvidence | None) -> tuple[bool, tuple[str, ...]]:
+    """Whether the PCIe link is what the server waits for, and whether that is unknown."""
+    if evidence is None or evidence.pcie_share is None:
+        return False, (PCIE,)
+    return evidence.pcie_share >= BUSY_LINK, ()
+
+
+def _words(resource: str, stages_ms: Mapping[str, float]) -> str:
+    """A resource, and the stage that is most of it."""
+    mine = {stage: ms for stage, ms in stages_ms.items() if stage in BY_NAME and _resource_of(stage) == resource}
+    largest = max(mine, key=lambda stage: mine[stage]) if mine else resource
+    return f"{resource} ({largest.replace('_', ' ')})"

@@ -1,0 +1,1 @@
+"""What the client saw: latencies by their definitions, failures, attempts, turns."""

@@ -1,0 +1,92 @@
+"""TTFT, ITL, TPOT and E2E of a run by other tools' definitions, from the same records, so that two tools reconcile.
+
+Percentiles are taken as each tool takes them: numpy's linear interpolation, or for GuideLLM the first value whose
+cumulated weight reaches the share. They have no intervals, since theirs have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.requests.metrics import measured_requests, succeeded
+from analysis.requests.peers import PEERS, Measured, Peer, Seen
+from recording import RunFolder, read_records, wire
+from recording.chunks import chunks
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+WEIGHTED = "guidellm"
+Floats = NDArray[np.float64]
+
+
+def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str, Any]:
+    """``definitions.<tool>``: name, version, and a mapping a metric with ``differs`` and figures in ms.
+
+    Over the measured requests that succeeded. Reads every record once more: about as long as the analysis took.
+    """
+    measured = measured_requests(requests)
+    good = measured[succeeded(measured)]
+    tokens = dict(zip(good["request_id"], good["output_tokens"], strict=True))
+    answers = [[peer.measure(seen) for peer in PEERS] for seen in _seen(folder, tokens)]
+    return {peer.key: _describe(peer, [row[k] for row in answers]) for k, peer in enumerate(PEERS)}
+
+
+def _seen(folder: RunFolder, tokens: dict[str, Any]) -> Iterator[Seen]:
+    for path in folder.record_files(folder.requests):
+        for code, payload in read_records(path).blobs:
+            if code == wire.FINISHED:
+                record = wire.decode(payload)
+                if record.request_id in tokens:
+                    count = tokens[record.request_id]
+                    yield seen(record, None if pd.isna(count) else int(count))
+
+
+def seen(record: wire.WireRecord, tokens: int | None) -> Seen:
+    """One answer as any client could have seen it."""
+    begun = record.connect_start_ns or record.write_ns
+    return Seen(begun, record.write_ns, record.end_ns, tokens, tuple(chunks(record)))
+
+
+def _describe(peer: Peer, answers: list[Measured]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    for metric, sentence in peer.differs.items():
+        values, weights = pooled(answers, metric)
+        metrics[metric] = {"differs": sentence, **figures(values, weights, weighted=peer.key == WEIGHTED)}
+    return {"name": peer.name, "version": peer.version, **metrics}
+
+
+def pooled(answers: Iterable[Measured], metric: str) -> tuple[Floats, Floats]:
+    """The values of a metric over all answers, and how often each counts."""
+    values: list[float] = []
+    weights: list[float] = []
+    for answer in answers:
+        if metric in ("itl", "icl"):
+            more = answer.itl if metric == "itl" else answer.chunk_gaps
+        else:
+            one: float | None = getattr(answer, metric)
+            more = [] if one is None else [one]
+        values += more
+        weight = {"itl": answer.itl_weight, "tpot": answer.tpot_weight}.get(metric, 1.0)
+        weights += [weight] * len(more)
+    return np.asarray(values, np.float64), np.asarray(weights, np.float64)
+
+
+def figures(values: Floats, weights: Floats, *, weighted: bool) -> dict[str, Any]:
+    """Percentiles and mean in ms and the number of values; all null without one."""
+    names = [f"p{p:g}_ms" for p in PERCENTILES]
+    if not len(values):
+        return {**dict.fromkeys([*names, "mean_ms"]), "count": 0}
+    at = _weighted(values, weights) if weighted else np.percentile(values, PERCENTILES)
+    told = {name: float(value) / 1e6 for name, value in zip(names, at, strict=True)}
+    return {**told, "mean_ms": float(np.average(values, weights=weights)) / 1e6, "count": len(values)}
+
+
+def _weighted(values: Floats, weights: Floats) -> Floats:
+    order = np.argsort(values, kind="stable")
+    cumulated = np.cumsum(weights[order])
+    ranks = np.searchsorted(cumulated, np.asarray(PERCENTILES) / 100 * cumulated[-1], side="left")
+    return np.asarray(values[order][np.minimum(ranks, len(values) - 1)], np.float64)

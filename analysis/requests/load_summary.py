@@ -1,0 +1,96 @@
+"""The summary's parts on what was asked of the server and what came back: load, counts, goodput, throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.requests import figures as fig
+from analysis.requests.attempts import count_attempts, final
+from analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
+from analysis.requests.rate_curve import lowest_and_highest
+from analysis.statistics import quantiles
+from analysis.trust import validity
+from analysis.trust.validity import Evidence
+
+
+def load_part(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> dict[str, Any]:
+    _, delivered = validity.rates(measured) if len(measured) else (None, None)
+    return {
+        "loop": evidence.loop,
+        "arrivals": evidence.arrivals,
+        "requested_rate": evidence.requested_rate,
+        "unit": evidence.unit,
+        "conversation_rate": validity.rates(validity.first_turns(measured))[1] if evidence.unit != "requests" else None,
+        "rate_range": lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
+        "concurrency": evidence.concurrency,
+        "prefix_share": evidence.prefix_share,
+        "cached_share": _cached_share(measured),
+        "delivered_rate": delivered,
+        "dispersion": validity.dispersion(measured)[0],
+        "lag_p99_ms": fig.plain_percentile(lag_ns),
+        "lag_p50_ms": fig.plain_percentile(validity.percentile_of(generator_lag_ns(measured), 50)),
+        "window_s": window_s(measured),
+    }
+
+
+def _cached_share(measured: pd.DataFrame) -> float | None:
+    """Prompt tokens that the server found in its prefix cache over all prompt tokens, where it tells."""
+    if not {"cached_tokens", "prompt_tokens"} <= set(measured.columns):
+        return None
+    told = measured[["cached_tokens", "prompt_tokens"]].dropna()
+    prompts = float(told["prompt_tokens"].sum())
+    return float(told["cached_tokens"].sum()) / prompts if prompts else None
+
+
+def counts_part(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any]:
+    """``planned`` and ``issued`` with the warm-up, the others without it.
+
+    ``unissued``: planned, and not on record as sent, also where a worker took its records along; None where nothing was
+    planned one by one.
+    """
+    failed = measured.loc[~succeeded(measured), "outcome"].value_counts()
+    requests_alone = final(requests)
+    sent = int(issued(requests_alone).sum())
+    abandoned = int((requests["outcome"] == "abandoned").sum())
+    left = None if evidence.planned is None else evidence.planned - sent - abandoned - (evidence.beyond_end or 0)
+    return {
+        "unissued": left,
+        "planned": len(requests_alone) if evidence.planned is None else evidence.planned,
+        "issued": sent,
+        "warmup": sent - len(measured),
+        "abandoned": abandoned,
+        "beyond_end": evidence.beyond_end,
+        "measured": len(measured),
+        "succeeded": int(succeeded(measured).sum()),
+        "attempts": count_attempts(requests, measured),
+        "failed": {str(name): int(count) for name, count in failed.items()},
+    }
+
+
+def goodput_part(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> dict[str, Any]:
+    """Good requests per second; the share's interval is Clopper and Pearson's, good ones in a row counted as alike."""
+    good = good_requests(measured, limits_ns)
+    n, seconds = len(good), window_s(measured)
+    if not n:
+        return {"per_s": None, "share": None, "share_ci": None, "limits_ms": {}}
+    worth = n / quantiles.autocorrelation_time(good.astype(np.float64))
+    low, high = quantiles.share_bounds(float(good.mean()) * worth, worth)
+    return {
+        "per_s": float(good.sum()) / seconds if seconds else None,
+        "share": float(good.mean()),
+        "share_ci": [low, high],
+        "limits_ms": {metric: limit / 1e6 for metric, limit in limits_ns.items()},
+    }
+
+
+def throughput_part(measured: pd.DataFrame) -> dict[str, Any]:
+    """Successes and their tokens per second, from the first due time to the last token."""
+    good = measured[succeeded(measured)]
+    span = (int(good["last_token_ns"].max()) - int(measured["due_ns"].min())) / 1e9 if len(good) else 0.0
+    rates = {"requests_per_s": float(len(good))}
+    rates |= {f"{side}_tokens_per_s": float(good[f"{side}_tokens"].sum()) for side in ("prompt", "output")}
+    return {key: value / span if span > 0 else None for key, value in rates.items()} | {"span_s": span}

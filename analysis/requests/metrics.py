@@ -1,0 +1,215 @@
+"""TTFT, ITL, TPOT, E2E and goodput from the client's table, by the definitions that every figure here uses.
+
+TTFT = first token - due; E2E = last token - due; TPOT = (last - first) / (output tokens - 1), one a request; ITL =
+every gap between two token arrivals, pooled over requests. The same from *sent* (``origin="sent"``) is what clients
+that forget their own lateness report. A chunk of k tokens ends one gap, with k recorded.
+
+Failed requests count as answers that never came: infinite TTFT, E2E and TPOT, and one infinite gap for every token
+that was asked for and did not arrive. Figures over successes alone stand beside, never instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.statistics import quantiles
+from analysis.statistics.hdr import nearest_rank
+from analysis.statistics.quantiles import Floats, Sample
+
+METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Every gap between two arrivals of tokens: shape (n,) each, in the order of arrival.
+
+    ``row`` is the request's row in the table that was given; ``tokens`` how many arrived at the gap's end.
+    """
+
+    row: Ints
+    at_ns: Ints
+    gap_ns: Floats
+    tokens: Ints
+
+
+def measured_requests(requests: pd.DataFrame) -> pd.DataFrame:
+    """The issued requests after the warm-up, in the order they were due."""
+    return requests[requests["measured"].to_numpy(bool) & issued(requests)].sort_values(
+        "due_ns", kind="stable", ignore_index=True
+    )
+
+
+def issued(requests: pd.DataFrame) -> Bools:
+    """Which were asked at all: not when the run ended first, nor when an earlier turn of the conversation failed."""
+    return np.asarray(~requests["outcome"].isin(("unsent", "abandoned")), dtype=bool)
+
+
+def succeeded(requests: pd.DataFrame) -> Bools:
+    return np.asarray(requests["outcome"] == "ok", dtype=bool)
+
+
+def elapsed_ns(requests: pd.DataFrame, start: str, end: str) -> Floats:
+    """``end`` - ``start`` for each request, NaN where either was not stamped (missing or negative)."""
+    first, last = stamps_ns(requests, start), stamps_ns(requests, end)
+    known = (first >= 0) & (last >= 0)
+    return np.where(known, (last - first).astype(np.float64), np.nan)
+
+
+def request_values_ns(requests: pd.DataFrame, metric: str, origin: str = "due") -> Floats:
+    """TTFT, TPOT or E2E of every request, NaN where it has none. Raises ValueError for any other metric."""
+    if metric == "ttft":
+        return elapsed_ns(requests, f"{origin}_ns", "first_token_ns")
+    if metric == "e2e":
+        return elapsed_ns(requests, f"{origin}_ns", "last_token_ns")
+    if metric != "tpot":
+        raise ValueError(f"{metric!r} is not one figure a request; known are ttft, tpot and e2e")
+    tokens = _numbers(requests, "output_tokens")
+    span = elapsed_ns(requests, "first_token_ns", "last_token_ns")
+    return np.where(tokens >= 2, span / np.maximum(tokens - 1, 1), np.nan)
+
+
+def generator_lag_ns(requests: pd.DataFrame) -> Floats:
+    """How late each attempt was handed to the socket, a new connection's time left out."""
+    connecting = elapsed_ns(requests, "connect_start_ns", "connect_end_ns")
+    due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
+    return elapsed_ns(requests, due, "sent_ns") - np.nan_to_num(connecting)
+
+
+def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
+    """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
+    arrivals = [(row, *_arrivals(requests["token_ns"].iat[row])) for row in np.flatnonzero(rows)]
+    parts = [(row, at, count) for row, at, count in arrivals if len(at) > 1]
+    if not parts:
+        return Gaps(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+    row_of = np.concatenate([np.full(len(at) - 1, row, dtype=np.int64) for row, at, _ in parts])
+    at_ns = np.concatenate([at[1:] for _, at, _ in parts])
+    gap_ns = np.concatenate([np.diff(at) for _, at, _ in parts]).astype(np.float64)
+    tokens = np.concatenate([count[1:] for _, _, count in parts])
+    order = np.argsort(at_ns, kind="stable")
+    return Gaps(row_of[order], at_ns[order], gap_ns[order], tokens[order])
+
+
+def metric_sample(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Sample:
+    """A metric over the requests that succeeded; with ``failures``, those that did not count as infinite.
+
+    ``requests`` as from ``measured_requests``.
+    """
+    good = succeeded(requests)
+    if metric == "itl":
+        return _itl_sample(requests, good, failures)
+    values = request_values_ns(requests, metric, origin)
+    if not failures:
+        return quantiles.sample(values[good & ~np.isnan(values)])
+    values = np.where(good, values, np.inf)
+    return quantiles.sample(values[~np.isnan(values)])
+
+
+def limits_of(slos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The limit that goodput takes for each metric: that of the highest percentile which an SLO names."""
+    limits: dict[str, tuple[float, float]] = {}
+    for slo in slos:
+        if slo["metric"] in METRICS and slo.get("limit_ns") is not None:
+            entry = (float(slo["percentile"]), float(slo["limit_ns"]))
+            limits[slo["metric"]] = max(limits.get(slo["metric"], entry), entry, key=lambda e: e[0])
+    return {metric: limit for metric, (_, limit) in limits.items()}
+
+
+def good_requests(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> Bools:
+    """Which requests succeeded with their own TTFT, TPOT, E2E and own p99 of ITL within the limits given.
+
+    A request with one token has no gap, so no gap of it is too long.
+    """
+    good = succeeded(requests)
+    for metric, limit in limits_ns.items():
+        own = own_itl_p99_ns(requests) if metric == "itl" else request_values_ns(requests, metric)
+        good = good & (~(own > limit) if metric in ("itl", "tpot") else own <= limit)
+    return good
+
+
+def own_itl_p99_ns(requests: pd.DataFrame) -> Floats:
+    """Each request's 99th percentile of its own gaps (its longest, below 50 gaps); NaN without a gap."""
+    own = np.full(len(requests), np.nan)
+    for row, stamps in enumerate(requests["token_ns"]):
+        arrivals, _ = _arrivals(stamps)
+        if len(arrivals) > 1:
+            gaps = np.sort(np.diff(arrivals))
+            own[row] = gaps[nearest_rank(99, len(gaps)) - 1]
+    return own
+
+
+def window_s(requests: pd.DataFrame) -> float:
+    """The seconds that the measured requests stand for: their span of due times, and one mean gap more."""
+    if len(requests) < 2:
+        return 0.0
+    due = stamps_ns(requests, "due_ns")
+    return float(due.max() - due.min()) / 1e9 * len(due) / (len(due) - 1)
+
+
+def _itl_sample(requests: pd.DataFrame, good: Bools, failures: bool) -> Sample:
+    return quantiles.sample(*pooled_gaps(requests, good, failures=failures))
+
+
+def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple[Floats, list[Ints]]:
+    """All gaps, ns, in time order, and two numberings of them, by request and by moment.
+
+    ``good``: who succeeded; with ``failures``, the gaps that others owe are there too, infinite.
+    """
+    rows = np.ones(len(requests), bool) if failures else good
+    gaps = token_gaps(requests, rows)
+    row, at_ns, gap_ns = gaps.row, gaps.at_ns, gaps.gap_ns
+    if failures and not good.all():
+        lost_row, lost_at = _missing_gaps(requests, ~good, gaps)
+        row, at_ns = np.concatenate([row, lost_row]), np.concatenate([at_ns, lost_at])
+        gap_ns = np.concatenate([gap_ns, np.full(len(lost_row), np.inf)])
+        order = np.argsort(at_ns, kind="stable")
+        row, at_ns, gap_ns = row[order], at_ns[order], gap_ns[order]
+    if not len(row):
+        return np.zeros(0), []
+    by_request = np.unique(row, return_inverse=True)[1].astype(np.int64)
+    return gap_ns, [by_request, quantiles.time_blocks(at_ns, gap_ns)]
+
+
+def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:
+    """Row and time of every gap that failed requests owe: tokens asked for, less the first, less those that came.
+
+    At least one a request.
+    """
+    came = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(requests))
+    asked = np.nan_to_num(_numbers(requests, "output_tokens_asked"))
+    owed = np.where(failed, np.maximum(asked - 1 - came, 1), 0).astype(np.int64)
+    ended = stamps_ns(requests, "end_ns")
+    at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))
+    return np.repeat(np.arange(len(requests)), owed), np.repeat(at_ns, owed)
+
+
+def _arrivals(stamps: Any) -> tuple[Ints, Ints]:
+    """When tokens arrived, and how many each time, from one stamp a token."""
+    if stamps is None or np.ndim(stamps) == 0 or not len(stamps):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    at, counts = np.unique(np.asarray(stamps, dtype=np.int64), return_counts=True)
+    return at, counts.astype(np.int64)
+
+
+def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:
+    """A column of nanoseconds as integers, -1 where nothing was stamped or the column is not there."""
+    if name not in requests:
+        return np.full(len(requests), -1, dtype=np.int64)
+    column = requests[name]
+    if column.dtype == object:
+        column = pd.to_numeric(column)
+    return np.asarray(column.astype("Int64").fillna(-1), dtype=np.int64)
+
+
+def _numbers(requests: pd.DataFrame, name: str) -> Floats:
+    """A column of counts as floats, NaN where it is not known."""
+    if name not in requests:
+        return np.full(len(requests), np.nan)
+    return np.asarray(pd.to_numeric(requests[name]).astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan))

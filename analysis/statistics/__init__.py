@@ -1,0 +1,1 @@
+"""Percentiles and their intervals, for values that are not independent."""

@@ -1,0 +1,1 @@
+"""The machine and the load tester themselves: doctor and calibration."""

@@ -1,0 +1,1 @@
+"""What becomes of runs later: lists, SQL, archives, exports, verification."""

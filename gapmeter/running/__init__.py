@@ -1,0 +1,1 @@
+"""One server, one load or several: from a resolved scenario to a finished run's folder."""

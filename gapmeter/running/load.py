@@ -1,0 +1,145 @@
+"""One load: a plan issued against a target that is up, until it has been answered or is ended early."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+from gapmeter.options import Options, silent, tell
+from gapmeter.running.account import INTERRUPTED
+from gapmeter.running.locustfile import ended_ns, own_users
+from gapmeter.running.placement import Placement
+from gapmeter.running.serve import Target
+from gapmeter.running.stopping import Stop, Stopping, StopWhen
+from gapmeter.showing.elsewhere import WorkersFollower
+from gapmeter.showing.locust_page import Page
+from gapmeter.showing.watch import Watch
+from loadgen.cluster import make_cluster, report_path
+from loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from loadgen.plan import Plan
+from recording import RunFolder
+from scenarios import Scenario
+from servers.launch import ServerProcess
+
+_LOOK_EVERY_S = 0.25
+
+
+def issue(
+    scenario: Scenario, plan: Plan, target: Target, process: ServerProcess | None, placement: Placement,
+    folder: RunFolder, manifest: dict[str, Any], options: Options, stop_when: StopWhen | None = None,
+) -> None:  # fmt: skip
+    """Issue the plan and wait for the answers; the manifest says how that ended.
+
+    Raises UserError when the target takes no connections, or the load cannot begin.
+    """
+    try:
+        with _generators(scenario, plan, target, placement, folder, options) as fleet:
+            manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
+            manifest["started_s"] = time.time()
+            folder.write_json(folder.manifest, manifest)
+            if options.page is not None:
+                options.page.show(folder.path, scenario.name, target.url)
+            progress = None if options.quiet else _progress(fleet, scenario, plan, t0_ns, folder, options)
+            stopping = Stopping(fleet.record_paths, stop_when) if stop_when is not None else None
+            _watch(fleet, process, progress, stopping, manifest, options.page)
+            if options.locustfile and "ended_because" not in manifest and time.monotonic_ns() < t0_ns + plan.end_ns:
+                manifest["plan"]["shortened"] = {"at_ns": ended_ns(fleet.record_paths) + 1, "in_flight": "awaited"}
+    except Unreachable as error:
+        died = process.failure() if process else None
+        said = str(died or f"{target.url} does not take connections: {error}")
+        raise UserError(said, errors.UNREACHABLE) from error
+    except NotStarted as error:
+        raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
+    finally:
+        _note_workers(folder, manifest)
+    manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
+
+
+def _progress(
+    fleet: Fleet, scenario: Scenario, plan: Plan, t0_ns: int, folder: RunFolder, options: Options
+) -> Watch:  # fmt: skip
+    """From the record files; those of workers elsewhere come at the end, until then their histograms are known."""
+    follower = WorkersFollower(report_path(folder.requests), t0_ns) if options.workers is not None else None
+    as_json = options.progress == "json"
+    return Watch(fleet.record_paths, scenario, plan, t0_ns, as_json=as_json, follower=follower)
+
+
+def _generators(
+    scenario: Scenario, plan: Plan, target: Target, placement: Placement, folder: RunFolder, options: Options
+) -> contextlib.AbstractContextManager[Fleet]:
+    """What issues the plan: processes here, or workers elsewhere."""
+    load, requests = scenario.load, folder.requests
+    if options.workers is None:
+        cores, own = placement.generator, own_users(options.locustfile, target.model, target.dialect)
+        return make_fleet(
+            plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator, own=own
+        )
+    say = silent if options.quiet else tell
+    return make_cluster(plan, target.url, requests, options.workers, generator=load.generator, say=say)
+
+
+def _note_workers(folder: RunFolder, manifest: dict[str, Any]) -> None:
+    """What the master knows of each worker, if there was one; what they stamped is on their own clocks."""
+    path = report_path(folder.requests)
+    if path.exists():
+        manifest["workers"] = told = json.loads(path.read_text())
+        offsets = {str(worker["worker"]): worker["clock_offset_ns"] for worker in told["workers"]}
+        manifest["plan"]["clock_offsets_ns"] = offsets
+
+
+def _watch(
+    fleet: Fleet, process: ServerProcess | None, progress: Watch | None, stopping: Stopping | None,
+    manifest: dict[str, Any], page: Page | None,
+) -> None:  # fmt: skip
+    """Show progress until the load has ended; note why, if it ended early."""
+
+    def look() -> None:
+        if progress is not None:
+            progress.update()
+        if process is not None and "ended_because" not in manifest and (failure := process.failure()):
+            manifest["ended_because"] = str(failure)
+            fleet.stop()
+        if stopping is not None and "ended_because" not in manifest:
+            _shorten(fleet, stopping.look(), manifest)
+        if page is not None and page.asked_to_stop() and "ended_because" not in manifest:
+            manifest["ended_because"] = INTERRUPTED
+            fleet.stop()
+
+    try:
+        _wait(fleet, look, manifest)
+    finally:
+        if progress is not None:
+            progress.close()
+    troubles = fleet.troubles()
+    if troubles:
+        manifest.setdefault("ended_because", "; ".join(troubles))
+
+
+def _shorten(fleet: Fleet, stop: Stop, manifest: dict[str, Any]) -> None:
+    """End the load because enough is known; what was due later is not part of the run."""
+    if stop is Stop.GO_ON or "t0_ns" not in manifest["plan"]:
+        return
+    manifest["plan"]["shortened"] = {
+        "at_ns": time.monotonic_ns(),
+        "in_flight": "awaited" if stop is Stop.AWAIT else "aborted",
+    }
+    if stop is Stop.AWAIT:
+        fleet.finish_early()
+    else:
+        fleet.stop()
+
+
+def _wait(fleet: Fleet, look: Callable[[], None], manifest: dict[str, Any]) -> None:
+    """Until every generator process has ended: by itself, or asked to by Ctrl-C. A second Ctrl-C is raised."""
+    try:
+        fleet.wait(look, _LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        manifest["ended_because"] = INTERRUPTED
+        tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
+        fleet.stop()
+        fleet.wait(look, _LOOK_EVERY_S)
