@@ -2,8 +2,8 @@
 
 For p95 and above the slow bands (``attribution.tail``) of both points are compared, else all their requests: means over
 real requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a
-sample does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of a
-stage's share draws stretches of consecutive requests (``statistics.resample``), not requests, for the same reason.
+sample does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of
+a stage's share draws stretches of consecutive requests (``statistics.resample``), not requests, for the same reason.
 """
 
 from __future__ import annotations
