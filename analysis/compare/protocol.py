@@ -31,7 +31,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "load.": ("plan", "placement."),
     "seed": ("plan",),
     "hardware": ("floor", "placement.", "device", "engine.", "versions.torch"),
-    "engine": ("versions.",),
+    "engine": ("server.engine", "device", "versions.", "placement.", "model"),
     "model": ("plan", "server.model", "engine."),
 }
 _ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
