@@ -98,7 +98,7 @@ format:  ## put the code into the house's format
 	@$(own) -m ruff check --fix .
 	@$(own) -m ruff format .
 
-bench:  ## the figures in docs/results.md, measured on this machine
+bench:  ## the figures in docs/results, measured on this machine
 	$(setup) core dev transformers locust otel vllm
 	@$(own) -m bench $(ARGS)
 

@@ -27,7 +27,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="half a minute instead of two, and less exact")
+    parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
     parser.add_argument("--generator", action="append", default=[], help="only this: asyncio or locust")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_calibrate)
