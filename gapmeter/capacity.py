@@ -32,6 +32,11 @@ KIND = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
 _LONGEST = 40_000
+# What a run of a trial's load has no use for: flags with a value, and without.
+_OF_A_SEARCH = (
+    "--target-rps", "--headroom", "--spare", "--confidence", "--within", "--budget", "--resume", "--runs",
+)  # fmt: skip
+_SWITCHES = ("--json", "--quiet")
 _ALL_RATES = ("poisson", "constant", "gamma", "onoff", "diurnal")
 
 
@@ -238,10 +243,17 @@ def _told(trial: Trial, goal: search.Goal) -> str:
 
 
 def _alone(manifest: dict[str, Any], rate: float, most: int) -> str:
-    """What runs a trial's load alone."""
+    """What runs a trial's load alone: the search's own words without those that only a search has."""
     words = shlex.split(str(manifest["command"]))
+    own = ("load.arrivals=poisson", f"load.rate={rate:.6g}", f"load.duration={most / rate:.3g}")
+    flags = [word for each in own for word in ("--set", each)]
+    if words[:2] == ["make", "capacity"]:
+        return shlex.join(["make", "loadtest", *words[2:], f"ARGS={shlex.join(flags)}"])
     if words[:2] != ["gapmeter", "capacity"]:
         return str(manifest["command"])
-    kept = [word for at, word in enumerate(words[2:], 2) if word == "--set" or words[at - 1] == "--set" or at == 2]
-    own = ("load.arrivals=poisson", f"load.rate={rate:.6g}", f"load.duration={most / rate:.3g}")
-    return shlex.join(["gapmeter", "run", *kept, *(word for each in own for word in ("--set", each))])
+    kept = [
+        word
+        for at, word in enumerate(words[2:], 2)
+        if word.partition("=")[0] not in (*_OF_A_SEARCH, *_SWITCHES) and words[at - 1] not in _OF_A_SEARCH
+    ]
+    return shlex.join(["gapmeter", "run", *kept, *flags])

@@ -16,7 +16,7 @@ from recording import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. Frames have the columns that docs/how-it-measures.md lists; without a probe some are empty."""
+    """One run. Frames have the columns that docs/exports.md lists; without a probe some are empty."""
 
     folder: RunFolder
     summary: dict[str, Any]

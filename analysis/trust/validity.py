@@ -283,7 +283,7 @@ def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
 def _floor(requests: pd.DataFrame, floor: Floor | None) -> Iterator[Check]:
     """The busiest second against what one generator process of this machine was measured to do."""
     if floor is None:
-        text = f"what the load tester can do on this machine is not known: {COMMAND} measures it in two minutes"
+        text = f"what the load tester can do on this machine is not known: {COMMAND} measures it in four minutes"
         yield Check("floor", UNMEASURED, None, None, text)
         return
     tokens, sent = busiest_second(requests)

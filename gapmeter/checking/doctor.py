@@ -61,7 +61,7 @@ def calibration() -> Finding:
     found = load_calibration()
     if found is None:
         remedy = (
-            f"{COMMAND} (two minutes): then every run says what the load tester itself adds, and when it is too slow"
+            f"{COMMAND} (four minutes): then every run says what the load tester itself adds, and when it is too slow"
         )
         return Finding("calibration", False, "none for this machine, kernel and Python", remedy)
     told = "; ".join(f"{name}: {_floor(floor)}" for name, floor in found["generators"].items())

@@ -21,6 +21,7 @@ from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from analysis.trust.condition import ConditionError, holds
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.parts import want_one_run
 from recording import RunFolder
 
 REST = "rest"
@@ -61,6 +62,8 @@ def explain(path: Path, group: str, against: str, metric: str, *, as_json: bool,
 
 
 def _read(folder: RunFolder, metric: str) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    if folder.manifest.exists():
+        want_one_run(folder)
     try:
         summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
         requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.parts import want_one_run
 from recording import RunFolder
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def open_run(path: str | Path) -> OpenedRun:
     folder = RunFolder(Path(path))
     if not folder.manifest.exists():
         raise UserError(f"{path} is not a run's folder: it has no manifest.json", errors.USAGE)
+    want_one_run(folder)
     if not folder.summary.exists():
         raise UserError(f"{path} has not been analysed; gapmeter report {path}", errors.USAGE)
     return OpenedRun(folder)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.parts import parts_of, want_one_run
+from recording import RunFolder
 from scenarios import Scenario
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def read_baseline(
     for name in ("manifest.json", "summary.json"):
         if not (folder / name).is_file():
             raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
+    want_one_run(RunFolder(folder))
     if scenario.sweep:
         raise UserError("--baseline holds one scenario against one run; leave out the sweep", errors.USAGE)
     if not any(slo.percentile is not None for slo in scenario.slo):
@@ -100,7 +103,14 @@ def annotate(summary: Mapping[str, Any]) -> None:
 
 
 def commands_of(summary: Mapping[str, Any]) -> list[str]:
-    """A command for each SLO that was missed or undecided, for a run that is not valid, and for each regression."""
+    """A command for each SLO that was missed or undecided, for a run that is not valid, and for each regression.
+
+    Of a sweep, for each of its points; of a capacity search, where it did not find what was asked.
+    """
+    return [line for part in parts_of(summary) for line in _commands_of_run(part)]
+
+
+def _commands_of_run(summary: Mapping[str, Any]) -> list[str]:
     name = summary.get("name") or "run"
     lines = [_command("error", f"{name} is not valid", reason) for reason in summary.get("invalid_reasons", ())]
     lines += [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.parts import SEARCH, SWEEP, parts_of
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
     from gapmeter.run import RunResult
@@ -56,23 +57,19 @@ def print_document(results: Sequence[RunResult]) -> None:
 
 
 def _markdown(summary: Mapping[str, Any]) -> str:
-    from analysis.export.markdown import markdown  # by now analysed, so that this import costs nothing more
+    from analysis.capacity.markdown import markdown_of_search  # by now analysed: these imports cost nothing more
+    from analysis.export.markdown import markdown
     from analysis.points.markdown import markdown_of_points
 
-    return markdown_of_points(summary) if _is_sweep(summary) else markdown(summary)
-
-
-def _is_sweep(summary: Mapping[str, Any]) -> bool:
-    return summary.get("kind") == "sweep"
+    write = {SWEEP: markdown_of_points, SEARCH: markdown_of_search}.get(summary.get("kind", ""), markdown)
+    return write(summary)
 
 
 def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """One JUnit document with a suite a run, or a point of a sweep."""
+    """One JUnit document with a suite a run, a point of a sweep, or a search."""
     from analysis.export.junit import junit
-    from analysis.points.suites import suites_of
 
-    runs = [each for summary in summaries for each in (suites_of(summary) if _is_sweep(summary) else (summary,))]
-    roots = [ET.fromstring(junit(run)) for run in runs]
+    roots = [ET.fromstring(junit(part)) for summary in summaries for part in parts_of(summary)]
     first = roots[0]
     for root in roots[1:]:
         first.extend(root)

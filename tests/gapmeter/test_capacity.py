@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 from gapmeter.checking.instrument import Cores, Timing, null_server
 from gapmeter.cli import main
+from gapmeter.errors import UserError
+from gapmeter.keeping.opened import open_run
 from tests.browser import Tab
 from tests.gapmeter.command import Command, Done, gapmeter
 from tests.pages import opens_well
@@ -92,7 +96,11 @@ def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_u
     moved = tmp_path / "moved"
     shutil.copytree(done.folder.path, moved)
     (moved / "report.html").unlink()
-    assert main(["report", str(moved), "--quiet"]) == done.code
+    texts = {kind: tmp_path / f"told.{kind}" for kind in ("junit", "markdown")}
+    files = [word for kind, path in texts.items() for word in (f"--{kind}", str(path))]
+    assert main(["report", str(moved), "--quiet", "--annotations", *files]) == done.code
+    assert done.summary["headline"][0] in texts["markdown"].read_text()
+    assert ET.parse(texts["junit"]).getroot().get("errors") == str(int(done.code != 0))
     assert (moved / "summary.json").read_bytes() == before
     assert "Every trial" in (moved / "report.html").read_text()
     again = search(tmp_path, *MORE, "--budget", "40s", "--resume", str(moved))
@@ -100,6 +108,17 @@ def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_u
     assert again.out.strip() == str(moved)
     assert later["trials"][: len(found["trials"])] == found["trials"]
     _agree(later)
+
+
+@pytest.mark.whole_run
+def test_a_trials_command_repeats_its_load_alone_and_a_search_is_no_run(searched: Done) -> None:
+    trial = searched.summary["capacity"]["trials"][0]
+    words = shlex.split(json.loads((searched.folder.path / trial["folder"] / "manifest.json").read_text())["command"])
+    assert words[:5] == ["gapmeter", "run", "smoke", "--engine", "simulated"]
+    assert f"load.rate={trial['rate']:.6g}" in words
+    assert not {"--budget", "30s", "--within", "80%", "--runs", "--spare"} & set(words)
+    with pytest.raises(UserError, match=r"is a capacity search; name one of its runs under trials/, for instance"):
+        open_run(searched.folder.path)
 
 
 def _agree(found: dict[str, Any]) -> None:

@@ -15,7 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.errors import UserError
+from gapmeter.keeping.explain import explain
+from gapmeter.keeping.opened import open_run
+from gapmeter.keeping.regression import commands_of, read_baseline
 from gapmeter.running.order import visits
+from gapmeter.running.resolve import resolve
 from gapmeter.sweep import finished, resume_command
 from recording import RunFolder, read_records
 from tests.browser import Tab
@@ -167,6 +172,17 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
         f"smoke: {point['label']}" for point in swept.summary["sweep"]["points"]
     ]
     assert "| 40 req/s, max batch 8 |" in (tmp_path / "sweep.md").read_text()
+
+
+@pytest.mark.whole_run
+def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swept: Done) -> None:
+    lines = commands_of(swept.summary)
+    assert any(line.startswith("::error") and "no_such_flag" in line for line in lines)
+    for use in (open_run, lambda path: explain(path, "prompt_tokens > 1", "rest", "ttft", as_json=False)):
+        with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):
+            use(swept.folder.path)
+    with pytest.raises(UserError, match="is a sweep"):
+        read_baseline(swept.folder.path, None, (), resolve("smoke"))
 
 
 @pytest.mark.whole_run

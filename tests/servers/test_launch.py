@@ -91,8 +91,9 @@ VLLM_LOG = """(EngineCore pid=7) ERROR 11-21 08:00:01 [core.py:1] ValueError: to
 """
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background has it ignored
 sys.path.insert(0, {root!r})
 from servers.launch import launch
 launch([sys.executable, "-c", {tree!r}, "{port}", {pids!r}, "polite"], {{}}, (), Path({log!r}),

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from recording import EntryFlag, Outcome, RecordFile, Span, StepFlag
 from servers.models import resolve_model
-from tests.servers.vllm_run import Run, run_vllm
+from tests.servers.vllm_run import GIVEN_UP_TOKENS, Run, run_vllm
 
 pytestmark = pytest.mark.vllm
 
@@ -162,7 +162,9 @@ def test_outcomes_and_counts_agree_with_what_the_client_got(run: Run) -> None:
         for row in file.counts:
             client = names.get(int(row["ref"]))
             if client in run.aborted:
-                assert row["code"] == Outcome.ABORTED, (name, row)
+                # Once in a while on a busy machine the engine is done before it hears that nobody listens.
+                done = row["output"] == GIVEN_UP_TOKENS
+                assert row["code"] == (Outcome.OK if done else Outcome.ABORTED), (name, row)
             elif client is not None and client != "pair":
                 answer = run.answers[client]
                 assert (row["code"], row["prompt"], row["output"]) == (

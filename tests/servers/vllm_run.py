@@ -17,6 +17,7 @@ from servers.vllm import find_python, installed, vllm_command
 ROOT = Path(__file__).parents[2]
 FORCED = Path(__file__).with_name("forced_scheduling.py")
 SHARED = "a quick brown fox jumps over some lazy dog while wizards brew green tea; " * 15  # more than a cache block
+GIVEN_UP_TOKENS = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ async def _load(port: int) -> tuple[list[Answer], list[str]]:
         _ask(port, "plain", {"prompt": "once upon a time", "max_tokens": 9}, "/v1/completions"),
         _ask(port, "whole", {**_chat("no stream", 7), "stream": False}),
         _ask(port, "pair", {**_chat("two choices", 5), "n": 2, "stream": False}),
-        _ask(port, "given-up", _chat("this one is cancelled", 900), give_up_after=2),
+        _ask(port, "given-up", _chat("this one is cancelled", GIVEN_UP_TOKENS), give_up_after=2),
     ]
     answers += await asyncio.gather(*crowd, *others)
     answers.append(await _ask(port, "refused", {"messages": "not a list"}))
