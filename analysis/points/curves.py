@@ -193,9 +193,9 @@ def _turned(knee: Mapping[str, Any]) -> str:
     if after is None:
         return str(knee["why"])
     low, high = (_percent(end) for end in after["ratio_ci"])
-    return (
-        f"throughput stops to grow there (to {after['to']} {_percent(after['ratio'])}, 95 % interval {low} to {high})"
-    )
+    # What still grows, but by less than the rule asks for, has not stopped.
+    turned = "beyond it throughput grows little" if after["ratio_ci"][0] > 1 else "throughput stops to grow there"
+    return f"{turned} (to {after['to']} {_percent(after['ratio'])}, 95 % interval {low} to {high})"
 
 
 def _by(knee: Mapping[str, Any]) -> str:

@@ -12,10 +12,11 @@ def suites_of(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every point as ``analysis.export.junit`` takes a run; one that has no figures is a run that is not valid."""
     for point in summary["sweep"]["points"]:
         lost = not point["metrics"]
+        unsound = lost or point["verdict"] == INVALID
         yield {
             "name": f"{summary['name']}: {point['label']}",
             "verdict": INVALID if lost else point["verdict"],
-            "invalid_reasons": [str(point["reason"] or point["verdict"])],
+            "invalid_reasons": [str(point["reason"] or point["verdict"])] if unsound else [],
             "slo": [] if lost else point["slo"],
             "load": {"window_s": (point["throughput"] or {}).get("span_s", 0.0)},
         }

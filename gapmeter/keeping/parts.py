@@ -31,7 +31,7 @@ def want_one_run(folder: RunFolder) -> None:
     if kind not in _WHERE:
         return
     what, place = _WHERE[kind]
-    found = sorted(path.parent for path in (folder.path / place).glob("*/manifest.json"))
+    found = sorted(path.parent for path in (folder.path / place).rglob("manifest.json"))
     each = f", for instance {found[0]}" if found else ""
     raise UserError(f"{folder.path} is {what}; name one of its runs under {place}/{each}", errors.USAGE)
 
