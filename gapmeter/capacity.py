@@ -15,20 +15,18 @@ from analysis.capacity import analyse_capacity, search
 from analysis.capacity.read import goal_of, read_outcome, read_trials
 from analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Trial
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.running.account import reason_of
 from gapmeter.running.keys import Keys
 from gapmeter.running.looks import Looks
 from gapmeter.running.manifest import describe_run, without_keys
+from gapmeter.running.parent import SEARCH, make_parent, take_up
 from gapmeter.running.resolve import names_model, resolve
 from gapmeter.running.session import Session, open_session
-from gapmeter.sweep import make_parent
 from gapmeter.wanted import Wanted
 from recording import RunFolder
 from scenarios import Scenario
 
-KIND = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
 _LONGEST = 40_000
@@ -59,7 +57,7 @@ def find_capacity(
     if resume:
         folder, manifest = _taken_up(resume, scenario, wanted)
     else:
-        folder, manifest = make_parent(options.runs, scenario, KIND), _manifest(scenario, options, wanted)
+        folder, manifest = make_parent(options.runs, scenario, SEARCH), _manifest(scenario, options, wanted)
     folder.write_json(folder.manifest, manifest)
     say = silent if options.quiet else tell
     say(f"capacity of {scenario.name}, within {wanted.budget_s:g} s of trials: {folder.path}")
@@ -185,23 +183,14 @@ def _manifest(scenario: Scenario, options: Options, wanted: Wanted) -> dict[str,
     asked = asdict(wanted) | {
         "start": scenario.load.rate, "longest": _LONGEST, "lost_s": lost_s, "trials": [], "ended": None,
     }  # fmt: skip
-    more = {"kind": KIND, "slo": [asdict(slo) for slo in scenario.slo], "capacity": asked}
+    more = {"kind": SEARCH, "slo": [asdict(slo) for slo in scenario.slo], "capacity": asked}
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | more
     return without_keys(manifest, Keys.within(manifest["scenario"], options.api_key))
 
 
 def _taken_up(path: Path, scenario: Scenario, wanted: Wanted) -> tuple[RunFolder, dict[str, Any]]:
     """An earlier search with what is wanted now; a trial that was interrupted, or whose server died, is run again."""
-    folder = RunFolder(path)
-    try:
-        manifest = folder.read_manifest()
-    except (OSError, ValueError) as error:
-        raise UserError(f"--resume: {path} is not a search's folder: {error}", errors.USAGE) from error
-    if manifest.get("kind") != KIND:
-        raise UserError(f"--resume: {path} is not the folder of a capacity search", errors.USAGE)
-    if manifest["scenario_digest"] != scenario.digest():
-        text = f"--resume: {path} is a search of another scenario; begun with: {manifest['command']}"
-        raise UserError(text, errors.USAGE)
+    folder, manifest = take_up(path, scenario, SEARCH)
     part = manifest["capacity"]
     part["trials"] = [noted for noted in part["trials"] if not (noted.get("interrupted") or noted.get("died"))]
     part |= asdict(wanted) | {"ended": None}
@@ -209,7 +198,7 @@ def _taken_up(path: Path, scenario: Scenario, wanted: Wanted) -> tuple[RunFolder
     for left in (path / "trials").glob("*"):
         if f"trials/{left.name}" not in known:
             shutil.rmtree(left)
-    return folder, manifest | {"status": "running"}
+    return folder, manifest
 
 
 def _server_home(folder: Path) -> Path:

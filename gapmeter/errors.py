@@ -36,3 +36,8 @@ def say_exit(code: int, meaning: str = "") -> int:
     if code != OK:
         print(f"exit={code} {meaning or MEANING[code]}", file=sys.stderr)
     return code
+
+
+def reason_of(error: OSError) -> str:
+    """The system's words for it."""
+    return error.strerror or str(error)

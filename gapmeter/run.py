@@ -12,6 +12,7 @@ from gapmeter.errors import UserError
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.running.account import accounted_for, finish
 from gapmeter.running.manifest import MANIFEST_VERSION
+from gapmeter.running.parent import SEARCH, SWEEP
 from gapmeter.running.resolve import names_model, resolve
 from gapmeter.running.session import make_folder, prepare_session
 from gapmeter.showing.live import live_page
@@ -64,11 +65,11 @@ def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) 
     if manifest.get("schema_version") != MANIFEST_VERSION:
         version = manifest.get("schema_version")
         raise UserError(f"{path} was written in version {version} of the format, not {MANIFEST_VERSION}", errors.USAGE)
-    if manifest.get("kind") == "capacity":
+    if manifest.get("kind") == SEARCH:
         from gapmeter.capacity import report_capacity
 
         return report_capacity(path, quiet=quiet)
-    if manifest.get("kind") == "sweep":
+    if manifest.get("kind") == SWEEP:
         return report_sweep(path, quiet=quiet)
     return finish(folder, manifest, quiet=quiet, definitions=definitions)
 

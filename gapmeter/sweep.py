@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.running.account import reason_of
 from gapmeter.running.keys import Keys
 from gapmeter.running.manifest import describe_run, without_keys
 from gapmeter.running.order import Visit, visits
+from gapmeter.running.parent import SWEEP, make_parent, take_up
 from gapmeter.running.resolve import names_model, resolve, resolve_points
 from gapmeter.running.session import Session, open_session, placed
 from recording import RunFolder
 from scenarios import Point, Scenario
 
-KIND = "sweep"
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
-_COMPLETE, _INTERRUPTED, _RUNNING = "complete", "interrupted", "running"
+_COMPLETE, _INTERRUPTED = "complete", "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def _prepared(
     order = visits([_server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     words = ["gapmeter", "run", name, *(word for override in overrides for word in ("--set", override))]
     options = replace(options, command=options.command or shlex.join(words))
-    folder, manifest = _taken_up(resume, scenario) if resume else _begun(scenario, points, order, options)
+    folder, manifest = take_up(resume, scenario, SWEEP) if resume else _begun(scenario, points, order, options)
     return _Sweep(name, tuple(overrides), scenario, points, order, folder, options), manifest
 
 
@@ -142,11 +141,11 @@ def _begun(
     scenario: Scenario, points: Sequence[Point], order: list[list[Visit]], options: Options
 ) -> tuple[RunFolder, dict[str, Any]]:
     """A fresh folder with its manifest."""
-    folder = make_parent(options.runs, scenario, KIND)
+    folder = make_parent(options.runs, scenario, SWEEP)
     _tell_of_unfinished(options, scenario, folder.path)
     keys = list(dict.fromkeys(key for point in points for key in point.values))
     manifest = describe_run(scenario.to_dict(), scenario.digest(), options.command) | {
-        "kind": KIND,
+        "kind": SWEEP,
         "repeat": scenario.repeat,
         "points": [
             {"values": dict(point.values), "resolved": _resolved(point, keys), "digest": point.scenario.digest(),
@@ -162,7 +161,7 @@ def _begun(
 
 def _tell_of_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
     """Whoever begins a sweep again may have meant to go on with it."""
-    for path in sorted(options.runs.glob(f"*-{scenario.name}-{KIND}-{scenario.digest()[:6]}*"), reverse=True):
+    for path in sorted(options.runs.glob(f"*-{scenario.name}-{SWEEP}-{scenario.digest()[:6]}*"), reverse=True):
         with contextlib.suppress(OSError, ValueError):
             if path != own and RunFolder(path).read_manifest()["status"] != _COMPLETE and not options.quiet:
                 tell(f"an unfinished sweep of the same lies in {path}; to take it up instead, add --resume {path}")
@@ -178,29 +177,6 @@ def _resolved(point: Point, keys: Sequence[str]) -> dict[str, Any]:
             value = value.get(part) if isinstance(value, Mapping) else None
         found[key] = point.values.get(key, value)
     return found
-
-
-def make_parent(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
-    """A fresh folder for what consists of many runs. Raises UserError when it cannot be made."""
-    try:
-        return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
-    except OSError as error:
-        raise UserError(f"no folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
-
-
-def _taken_up(path: Path, scenario: Scenario) -> tuple[RunFolder, dict[str, Any]]:
-    folder = RunFolder(path)
-    try:
-        manifest = folder.read_manifest()
-    except (OSError, ValueError) as error:
-        raise UserError(f"--resume: {path} is not a sweep's folder: {error}", errors.USAGE) from error
-    if manifest.get("kind") != KIND:
-        raise UserError(f"--resume: {path} is the folder of one run, not of a sweep", errors.USAGE)
-    if manifest["scenario_digest"] != scenario.digest():
-        text = f"--resume: {path} is a sweep of another scenario; begun with: {manifest['command']}"
-        raise UserError(text, errors.USAGE)
-    manifest["status"] = _RUNNING
-    return folder, manifest
 
 
 def _server_key(scenario: Scenario) -> str:

@@ -227,6 +227,3 @@ def _left_out(points: Sequence[Mapping[str, Any]]) -> list[str]:
     if lost:
         told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")
     return told
-
-
-__all__ = ["EVENT_OF", "growths_of", "headline", "knees_of", "mean_level", "rate_level", "seen"]

@@ -7,10 +7,10 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.running.parent import NAMES, SEARCH, SWEEP
 from recording import RunFolder
 
-SWEEP, SEARCH = "sweep", "capacity"
-_WHERE = {SWEEP: ("a sweep", "points"), SEARCH: ("a capacity search", "trials")}
+_PLACES = {SWEEP: "points", SEARCH: "trials"}
 
 
 def parts_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -28,12 +28,12 @@ def parts_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def want_one_run(folder: RunFolder) -> None:
     """Raises UserError for a sweep or a search: it says where its runs lie."""
     kind = folder.read_manifest().get("kind")
-    if kind not in _WHERE:
+    if kind not in _PLACES:
         return
-    what, place = _WHERE[kind]
+    place = _PLACES[kind]
     found = sorted(path.parent for path in (folder.path / place).rglob("manifest.json"))
     each = f", for instance {found[0]}" if found else ""
-    raise UserError(f"{folder.path} is {what}; name one of its runs under {place}/{each}", errors.USAGE)
+    raise UserError(f"{folder.path} is {NAMES[kind]}; name one of its runs under {place}/{each}", errors.USAGE)
 
 
 def _search(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from gapmeter.errors import UserError
 from gapmeter.keeping.archive import HASHES, is_archive, opened
 from gapmeter.keeping.sameness import MAKER, MOST_SHOWN, Check, compare_derived, compare_file
 from gapmeter.running.manifest import MANIFEST_VERSION, describe_versions
+from gapmeter.running.parent import SEARCH, SWEEP
 from recording import RunFolder
 
 _RAW = ("requests", "probe", "telemetry")
@@ -104,14 +105,14 @@ def check_table(folder: Path) -> list[Check]:
         manifest = RunFolder(folder).read_manifest()
     except (OSError, ValueError):
         return []
-    if manifest.get("kind") not in ("sweep", "capacity"):
+    if manifest.get("kind") not in (SWEEP, SEARCH):
         return []
     from analysis.capacity import analyse_capacity
     from analysis.points import analyse_points
 
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:
-            (analyse_points if manifest["kind"] == "sweep" else analyse_capacity)(again)
+            (analyse_points if manifest["kind"] == SWEEP else analyse_capacity)(again)
         except _UNDERIVABLE as error:
             return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]

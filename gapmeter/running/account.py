@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
 from gapmeter.options import RunResult
 from recording import RunFolder
 from recording.reader import NotRecords
@@ -47,11 +47,6 @@ def _note_end(folder: RunFolder, manifest: dict[str, Any], why: str) -> None:
 
 def _has_begun(manifest: dict[str, Any]) -> bool:
     return "t0_ns" in manifest.get("plan", {})
-
-
-def reason_of(error: OSError) -> str:
-    """The system's words for it."""
-    return error.strerror or str(error)
 
 
 def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definitions: bool = False) -> RunResult:

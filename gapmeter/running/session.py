@@ -19,9 +19,9 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.checking.calibration import load_calibration
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.running.account import accounted_for, finish, reason_of
+from gapmeter.running.account import accounted_for, finish
 from gapmeter.running.attach import find_probe_folder
 from gapmeter.running.keys import Keys
 from gapmeter.running.load import issue

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.keeping.parts import SEARCH, SWEEP, parts_of
+from gapmeter.keeping.parts import parts_of
+from gapmeter.running.parent import SEARCH, SWEEP
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
     from gapmeter.run import RunResult
