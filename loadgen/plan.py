@@ -16,12 +16,13 @@ from loadgen.dialogue import converse
 from loadgen.errors import PlanError
 from loadgen.lengths import draw_lengths
 from loadgen.own_prompts import ask_own
+from loadgen.swaps import Swaps, swaps_of
 from loadgen.thinking import draw_pauses, mean_pause_ns
 from loadgen.tokenizer import PromptTokenizer
 from scenarios.model import Load, Scenario, Workload
 from scenarios.pauses import FixedPause
 
-__all__ = ["PATHS", "Plan", "Swaps", "encode_body", "make_plan"]
+__all__ = ["PATHS", "Plan", "encode_body", "make_plan"]
 
 _MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
@@ -224,24 +225,6 @@ class Plan:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Swaps:
-    """Where each body's first own word stands, and the words that may stand there instead.
-
-    ``at``: int64 (n, 3): first byte, byte after the last, the word's index in ``words`` (-1: nothing to swap).
-    """
-
-    at: NDArray[np.int64]
-    words: tuple[bytes, ...]
-
-    def apply(self, body: bytes, index: int, cycle: int) -> bytes:
-        """The body as it is in the given round; the first round's is the body itself."""
-        start, end, word = (int(value) for value in self.at[index])
-        if cycle == 0 or word < 0:
-            return body
-        return body[:start] + self.words[(word + cycle) % len(self.words)] + body[end:]
-
-
 def make_plan(
     scenario: Scenario,
     tokenizer: PromptTokenizer | None,
@@ -293,7 +276,7 @@ def make_plan(
         worker=0,
         workers=1,
         id_prefix=id_prefix,
-        swaps=_swaps(content, bodies),
+        swaps=swaps_of(content, bodies),
         notes=(*content.notes, *_growing(load, content, warmup_ns)),
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
@@ -397,23 +380,3 @@ def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, talks: bool) 
     if load.duration_ns is not None:
         return warmup_ns + load.duration_ns
     return int(due_ns[-1]) + 1 if load.loop == "open" and not talks else 0
-
-
-def _swaps(content: Content, bodies: list[bytes]) -> Swaps:
-    """Texts are lower-case ASCII, so that a text stands in its body character for character.
-
-    A starter costs one token at a text's start and within it, so it may stand in for any first own word.
-    """
-    openings = content.openings
-    if openings is None:
-        return Swaps(np.full((len(bodies), 3), -1, np.int64), ())
-    key = "content" if content.path == PATHS["chat"] else "prompt"
-    starters = openings.starters
-    index_of = {word: index for index, word in enumerate(starters)}
-    rows = np.full((len(bodies), 3), -1, np.int64)
-    for row, text, (word, at), body in zip(rows, openings.texts, openings.firsts, bodies, strict=True):
-        if word:
-            opening = f'"{key}":"'
-            start = body.index(f'{opening}{text}"'.encode()) + len(opening) + at
-            row[:] = start, start + len(word), index_of.get(word, 0)
-    return Swaps(rows, tuple(word.encode() for word in starters))

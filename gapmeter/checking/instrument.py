@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.fleet import Fleet, make_fleet
-from loadgen.plan import PATHS, Plan, Swaps
+from loadgen.plan import PATHS, Plan
+from loadgen.swaps import Swaps
 from recording import Outcome, RecordFile, Span, read_records
 from recording.stream import parse_answer
 from recording.wire import FINISHED, WireRecord, decode

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.plan import Plan, Swaps
+from loadgen.plan import Plan
+from loadgen.swaps import Swaps
 from servers.null.server import Schedule, Server
 
 PATH = "/v1/chat/completions"
