@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -106,6 +107,15 @@ class Command:
             self.process.kill()
         left = await_gone(self.mark)
         return Done(self.process.returncode, out, err, left, self.runs)
+
+    def master(self) -> str:
+        """The address that its master listens on, once it says so."""
+        assert self.process.stderr is not None
+        heard = ""
+        while (at := re.search(r"(\S+:\d+) listens", heard)) is None:
+            heard = self.process.stderr.readline()
+            assert heard, "the command ended before its master listened"
+        return at[1]
 
     def await_load(self, answered: int = 1) -> Path:
         """The run's folder, once so many answers are on disk."""

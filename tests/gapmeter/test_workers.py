@@ -27,13 +27,9 @@ def test_a_worker_killed_on_the_way_is_named_its_share_unissued_and_the_run_inva
 ) -> None:
     command = Command(RUN, tmp_path)
     crew: list[subprocess.Popen[bytes]] = []
-    assert command.process.stderr is not None
     try:
-        heard = ""
-        while (at := re.search(r"(\S+:\d+) listens", heard)) is None:
-            heard = command.process.stderr.readline()
-            assert heard, "the command ended before its master listened"
-        words = [sys.executable, "-m", "gapmeter", "worker", "--master", at[1]]
+        master = command.master()
+        words = [sys.executable, "-m", "gapmeter", "worker", "--master", master]
         quiet = subprocess.DEVNULL
         crew += [subprocess.Popen(words, cwd=ROOT, env={**os.environ}, stderr=quiet) for _ in range(3)]
         time.sleep(max(0.0, (start_ns(tmp_path) - time.monotonic_ns()) / 1e9 + 5))
