@@ -39,14 +39,19 @@ class Asked:
         return max(self.limits_ns)
 
 
+# A server whose time is all in its steps.
+STEPS = StageTimes(
+    template_ns=0, tokenize_ns=0, handoff_ns=0, schedule_ns=0, input_prep_ns=0, forward_ns=0,
+    forward_prompt_token_ns=0, forward_sequence_ns=0, forward_kv_token_ns=0, sampling_ns=0, update_ns=0, output_ns=0,
+    detokenize_ns=0, egress_ns=0, jitter="lognormal", spread=0.0,
+)  # fmt: skip
 # Two tokens an answer, four places in the batch: queues, batching and prompts beside decodes, at few steps a request.
 SMALL = Asked(
     Settings(
         Limits(max_sequences=4),
-        StageTimes(
-            template_ns=0, tokenize_ns=0, handoff_ns=0, schedule_ns=0, input_prep_ns=500_000, forward_ns=6_000_000,
-            forward_prompt_token_ns=100_000, forward_sequence_ns=500_000, forward_kv_token_ns=0, sampling_ns=0,
-            update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, jitter="lognormal", spread=0.2,
+        replace(
+            STEPS, input_prep_ns=500_000, forward_ns=6_000_000, forward_prompt_token_ns=100_000,
+            forward_sequence_ns=500_000, spread=0.2,
         ),
     ),
     prompt_tokens=(8, 24),
@@ -61,10 +66,9 @@ SMALL = Asked(
 CHAT = Asked(
     Settings(
         Limits(max_sequences=4),
-        StageTimes(
-            template_ns=0, tokenize_ns=0, handoff_ns=0, schedule_ns=0, input_prep_ns=1_000_000, forward_ns=4_000_000,
-            forward_prompt_token_ns=60_000, forward_sequence_ns=800_000, forward_kv_token_ns=0, sampling_ns=0,
-            update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, jitter="lognormal", spread=0.3,
+        replace(
+            STEPS, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
+            forward_sequence_ns=800_000, spread=0.3,
         ),
     ),
     prompt_tokens=(8, 120),
