@@ -1,4 +1,4 @@
-"""Does the capacity search keep its promise? Against the simulated engine's own scheduler, whose capacity is known.
+"""Does the capacity search keep its promise? Against the simulated engine, whose capacity is known.
 
 In virtual time: the truth by brute force, with its own error; then many seeded searches, how often their interval
 covers the truth, and what plain bisection with trials of a fixed length costs for the same accuracy. And the verdict of

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import fft, special
+from scipy import special
 
 from analysis.requests.metrics import issued, stamps_ns, succeeded
+from analysis.statistics.dependence import first_cosines
 from analysis.statistics.quantiles import TAIL, Floats, autocorrelation_time
 
-COSINES = 12
 FEWEST = 12  # values below which a mean has no interval
 BLOCKS = 48  # of a run's window
 
@@ -54,11 +54,10 @@ def of_mean(series: Floats) -> Level | None:
     n = len(series)
     if n < FEWEST or not math.isfinite(mean := float(series.mean())) or mean <= 0:
         return None
-    cosines = min(COSINES, n // 2)
-    low = np.asarray(fft.dct(series - mean, type=2, norm="ortho"))[1 : cosines + 1]
+    low = first_cosines(series - mean)
     lasting = float(np.mean(low**2)) / n
     brief = float(series.var(ddof=1)) * autocorrelation_time(series) / n
-    return Level(mean, math.sqrt(max(lasting, brief)) / mean, cosines)
+    return Level(mean, math.sqrt(max(lasting, brief)) / mean, len(low))
 
 
 def block_rates(requests: pd.DataFrame) -> Floats | None:

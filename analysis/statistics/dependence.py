@@ -85,10 +85,8 @@ class Exceedances:
         """n_eff by the first cosines, between ``LEAST`` and the count."""
         if self.known:
             return self.known
-        clusters = len(self.residuals)
-        cosines = min(COSINES, clusters // 2)
-        low = np.asarray(fft.dct(self.residuals, type=2, norm="ortho"))[1 : cosines + 1]
-        return self._bounded(self._worth(clusters * float(np.mean(low**2))) * _allowance(cosines))
+        low = first_cosines(self.residuals)
+        return self._bounded(self._worth(len(self.residuals) * float(np.mean(low**2))) * _allowance(len(low)))
 
     def spells(self, worth: float) -> float:
         """How many spells above the threshold (or below, if fewer) the run has met, if it is worth so much."""
@@ -129,6 +127,15 @@ def exceedances(series: Floats, threshold: float, clusters: NDArray[np.int64] | 
     sizes = np.bincount(clusters)
     residuals = np.bincount(clusters, weights=above) - share * sizes
     return Exceedances(share, len(series), int(np.count_nonzero(sizes)), residuals)
+
+
+def first_cosines(residuals: Floats) -> Floats:
+    """The first twelve cosine coefficients of a centred series of two values or more; of few values, half as many.
+
+    Their mean square is the number of values times the variance of their mean, and each is a degree of freedom of it.
+    """
+    cosines = min(COSINES, len(residuals) // 2)
+    return np.asarray(fft.dct(residuals, type=2, norm="ortho"), dtype=np.float64)[1 : cosines + 1]
 
 
 def neighbours_alike(series: Floats, clusters: NDArray[np.int64] | None) -> bool:
