@@ -1,4 +1,4 @@
-"""Trials in virtual time: the simulated engine (``quick_server``) under Poisson arrivals, as long as they are wanted."""
+"""Trials in virtual time: the simulated engine (``quick_server``) under Poisson arrivals, as long as wanted."""
 
 from __future__ import annotations
 
