@@ -143,18 +143,22 @@ def launch(
     ready_url: str,
     timeout_s: float,
     *,
+    meanwhile: Callable[[], None] | None = None,
     on_wait: Callable[[float], None] | None = None,
     clean: Clean = bytes,
 ) -> ServerProcess:
     """Start ``command`` on ``cores`` (empty: anywhere) and return once ``ready_url`` answers 200.
 
-    ``env`` is added to ours; thread counts follow ``cores`` unless it names them. ``on_wait`` hears the seconds
-    waited so far, about once a second. ``clean`` takes keys out of what the server says: out of a failure's reason at
-    once, out of its log when it has ended. Raises ServerFailed when the server ends first or is not ready in
+    ``env`` is added to ours; thread counts follow ``cores`` unless it names them. ``meanwhile`` is called once, while
+    it starts: work that then costs nobody time. ``on_wait`` hears the seconds waited so far, about once a second.
+    ``clean`` takes keys out of what the server says: out of a failure's reason at once, out of its log when it has
+    ended. Raises ServerFailed when the server ends first or is not ready in
     ``timeout_s``; by then nothing of it runs any more, as on any other exception.
     """
     server = start(command, env, cores, log_path, clean)
     try:
+        if meanwhile:
+            meanwhile()
         _await_ready(server, ready_url, timeout_s, on_wait)
     except BaseException:
         server.stop(grace_s=3.0)

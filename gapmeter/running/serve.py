@@ -85,6 +85,7 @@ def running(
     folder: RunFolder,
     say: Callable[[str], None],
     keys: Keys = Keys(),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[ServerProcess | None]:
     """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
 
@@ -100,7 +101,7 @@ def running(
     try:
         process = launch(
             target.spec.command, env, cores, log, f"{target.url}/health", scenario.server.ready_timeout_ns / 1e9,
-            clean=keys.out_of_bytes,
+            meanwhile=meanwhile, clean=keys.out_of_bytes,
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
     except ServerFailed as error:

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import secrets
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +31,7 @@ from gapmeter.running.probes import ProbeFolder
 from gapmeter.running.sampling import sampling
 from gapmeter.running.serve import Target, prepare, running
 from gapmeter.running.stopping import StopWhen
+from gapmeter.running.unbroken import unbroken
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, make_plan
 from loadgen.tokenizer import PromptTokenizer, load_tokenizer
@@ -65,10 +65,8 @@ class Session:
         ``several``: every load takes its part of the records; a single one of a server of ours leaves them where they
         are. Raises UserError when it cannot be started.
         """
-        importing = threading.Thread(target=_import_analysis)
-        importing.start()
-        with running(self.target, self.scenario, self.placement.server, home, self.say, self.keys) as process:
-            importing.join()  # it must not compete with the load
+        cores = self.placement.server
+        with running(self.target, self.scenario, cores, home, self.say, self.keys, _import_analysis) as process:
             self.process = process
             if self.target.spec is not None and several:
                 self.probes = ProbeFolder(home.probe)
@@ -160,8 +158,13 @@ class Session:
 
 
 def _import_analysis() -> None:
-    """What the end of a load needs takes a second to import: had while a server starts, it costs nobody time."""
-    importlib.import_module("analysis.analyse")
+    """What the end of a load needs takes a second to import: had while a server starts, it costs nobody time.
+
+    Not in a thread: where a signal finds the main thread inside an import, it keeps the interpreter's import lock, and
+    the other would wait for it for ever.
+    """
+    with unbroken():
+        importlib.import_module("analysis.analyse")
 
 
 class _LogPart:

@@ -113,13 +113,15 @@ def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_br
 
 def test_a_server_that_dies_is_noticed_in_the_load_and_by_the_next(tmp_path: Path) -> None:
     with open_session(scenario(), Options(runs=tmp_path, quiet=True), home=tmp_path / "server") as session:
+        killed: list[int] = []
 
         def kill(seen: Sequence[tuple[int, WireRecord]]) -> bool:
-            if len(seen) > 20 and session.process is not None and session.alive():
-                os.kill(session.process.pid, signal.SIGKILL)
+            if len(seen) > 20 and session.process is not None and not killed:
+                killed.append(session.process.pid)
+                os.kill(killed[0], signal.SIGKILL)
             return False
 
-        broken = session.load(scenario("load.requests=300"), into=tmp_path / "broken", stop_when=kill)
+        broken = session.load(scenario("load.requests=3000"), into=tmp_path / "broken", stop_when=kill)
         assert broken.summary["verdict"] == "INVALID"
         assert "the server ended" in RunFolder(broken.folder).read_manifest()["ended_because"]
         assert not session.alive()
