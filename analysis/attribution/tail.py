@@ -15,12 +15,12 @@ import pandas as pd
 from analysis.report.numbers import duration
 from analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column, owner_words
 from analysis.statistics.quantiles import Floats
+from analysis.statistics.resample import Bools, Ints, drawn_means, interval, stretches
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
 FEWEST_SLOW = 7
 FEWEST = 4 * FEWEST_SLOW
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Anatomy:
     """Typical against slow, in ns. ``stages`` holds (stage, typical mean, slow mean) in the order of the timeline.
 
     The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
-    ``ranked`` is (stage, share of the difference), largest first. ``share_low`` and ``share_high`` are a 95 % bootstrap
-    interval (percentile method, 1,000 resamples of both bands, fixed seed) of the first one's share; it takes rows for
-    independent, so for token gaps it is too narrow.
+    ``ranked`` is (stage, share of the difference), largest first. ``share_low`` and ``share_high`` are a 95 % interval
+    of the first one's share, from whole stretches of the run drawn again (analysis.statistics.resample); both None
+    where the slow rows lie in too few stretches to tell.
     """
 
     count: int
@@ -43,8 +43,8 @@ class Anatomy:
     stage: str
     owner: str
     share: float
-    share_low: float
-    share_high: float
+    share_low: float | None
+    share_high: float | None
     sentence: str
 
 
@@ -56,8 +56,8 @@ def owner_of(stage: str) -> str:
 def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") -> Anatomy | None:
     """Compare the slow with the typical rows of a ledger. ``device`` is what computed the forwards, for the sentence.
 
-    ``ledgers``: rows of one event (or token gaps), with ``total_ns``, ``unexplained_ns`` and a column a stage. None
-    when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
+    ``ledgers``: rows of one event (or token gaps) in the order of time, with ``total_ns``, ``unexplained_ns`` and a
+    column a stage. None when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
     """
     if len(ledgers) < FEWEST:
         return None
@@ -65,33 +65,34 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") 
     parts = ledgers[[*(column(n) for n in names), column(UNEXPLAINED)]]
     names.append(UNEXPLAINED)
     n = len(ledgers)
-    order = np.argsort(ledgers["total_ns"].to_numpy(np.float64), kind="stable")
+    total = ledgers["total_ns"].to_numpy(np.float64)
+    rank = np.argsort(np.argsort(total, kind="stable"), kind="stable")
+    usual, late = (rank >= int(TYPICAL[0] * n)) & (rank < np.ceil(TYPICAL[1] * n)), rank >= n - slow_count(n)
     # A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
-    typical, slow = (
-        parts.iloc[band].to_numpy(np.float64, na_value=0.0)
-        for band in (order[int(TYPICAL[0] * n) : int(np.ceil(TYPICAL[1] * n))], order[-slow_count(n) :])
-    )
-    more = slow.mean(axis=0) - typical.mean(axis=0)
+    values = parts.to_numpy(np.float64, na_value=0.0)
+    typical, slow = values[usual].mean(axis=0), values[late].mean(axis=0)
+    more = slow - typical
     if more.sum() <= 0:
         return None
     shares = more / more.sum()
     ranking = np.argsort(-shares, kind="stable")
     top = int(ranking[0])
-    low, high = _bootstrap_share(typical, slow, top)
+    low, high = _share_interval(np.stack([values[:, top], values.sum(axis=1)], axis=1), usual, late, stretches(total))
     return Anatomy(
         count=n,
-        typical_count=len(typical),
-        slow_count=len(slow),
-        typical_ns=float(typical.mean(axis=0).sum()),
-        slow_ns=float(slow.mean(axis=0).sum()),
-        stages=tuple(zip(names, typical.mean(axis=0).tolist(), slow.mean(axis=0).tolist(), strict=True)),
+        typical_count=int(usual.sum()),
+        slow_count=int(late.sum()),
+        typical_ns=float(typical.sum()),
+        slow_ns=float(slow.sum()),
+        stages=tuple(zip(names, typical.tolist(), slow.tolist(), strict=True)),
         ranked=tuple((names[i], float(shares[i])) for i in ranking),
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),
         share_low=low,
         share_high=high,
-        sentence=_sentence(names[top], float(shares[top]), float(more.sum()), what, device, inside_measured(ledgers)),
+        sentence=f"{_share_words(float(shares[top]), low, high)} of what slow {what} wait beyond typical ones "
+        f"({duration(float(more.sum()) / 1e6)}) is {_whose(names[top], device, inside_measured(ledgers))}",
     )
 
 
@@ -105,28 +106,24 @@ def slow_count(count: int) -> int:
     return max(FEWEST_SLOW, count - int(SLOW_FROM * count))
 
 
-def _bootstrap_share(typical: Floats, slow: Floats, stage: int) -> tuple[float, float]:
-    """95 % interval of a stage's share of the difference, both bands drawn again with replacement."""
-    rng = np.random.default_rng(0)
-    usual, late = (
-        _resampled_means(np.stack([band[:, stage], band.sum(axis=1)], axis=1), rng) for band in (typical, slow)
-    )
-    more = late - usual
-    more = more[more[:, 1] > 0]
-    low, high = np.quantile(more[:, 0] / more[:, 1], [0.025, 0.975])
-    return float(low), float(high)
+def _share_interval(values: Floats, usual: Bools, late: Bools, stretch: Ints) -> tuple[float | None, float | None]:
+    """95 % interval of the first column's share of the second's difference between two groups of rows."""
+    drawn = [drawn_means(values, member, stretch) for member in (usual, late)]
+    if drawn[0] is None or drawn[1] is None:
+        return None, None
+    more = drawn[1] - drawn[0]
+    slower = more[:, 1] > 0
+    low, high = interval(np.where(slower, more[:, 0] / np.where(slower, more[:, 1], 1.0), np.nan))
+    return low, high
 
 
-def _resampled_means(rows: Floats, rng: np.random.Generator) -> Floats:
-    """Means of resamples, shape (1000, columns); beyond 1,000 rows drawn from their normal limit, which is as good."""
-    if len(rows) > 1000:
-        return rng.multivariate_normal(rows.mean(axis=0), np.cov(rows.T) / len(rows), _RESAMPLES, check_valid="ignore")
-    return np.stack([rows[rng.integers(0, len(rows), len(rows))].mean(axis=0) for _ in range(_RESAMPLES)])
-
-
-def _sentence(stage: str, share: float, more_ns: float, what: str, device: str, inside: bool) -> str:
+def _share_words(share: float, low: float | None, high: float | None) -> str:
     part = "all" if share > 0.995 else f"{100 * share:.0f} %"
-    whose = f"{stage} ({owner_words(owner_of(stage), device)})"
+    sure = "no interval" if low is None or high is None else f"{100 * low:.0f} .. {100 * high:.0f} %"
+    return f"{part} ({sure})"
+
+
+def _whose(stage: str, device: str, inside: bool) -> str:
     if stage == UNEXPLAINED and not inside:
-        whose = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
-    return f"{part} of what slow {what} wait beyond typical ones ({duration(more_ns / 1e6)}) is {whose}"
+        return "the server's and the network's, and unmeasured: no probe stamps the server's stages"
+    return f"{stage} ({owner_words(owner_of(stage), device)})"

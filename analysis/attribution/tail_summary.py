@@ -23,7 +23,8 @@ def anatomies_of(
     out = {m: tail.anatomy(fig.ledgers_of(ledger, measured, event), device=device) for m, event in LEDGER_OF.items()}
     if gaps is not None and len(gaps):
         inside = gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)
-        out["itl"] = tail.anatomy(gaps[inside], "token gaps", device)
+        in_time = gaps[inside].sort_values("end_ns", kind="stable")  # those of one engine step side by side
+        out["itl"] = tail.anatomy(in_time, "token gaps", device)
     return out
 
 

@@ -179,9 +179,13 @@ def autocorrelation_time(series: Floats) -> float:
 def _geyer(series: Floats) -> tuple[float, int]:
     """The time, and over how many lags, the mirrored ones included, it was summed."""
     n = len(series)
-    centred = series - series.mean() if n else series
-    if n < 4 or not centred.any():
+    if n < 4:
         return 1.0, 1
+    centred = series - series.mean()
+    largest = np.abs(centred).max()
+    if largest <= n * np.finfo(np.float64).eps * np.abs(series).max():  # constant, but for rounding
+        return 1.0, 1
+    centred /= largest  # squares of very small ones would be 0
     spectrum = fft.rfft(centred, fft.next_fast_len(2 * n, real=True))
     covariance = fft.irfft(np.abs(spectrum) ** 2)[: n - n % 2]
     pairs = (covariance / covariance[0]).reshape(-1, 2).sum(axis=1)

@@ -87,7 +87,8 @@ def _gaps(good: list[_Request], steps: list[dict[str, int]], unmeasured: tuple[s
     table = {column(s.name): parts.get(s.name, np.zeros(len(step))) for s in STAGES if s.name not in unmeasured}
     total = np.sum(list(parts.values()), axis=0)
     ids = np.repeat([f"r-{r.index}" for r in good], counts)
-    return pd.DataFrame({"request_id": ids, **table, "unexplained_ns": 0.0, "total_ns": total, "gap_ns": total})
+    named = {"request_id": ids, "end_ns": np.array([s["forward_end_ns"] for s in steps], dtype=np.int64)[step]}
+    return pd.DataFrame({**named, **table, "unexplained_ns": 0.0, "total_ns": total, "gap_ns": total})
 
 
 def _timeline(good: list[_Request], unmeasured: tuple[str, ...]) -> pd.DataFrame:

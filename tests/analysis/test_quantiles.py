@@ -61,7 +61,7 @@ def test_the_autocorrelation_time_of_an_ar1_series_is_the_known_one() -> None:
         assert quantiles.autocorrelation_time(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.1)
 
 
-@pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.0, 1.0] * 30])
+@pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.1] * 49, [0.0, 1.0] * 30, [0.0, 1e-300] * 30])
 def test_constant_short_or_alternating_series_count_as_independent(series: list[float]) -> None:
     assert quantiles.autocorrelation_time(np.array(series)) == 1.0
 

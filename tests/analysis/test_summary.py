@@ -212,6 +212,7 @@ def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
     table["unexplained_ns"] = 0.0
     table["total_ns"] = table.sum(axis=1)
     table["request_id"] = rng.choice(ids, 5000)
+    table["end_ns"] = np.arange(5000) * 1_000_000
     told = summary.build_summary(frames.requests, frames.ledger, table, [slo("itl", 99.0, 1)], EVIDENCE)
     assert (told["tail"]["metric"], told["tail"]["stage"]) == ("itl", "interference")
     assert (told["slo"][0]["status"], told["slo"][0]["owner"]) == ("FAIL", "capacity")

@@ -36,6 +36,7 @@ def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> Non
     assert found.stage == stage
     assert found.owner == next(s.owner for s in STAGES if s.name == stage)
     assert found.share == pytest.approx(1, abs=0.05)
+    assert found.share_low is not None and found.share_high is not None
     assert found.share_low <= found.share <= found.share_high
     assert f"is {stage} ({found.owner})" in found.sentence
 
@@ -45,7 +46,9 @@ def test_two_causes_share_the_difference_in_proportion() -> None:
     assert found is not None
     assert [stage for stage, _ in found.ranked[:2]] == ["queue", "tokenize"]
     assert found.share == pytest.approx(0.75, abs=0.02)
-    assert found.sentence.startswith("75 % of what slow requests wait beyond typical ones")
+    assert found.share_low is not None and found.share_high is not None
+    sure = f"({100 * found.share_low:.0f} .. {100 * found.share_high:.0f} %)"
+    assert found.sentence.startswith(f"75 % {sure} of what slow requests wait beyond typical ones")
 
 
 @given(st.integers(28, 400), st.integers(0, 50))
@@ -59,6 +62,32 @@ def test_stages_add_up_to_what_the_bands_waited(count: int, seed: int) -> None:
     assert sum(slow for _, _, slow in found.stages) == pytest.approx(found.slow_ns)
     assert sum(typical for _, typical, _ in found.stages) == pytest.approx(found.typical_ns)
     assert sum(share for _, share in found.ranked) == pytest.approx(1)
+
+
+def test_slow_requests_that_come_in_bursts_say_less_than_as_many_scattered_ones() -> None:
+    """Whole bursts are slow by one cause or the other: sixty slow requests are ten causes."""
+    rng = np.random.default_rng(5)
+    table = ledgers(4000)
+    for number, start in enumerate(range(100, 4000, 400)):
+        burst = slice(start, start + 19)
+        table.loc[burst, column("queue" if number % 3 else "tokenize")] += rng.uniform(60, 90, 20) * MS
+    table["total_ns"] = table.drop(columns="total_ns").sum(axis=1)
+    widths = []
+    for rows in (table, table.sample(frac=1, random_state=1, ignore_index=True)):
+        found = anatomy(rows)
+        assert found is not None and found.share_low is not None and found.share_high is not None
+        assert found.stage == "queue"
+        widths.append(found.share_high - found.share_low)
+    assert widths[0] > 2 * widths[1], widths
+
+
+def test_slow_requests_of_a_single_moment_have_no_interval() -> None:
+    table = ledgers(1000)
+    table.loc[500:514, ["queue_ns", "total_ns"]] += 80 * MS
+    found = anatomy(table)
+    assert found is not None
+    assert (found.stage, found.share_low, found.share_high) == ("queue", None, None)
+    assert found.sentence.startswith("all (no interval) of what slow requests wait")
 
 
 def test_time_of_an_unmeasured_stage_lies_in_the_remainder_never_in_a_stage() -> None:
