@@ -27,6 +27,7 @@ from analysis.requests.definitions import describe_definitions
 from analysis.requests.figures import write_histograms
 from analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
 from analysis.requests.rate_curve import Knots, expected_counts
+from analysis.requests.streaming import streaming_warnings
 from analysis.summary import build_summary, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from analysis.trust.drift import describe_drift, throttled
@@ -67,7 +68,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
         requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
         name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
         warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(watched, manifest),
-                  *growth_warning(state)],
+                  *growth_warning(state), *streaming_warnings(measured_requests(requests))],
     )  # fmt: skip
     used = measured_energy(telemetry, manifest, window)
     summary["telemetry"] = json_safe(watched)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
-_TEXTS = ("content", "reasoning_content", "reasoning", "text")
+_TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,21 @@ class Answer:
     error: str = ""
 
 
+class _Piece(NamedTuple):
+    """What a chunk with choices says of tokens: ids, a running total (None: nothing), text or calls of any kind."""
+
+    stamp: int
+    ids: int
+    total: int | None
+    content: bool
+
+
 @dataclass(slots=True)
 class _Reading:
     """What has been gathered while going through the events."""
 
-    stamps: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    running: int = 0
-    counted: str = ""
+    pieces: list[_Piece] = field(default_factory=list)
+    spoke: bool = False  # a chunk has brought a token
     first_text_ns: int = 0
     text_chars: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +83,7 @@ def parse_answer(record: WireRecord, *, first_token_only: bool = False) -> Answe
             reading.done = True
             break
         _read_event(reading, stamp, data)
-        if reading.error or (first_token_only and reading.stamps):
+        if reading.error or (first_token_only and reading.spoke):
             break
     if not reading.error and not first_token_only:
         reading.error = _unfinished(reading, record.body)
@@ -135,8 +142,8 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     if not isinstance(value, dict):
         reading.error = f"not an object in the answer: {data[:80]!r}"
         return
-    if value.get("error"):
-        reading.error = f"the server said: {_message(value['error'])}"
+    if said := _error(value):
+        reading.error = f"the server said: {said}"
         return
     usage = value.get("usage")
     if not isinstance(usage, dict):
@@ -146,61 +153,82 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     if isinstance(value.get("metrics"), dict):
         reading.metrics = value["metrics"]
     choices = value.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        _read_choice(reading, stamp, choices[0], usage)
+    found = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    if found:
+        _read_choices(reading, stamp, found, usage)
 
 
-def _message(error: Any) -> str:
+def _error(value: dict[str, Any]) -> str:
+    """What an error object says, in OpenAI's form or in the flat one; "" where it is none."""
+    error = value.get("error")
+    if not error:
+        error = value if value.get("object") == "error" else None
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text or error)[:300]
+    return str(text or error)[:300] if error else ""
 
 
-def _read_choice(reading: _Reading, stamp: int, choice: dict[str, Any], usage: dict[str, Any] | None) -> None:
+def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
+    content, ids = False, 0
+    for choice in choices:
+        said, length = _said(choice)
+        content = content or said
+        if length:
+            reading.text_chars += length
+            reading.first_text_ns = reading.first_text_ns or stamp
+        named = choice.get("token_ids")
+        ids += len(named) if isinstance(named, list) else 0
+        if isinstance(choice.get("finish_reason"), str):
+            reading.finish_reason = choice["finish_reason"]
+    total = _whole(usage.get("completion_tokens")) if usage else None
+    if max(total or 0, ids) > _MOST_TOKENS:
+        reading.error = f"a usage of {max(total or 0, ids)} tokens in one chunk"
+        return
+    reading.pieces.append(_Piece(stamp, ids, total, content))
+    reading.spoke = reading.spoke or content or bool(ids or total)
+
+
+def _said(choice: dict[str, Any]) -> tuple[bool, int]:
+    """Whether a choice brings something generated, and how many visible characters of it."""
     part = choice.get("delta") or choice.get("message") or choice
-    content = False
-    if isinstance(part, dict):
-        for name in _TEXTS:
-            text = part.get(name)
-            if text and isinstance(text, str):
-                content = True
-                reading.text_chars += len(text)
-                if not reading.first_text_ns:
-                    reading.first_text_ns = stamp
-        content = content or bool(part.get("tool_calls"))
-    reason = choice.get("finish_reason")
-    if isinstance(reason, str):
-        reading.finish_reason = reason
-    tokens = _count(reading, choice.get("token_ids"), usage, content)
-    if tokens > _MOST_TOKENS:
-        reading.error = f"a usage of {tokens} more tokens in one chunk"
-    elif tokens > 0:
-        reading.stamps.append(stamp)
-        reading.counts.append(tokens)
+    if not isinstance(part, dict):
+        return False, 0
+    length = 0
+    for name in _TEXTS:
+        if text := part.get(name):
+            length += _characters(text)
+    return bool(length or part.get("tool_calls") or part.get("function_call")), length
 
 
-def _count(reading: _Reading, ids: Any, usage: dict[str, Any] | None, content: bool) -> int:
-    """Tokens of this chunk. The first chunk that says anything decides how they are counted.
+def _characters(text: Any) -> int:
+    """Of a text, or of a list of parts with texts."""
+    if isinstance(text, list):
+        return sum(_characters(part.get("text")) for part in text if isinstance(part, dict))
+    return len(text) if isinstance(text, str) else 0
 
-    A usage that comes only with the last chunk is a sum, not a running total: it must not give that chunk all tokens.
+
+def _counts(pieces: list[_Piece]) -> tuple[str, list[int]]:
+    """How the tokens of each piece are counted, and how many there are: by usage, by ids, or a piece with content one.
+
+    The whole stream decides. A usage that some chunks lack, or that stays as it is while text comes, is no running
+    total: a zero beside the role, a sum at the end, or what a chunk of its own holds. Taken for one, it would give all
+    tokens to one chunk.
     """
-    total = usage.get("completion_tokens") if usage else None
-    if type(total) is not int or total < 0:
-        total = None
-    if not reading.counted:
-        if total is not None:
-            reading.counted = "usage"
-        elif isinstance(ids, list) and ids:
-            reading.counted = "token_ids"
-        elif content:
-            reading.counted = "unmeasured"
-    if reading.counted == "usage":
-        new = max((total or 0) - reading.running, 0)
-    elif reading.counted == "token_ids":
-        new = len(ids) if isinstance(ids, list) else 0
-    else:
-        new = int(content)
-    reading.running += new
-    return new
+    new, most = [], 0
+    for piece in pieces:
+        new.append(max((piece.total or 0) - most, 0))
+        most += new[-1]
+    spoken = [k for k, piece in enumerate(pieces) if piece.content]
+    if most and (not spoken or _running(pieces, new, spoken)):
+        return "usage", new
+    if any(piece.ids for piece in pieces) and all(pieces[k].ids for k in spoken):
+        return "token_ids", [piece.ids for piece in pieces]
+    return "unmeasured", [int(piece.content) for piece in pieces]
+
+
+def _running(pieces: list[_Piece], new: list[int], spoken: list[int]) -> bool:
+    """Whether totals grow with the text: there from its first piece to its last, and larger with half of them."""
+    grown = sum(new[k] > 0 for k in spoken)
+    return bool(pieces[spoken[0]].total) and pieces[spoken[-1]].total is not None and 2 * grown >= len(spoken)
 
 
 def _unfinished(reading: _Reading, body: bytes) -> str:
@@ -209,7 +237,7 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
         return ""
     if not body:
         return "the answer is empty"
-    if not reading.counted and not reading.usage:
+    if not reading.pieces and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"
 
@@ -217,11 +245,13 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
 def _answer(reading: _Reading) -> Answer:
     usage = reading.usage
     details = usage.get("prompt_tokens_details")
-    counts = np.asarray(reading.counts, dtype=np.int64)
-    stamps = np.asarray(reading.stamps, dtype=np.int64)
+    counted, new = _counts(reading.pieces)
+    brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
+    stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
+    counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
     output = _whole(usage.get("completion_tokens"))
-    if output is None and reading.counted in ("usage", "token_ids"):
-        output = reading.running
+    if output is None and counted != "unmeasured":
+        output = sum(new)
     return Answer(
         token_ns=np.repeat(stamps, counts),
         chunk_tokens=counts,
@@ -232,7 +262,7 @@ def _answer(reading: _Reading) -> Answer:
         output_tokens=output,
         cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
         finish_reason=reading.finish_reason,
-        counted=reading.counted or "unmeasured",
+        counted=counted,
         request_metrics=reading.metrics,
         done=reading.done,
         error=reading.error,

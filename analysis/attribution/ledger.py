@@ -68,7 +68,7 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
         unmeasured |= {"interference"}
     ends = _token_ends(requests, good)
     first = _events(good, due, requests, "first_token_ns", np.ones(len(good), np.int64))
-    last = _events(good, due, requests, "last_token_ns", requests["output_tokens"].iloc[good].to_numpy(np.int64))
+    last = _events(good, due, requests, "last_token_ns", _tokens(requests, good))
     gap_events, gap_index = _gap_events(requests, good, ends)
     tables, causes = [], []
     for events in (first, last, gap_events):
@@ -122,6 +122,13 @@ def _unmeasured(trace: Trace | None) -> set[str]:
 
 def _events(good: Ints, due: Ints, requests: pd.DataFrame, end: str, n: Ints) -> Events:
     return Events(good, n, due[good], requests[end].to_numpy(dtype=np.float64, na_value=np.nan)[good].astype(np.int64))
+
+
+def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
+    """Which token was each answer's last: by the server's count, or where it gave none, by the chunks that came."""
+    told = requests["output_tokens"].iloc[rows].astype("Int64")
+    came = [0 if stamps is None else len(stamps) for stamps in requests["token_ns"].iloc[rows]]
+    return np.asarray(told.fillna(pd.Series(came, told.index, dtype="Int64")), dtype=np.int64)
 
 
 def _token_ends(requests: pd.DataFrame, good: Ints) -> list[tuple[Ints, Ints]]:
@@ -204,7 +211,7 @@ def timelines(requests: pd.DataFrame, trace: Trace | None, chosen: NDArray[np.bo
     due = requests["due_ns"].to_numpy(np.int64)
     answered = (requests["outcome"] == "ok").to_numpy() & requests["first_token_ns"].notna().to_numpy()
     rows = np.flatnonzero(chosen & answered)
-    events = _events(rows, due, requests, "last_token_ns", requests["output_tokens"].iloc[rows].to_numpy(np.int64))
+    events = _events(rows, due, requests, "last_token_ns", _tokens(requests, rows))
     causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
     owned = with_holes(pieces(causes.intervals, len(events), len(CLASSES)), events.start, events.end)
     stages = np.array([*(c.stage for c in CLASSES), UNEXPLAINED])

@@ -187,11 +187,11 @@ def _throughput(summaries: Sequence[Mapping[str, Any]], frames: Frames) -> dict[
     ``steady_tokens_per_s``, with its 95 % interval, over the time from the first due to the last only: without the end
     of a load, when fewer and fewer are left.
     """
-    known = [s["throughput"] for s in summaries if s["throughput"]["output_tokens_per_s"] is not None]
+    known = [s["throughput"] for s in summaries if s["throughput"]["requests_per_s"] is not None]
     span = sum(t["span_s"] for t in known)
     names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
-    told = {name: sum(t[name] * t["span_s"] for t in known) / span if span else None for name in names}
-    each = [t["output_tokens_per_s"] for t in known]
+    told = {name: _pooled([t[name] for t in known], [t["span_s"] for t in known]) for name in names}
+    each = [t["output_tokens_per_s"] for t in known if t["output_tokens_per_s"] is not None]
     steady = rate_level(frames)
     return told | {
         "span_s": span,
@@ -199,6 +199,12 @@ def _throughput(summaries: Sequence[Mapping[str, Any]], frames: Frames) -> dict[
         "steady_tokens_per_s": steady.value if steady else None,
         "steady_ci": list(steady.interval) if steady else None,
     }
+
+
+def _pooled(rates: Sequence[float | None], spans: Sequence[float]) -> float | None:
+    """One rate over several runs' time; None where one of them does not know its own."""
+    told = [rate * span for rate, span in zip(rates, spans, strict=True) if rate is not None]
+    return sum(told) / sum(spans) if spans and len(told) == len(rates) else None
 
 
 def _mean(values: Any) -> float | None:

@@ -88,9 +88,17 @@ def goodput_part(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> dict
 
 
 def throughput_part(measured: pd.DataFrame) -> dict[str, Any]:
-    """Successes and their tokens per second, from the first due time to the last token."""
+    """Successes and their tokens per second, from the first due time to the last token.
+
+    A side whose tokens some success did not tell is None: a sum over the others would be too low.
+    """
     good = measured[succeeded(measured)]
     span = (int(good["last_token_ns"].max()) - int(measured["due_ns"].min())) / 1e9 if len(good) else 0.0
-    rates = {"requests_per_s": float(len(good))}
-    rates |= {f"{side}_tokens_per_s": float(good[f"{side}_tokens"].sum()) for side in ("prompt", "output")}
-    return {key: value / span if span > 0 else None for key, value in rates.items()} | {"span_s": span}
+    totals: dict[str, float | None] = {"requests_per_s": float(len(good))}
+    totals |= {f"{side}_tokens_per_s": _told(good[f"{side}_tokens"]) for side in ("prompt", "output")}
+    rates = {key: None if total is None or span <= 0 else total / span for key, total in totals.items()}
+    return rates | {"span_s": span}
+
+
+def _told(tokens: pd.Series[Any]) -> float | None:
+    return None if tokens.isna().any() else float(tokens.sum())

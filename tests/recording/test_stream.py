@@ -147,8 +147,18 @@ def test_server_sent_events_are_read_as_the_standard_says(body: bytes, want: lis
         (sse(chat("a", 1), chat("b"), chat("c", 4), "[DONE]"), "usage", [1, 3], 4),
         (sse(chat("a", 2), chat("b", 1), chat("c", 3), "[DONE]"), "usage", [2, 1], 3),
         (sse(chat(None, tool_calls=[]), chat("x"), "[DONE]"), "unmeasured", [1], None),
+        # A usage beside the role, or beside every chunk, that does not grow with the text, is no running total either.
+        (sse(role(0), chat("a"), chat("b"), usage_only(2), "[DONE]"), "unmeasured", [1, 1], 2),
+        (sse(role(0), chat("a"), chat("b"), chat(None, 2, finish_reason="stop")), "unmeasured", [1, 1], 2),
+        (sse(role(0), chat("a", 0), chat("b", 0), usage_only(2), "[DONE]"), "unmeasured", [1, 1], 2),
+        (sse(role(), chat("a", 1), chat("b", 1), chat("c", 1), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
+        (sse(chat("a"), chat("b"), chat("c", 3), chat("d", 4), "[DONE]"), "unmeasured", [1, 1, 1, 1], 4),
+        (sse(chat("a", 1), chat("b", 2), chat("c"), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
+        (sse(chat("a", 8, finish_reason="stop"), "[DONE]"), "usage", [8], 8),
     ],
-    ids=["no usage", "usage at the end", "usage on the last chunk", "ids", "gap", "falling usage", "no text"],
+    ids=["no usage", "usage at the end", "usage on the last chunk", "ids", "gap", "falling usage", "no text",
+         "zero beside the role", "sum beside the finish reason", "always zero", "always one", "late usage",
+         "lost usage", "all at once"],
 )  # fmt: skip
 def test_tokens_are_counted_by_what_the_stream_says(
     stream: list[bytes], counted: str, tokens: list[int], output: int | None
@@ -156,6 +166,27 @@ def test_tokens_are_counted_by_what_the_stream_says(
     answer = parse_answer(wire(stream))
     assert (answer.counted, answer.chunk_tokens.tolist(), answer.output_tokens) == (counted, tokens, output)
     assert len(answer.token_ns) == sum(tokens)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": "x"}, {"reasoning_content": "x", "content": None}, {"reasoning": "x"}, {"refusal": "x"},
+        {"content": [{"type": "text", "text": "x"}]}, {"function_call": {"arguments": "x"}},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "x"}}], "content": ""},
+    ],
+    ids=["text", "reasoning_content", "reasoning", "refusal", "parts", "function call", "tool call"],
+)  # fmt: skip
+def test_whatever_a_model_writes_is_a_token(delta: dict[str, Any]) -> None:
+    chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    answer = parse_answer(wire(sse(role(), chunk, chunk, chat(None, finish_reason="stop"), "[DONE]")))
+    assert (answer.token_ns.tolist(), answer.error) == ([20, 30], "")
+
+
+def test_a_chunk_with_several_choices_brings_a_token_whichever_of_them_speaks() -> None:
+    silent, loud = ({"index": k, "delta": {"content": text}} for k, text in ((0, ""), (1, "x")))
+    answer = parse_answer(wire(sse({"choices": [silent, loud]}, {"choices": [loud, silent]}, "[DONE]")))
+    assert answer.token_ns.tolist() == [10, 20]
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
@@ -181,6 +212,8 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([b'{"choices": [{"text"'], 0, "not JSON in the answer"),
         ([b"[1, 2]"], 0, "not an object in the answer"),
         ([*sse(chat("a", 1), {"error": {"message": "engine died"}})], 1, "the server said: engine died"),
+        ([*sse(chat("a", 1), {"object": "error", "message": "engine died", "code": 500}, "[DONE]")], 1,
+         "the server said: engine died"),
         ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, "not JSON in the answer"),
         ([*sse(chat("a", 1)), b"data: 17\n\n"], 1, "not an object in the answer"),
         ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, "not JSON in the answer"),

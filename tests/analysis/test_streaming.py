@@ -1,0 +1,102 @@
+"""Servers whose streams say less than others: what cannot be known from them is null, and said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.attribution.ledger import make_ledger, timelines
+from analysis.points.build import _pooled
+from analysis.requests.load_summary import throughput_part
+from analysis.requests.metrics import measured_requests, metric_sample
+from analysis.requests.streaming import streaming_warnings
+from analysis.tables import read_requests
+from recording import Outcome, RecordWriter, RunFolder
+from recording.wire import FINISHED, WireRecord, encode
+from tests.recording.test_stream import chat, sse, usage_only
+
+MS = 1_000_000
+PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}
+COUNTED = sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]")
+UNCOUNTED = sse(chat("a"), chat("b", finish_reason="length"), "[DONE]")
+SEVERAL = sse(chat("a"), chat("b", finish_reason="length"), usage_only(8), "[DONE]")
+WHOLE = [json.dumps({"choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
+                     "usage": {"completion_tokens": 2, "prompt_tokens": 7}}).encode()]  # fmt: skip
+
+
+def table(folder: Path, *answers: list[bytes], attempt: int = 0) -> pd.DataFrame:
+    """Each answer's pieces arrive 10 ms apart, from 40 ms after it was due."""
+    run = RunFolder(folder)
+    run.requests.mkdir()
+    writer = RecordWriter(run.requests / "worker-0.gap", {"role": "generator", "worker": 0})
+    for index, pieces in enumerate(answers):
+        due = (100 + index) * MS
+        record = WireRecord(
+            index=index, request_id=f"r-{index}", worker=0, attempt=attempt, due_ns=due, write_ns=due, sent_ns=due + 1,
+            end_ns=due + 200 * MS, status=200, outcome=Outcome.OK, prompt_tokens=7, output_tokens=2,
+            chunk_ns=np.array([due + (40 + 10 * k) * MS for k in range(len(pieces))], np.int64),
+            chunk_bytes=np.array([len(piece) for piece in pieces], np.uint32), body=b"".join(pieces),
+        )  # fmt: skip
+        writer.blob(FINISHED, encode(record))
+    writer.close()
+    return measured_requests(read_requests(run, PLAN)[0])
+
+
+def codes(requests: pd.DataFrame) -> list[str]:
+    return [warning.code for warning in streaming_warnings(requests)]
+
+
+def test_an_answer_that_does_not_say_how_many_tokens_it_has_still_has_a_ledger(tmp_path: Path) -> None:
+    requests = table(tmp_path, COUNTED, UNCOUNTED)
+    rows = make_ledger(requests, None).rows
+    assert (rows[rows["event"] == "last_token"]["total_ns"] / MS).tolist() == [50, 50]
+    stretches = timelines(requests, None, np.array([True, True]))
+    assert set(stretches["request_id"]) == {"r-0", "r-1"}
+
+
+def test_tokens_per_second_are_unknown_where_an_answer_did_not_tell_its_tokens(tmp_path: Path) -> None:
+    requests = table(tmp_path, COUNTED, UNCOUNTED)
+    told = throughput_part(requests)
+    assert told["output_tokens_per_s"] is None
+    assert told["prompt_tokens_per_s"] is None
+    assert told["requests_per_s"] == pytest.approx(2 / 0.051)
+    assert throughput_part(requests.iloc[:1])["output_tokens_per_s"] == pytest.approx(2 / 0.05)
+
+
+def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate() -> None:
+    assert _pooled([10.0, 20.0], [1.0, 3.0]) == 17.5
+    assert _pooled([10.0, None], [1.0, 3.0]) is None
+    assert _pooled([], []) is None
+
+
+def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> None:
+    requests = table(tmp_path, WHOLE, COUNTED)
+    assert metric_sample(requests, "tpot").ordered.tolist() == [10.0 * MS]
+    assert metric_sample(requests, "itl").count == 1
+    assert (
+        metric_sample(requests, "ttft").ordered.tolist() == metric_sample(requests.iloc[:1], "e2e").ordered.tolist() * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "want"),
+    [
+        ([COUNTED] * 3, []),
+        ([COUNTED, UNCOUNTED], ["tokens-unknown"]),
+        ([COUNTED, WHOLE], ["not-streamed"]),
+        ([SEVERAL, SEVERAL], ["several-tokens"]),
+        ([COUNTED] * 200 + [WHOLE, UNCOUNTED], []),
+    ],
+    ids=["all is told", "no usage", "not streamed", "four tokens a chunk", "too few to matter"],
+)
+def test_what_a_stream_does_not_tell_is_said(tmp_path: Path, answers: list[list[bytes]], want: list[str]) -> None:
+    assert codes(table(tmp_path, *answers)) == want
+
+
+def test_requests_that_were_sent_twice_are_told(tmp_path: Path) -> None:
+    (warning,) = streaming_warnings(table(tmp_path, COUNTED, COUNTED, attempt=1))
+    assert (warning.code, warning.text[:20]) == ("resent", "2 requests (100 %) w")
