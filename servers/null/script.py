@@ -24,11 +24,14 @@ def event(value: dict[str, Any] | str) -> bytes:
 class Script:
     """The stream of one kind of answer (chat or completion), up to ``most`` tokens; ``coded``: chunked coding.
 
+    Not ``counted``: no chunk says how many tokens there are.
+
     ``start`` is what precedes the first token: the role, for a chat.
     """
 
-    def __init__(self, kind: str, prompt_tokens: int, most: int, *, coded: bool) -> None:
+    def __init__(self, kind: str, prompt_tokens: int, most: int, *, coded: bool, counted: bool = True) -> None:
         self._kind, self._prompt_tokens, self._coded = kind, prompt_tokens, coded
+        self._counted = counted
         named = "chat.completion.chunk" if kind == "chat" else "text_completion"
         self._head: dict[str, Any] = {"id": _ID, "object": named, "created": 0, "model": "null"}
         pieces = [self._frame(self._piece(number)) for number in range(1, most + 1)]
@@ -61,9 +64,9 @@ class Script:
 
     def _end(self, count: int) -> bytes:
         """The last token, the usage and the end mark."""
-        usage = {**self._head, "choices": [], "usage": self._usage(count)}
-        parts = [self._piece(count, finish="length"), event(usage), event("[DONE]")]
-        return b"".join(map(self._frame, parts)) + (b"0\r\n\r\n" if self._coded else b"")
+        usage = event({**self._head, "choices": [], "usage": self._usage(count)}) if self._counted else b""
+        parts = [self._piece(count, finish="length"), usage, event("[DONE]")]
+        return b"".join(map(self._frame, filter(None, parts))) + (b"0\r\n\r\n" if self._coded else b"")
 
     def _piece(self, number: int, finish: str | None = None) -> bytes:
         """Token ``number``; 0 is the chunk that only names the role."""
@@ -72,7 +75,8 @@ class Script:
             choice |= {"delta": {"content": WORD} if number else {"role": "assistant", "content": ""}}
         else:
             choice |= {"text": WORD}
-        return event({**self._head, "choices": [choice], "usage": self._usage(number)})
+        usage = {"usage": self._usage(number)} if self._counted else {}
+        return event({**self._head, "choices": [choice], **usage})
 
     def _usage(self, count: int) -> dict[str, int]:
         prompt = self._prompt_tokens

@@ -59,9 +59,11 @@ class Server:
     ) -> None:
         self.schedule, self.records, self._tls = schedule, records, tls
         self._scripts = {
-            (kind, coded): Script(kind, schedule.prompt_tokens, schedule.most_tokens, coded=coded)
+            (kind, coded, counted): Script(
+                kind, schedule.prompt_tokens, schedule.most_tokens, coded=coded, counted=counted
+            )
             for kind in ("chat", "completion")
-            for coded in (True, False)
+            for coded, counted in ((True, True), (False, True), (True, False))
         }
         self._due: list[tuple[int, int, Stream]] = []
         self._ticket = count()
@@ -101,7 +103,8 @@ class Server:
         if fault in AT_ONCE or fault not in FAULTS or (fault == "drop_reused" and connection.served > 1):
             connection.misbehave(fault)
             return
-        script = self._scripts["chat" if b"chat" in path else "completion", fault not in ("plain", "close_delimited")]
+        kind, coded = "chat" if b"chat" in path else "completion", fault not in ("plain", "close_delimited")
+        script = self._scripts[kind, coded, fault != "uncounted"]
         asked = body.get("max_tokens") or body.get("max_completion_tokens") or 16
         tokens = min(max(1, int(asked)), script.most)
         if not body.get("stream"):

@@ -204,6 +204,16 @@ def test_a_run_in_which_everything_failed_has_a_summary_and_fails() -> None:
     assert told["throughput"]["requests_per_s"] is None
 
 
+def test_tokens_that_the_server_did_not_count_in_every_answer_give_no_rate() -> None:
+    frames = simulate(60)
+    frames.requests["output_tokens"] = frames.requests["output_tokens"].astype("Int64")
+    frames.requests.loc[40, "output_tokens"] = pd.NA
+    told = summary.build_summary(frames.requests, frames.ledger, None, SLOS, EVIDENCE)["throughput"]
+    assert told["output_tokens_per_s"] is None
+    assert told["prompt_tokens_per_s"] > 0
+    assert told["requests_per_s"] > 0
+
+
 def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
     ids = frames.requests.loc[frames.requests["measured"], "request_id"].to_numpy()
     rng = np.random.default_rng(1)

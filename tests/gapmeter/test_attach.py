@@ -74,6 +74,11 @@ def probed(runs: Path) -> Done:
         return gapmeter(*ATTACH, "--url", url, *named, runs=runs)
 
 
+def uncounted(runs: Path) -> Done:
+    with faulty(("uncounted",)) as url:
+        return gapmeter(*ATTACH, "--url", url, runs=runs)
+
+
 def refused(answer: bytes, *words: str) -> Callable[[Path], Done]:
     def scene(runs: Path) -> Done:
         with answering(answer) as url:
@@ -113,7 +118,9 @@ REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Done]]]:
     tmp = tmp_path_factory.mktemp("attach")
-    every = {"bare": bare, "probed": probed} | {name: scene for name, (scene, _, _) in REFUSALS.items()}
+    every = {"bare": bare, "probed": probed, "uncounted": uncounted} | {
+        name: scene for name, (scene, _, _) in REFUSALS.items()
+    }
     with ThreadPoolExecutor(3) as pool:
         yield {name: pool.submit(scene, tmp / f"runs-{number}") for number, (name, scene) in enumerate(every.items())}
 
@@ -147,6 +154,18 @@ def test_without_probe_and_tokenizer_the_report_has_what_the_client_can_know(sce
     assert "prompt lengths are counted in words" in " ".join(done.err.lower().split())
     assert done.manifest["target"]["model"] == "served"
     assert (done.requests["prompt_tokens"] > 0).all(), "usage tells the prompt's length"
+
+
+def test_a_server_that_counts_no_tokens_has_every_figure_that_needs_no_count(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["uncounted"].result()
+    assert done.code in (0, 98), done.err
+    summary = done.summary
+    assert summary["counts"]["succeeded"] == 30
+    assert done.requests["output_tokens"].isna().all()
+    assert [summary["metrics"][name]["count"] for name in ("ttft", "tpot", "e2e")] == [30, 0, 30]
+    assert summary["throughput"]["requests_per_s"] > 0
+    assert summary["throughput"]["output_tokens_per_s"] is None
+    assert summary["throughput"]["prompt_tokens_per_s"] is None
 
 
 def test_with_the_probe_folder_and_the_tokenizer_every_stage_is_measured(scenes: dict[str, Future[Done]]) -> None:
