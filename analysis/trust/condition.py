@@ -7,8 +7,10 @@ parser and walked here; nothing of it is ever executed.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,22 @@ class ConditionError(ValueError):
     """What is wrong with a condition, and what to write instead."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """For which rows a part of a condition is true, and for which false; for the others it is unknown (Kleene)."""
+
+    true: Bools
+    false: Bools
+
+    def __invert__(self) -> _Rows:
+        return _Rows(self.false, self.true)
+
+    def __and__(self, other: _Rows) -> _Rows:
+        return _Rows(self.true & other.true, self.false | other.false)
+
+
 def holds(text: str, columns: Mapping[str, pd.Series]) -> Bools:
-    """For which rows the condition holds; a row whose value is unknown never does. Raises ConditionError."""
+    """For which rows the condition holds; never for one that an unknown value decides. Raises ConditionError."""
     if len(text) > _LONGEST:
         raise ConditionError(f"the condition is {len(text):,} characters long; at most {_LONGEST:,} are read")
     try:
@@ -38,14 +54,15 @@ def holds(text: str, columns: Mapping[str, pd.Series]) -> Bools:
         raise ConditionError(
             f"{text!r} is no condition; write one as: prompt_tokens > 64 and ttft_ms >= 200"
         ) from error
-    return _of(tree.body, columns)
+    return _of(tree.body, columns).true
 
 
-def _of(node: ast.expr, columns: Mapping[str, pd.Series]) -> Bools:
+def _of(node: ast.expr, columns: Mapping[str, pd.Series]) -> _Rows:
     if isinstance(node, ast.BoolOp):
         parts = [_of(value, columns) for value in node.values]
-        joined = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        return np.asarray(joined.reduce(parts), dtype=np.bool_)
+        if isinstance(node.op, ast.And):
+            return functools.reduce(operator.and_, parts)
+        return ~functools.reduce(operator.and_, [~part for part in parts])
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return ~_of(node.operand, columns)
     if isinstance(node, ast.Compare):
@@ -53,18 +70,18 @@ def _of(node: ast.expr, columns: Mapping[str, pd.Series]) -> Bools:
     raise ConditionError(f"{ast.unparse(node)!r} is no comparison; write one as: prompt_tokens > 64")
 
 
-def _compared(node: ast.Compare, columns: Mapping[str, pd.Series]) -> Bools:
+def _compared(node: ast.Compare, columns: Mapping[str, pd.Series]) -> _Rows:
     """Also a chain, such as ``32 < prompt_tokens <= 64``."""
     sides = [node.left, *node.comparators]
-    kept = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
+    pairs = []
     for left, sign, right in zip(sides[:-1], node.ops, sides[1:], strict=True):
         if type(sign) not in _COMPARE:
             raise ConditionError(f"{ast.unparse(node)!r}: only <, <=, >, >=, == and != are known")
-        kept &= _pair(_side(left, columns), _COMPARE[type(sign)], _side(right, columns), ast.unparse(node))
-    return kept
+        pairs.append(_pair(_side(left, columns), _COMPARE[type(sign)], _side(right, columns), ast.unparse(node)))
+    return functools.reduce(operator.and_, pairs)
 
 
-def _pair(left: Any, compare: Callable[[Any, Any], Any], right: Any, text: str) -> Bools:
+def _pair(left: Any, compare: Callable[[Any, Any], Any], right: Any, text: str) -> _Rows:
     series = next((side for side in (left, right) if isinstance(side, pd.Series)), None)
     if series is None:
         raise ConditionError(f"{text!r} compares no column; write one as: prompt_tokens > 64")
@@ -76,7 +93,8 @@ def _pair(left: Any, compare: Callable[[Any, Any], Any], right: Any, text: str) 
         if isinstance(side, pd.Series):
             known &= side.notna().to_numpy(np.bool_)
     found = compare(left, right)
-    return known & np.asarray(found.fillna(False) if isinstance(found, pd.Series) else found, dtype=np.bool_)
+    true = np.asarray(found.fillna(False) if isinstance(found, pd.Series) else found, dtype=np.bool_)
+    return _Rows(known & true, known & ~true)
 
 
 def _numeric(series: pd.Series) -> bool:

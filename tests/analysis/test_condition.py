@@ -21,6 +21,8 @@ COLUMNS = {
         ("tokens > 64", [2]), ("tokens >= 64", [1, 2]), ("64 < tokens", [2]), ("10 < tokens <= 65", [1, 2]),
         ("reason == 'length' and ms < 5", [1]), ("tokens > 64 or ms > 100", [2, 3]), ("ms != 2", [0, 3]),
         ("not reason == 'stop'", [1, 2]), ("ms > -1", [0, 1, 3]), ("ms < tokens", [0, 1]),
+        ("not tokens > 64", [0, 1]), ("not ms < 2", [1, 3]), ("not 10 < tokens <= 64", [0, 2]),
+        ("not (tokens > 64 or ms > 100)", [0, 1]), ("not (tokens > 64 and ms > 100)", [0, 1]),
     ],
 )  # fmt: skip
 def test_a_condition_holds_for_the_rows_that_it_says_and_never_for_an_unknown_value(text: str, rows: list[int]) -> None:
