@@ -31,10 +31,10 @@ from analysis.requests.streaming import streaming_warnings
 from analysis.summary import build_summary, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from analysis.trust.drift import describe_drift, throttled
+from analysis.trust.evidence import Evidence, RunWarning
 from analysis.trust.floor import read_floor
 from analysis.trust.steadiness import describe_steady, growth_warning
 from analysis.trust.steady import detect_warmup
-from analysis.trust.validity import Evidence, RunWarning
 from recording import RunFolder
 
 # Arrivals under which latencies are meant to change through the run: there is no steady state to look for.

@@ -38,9 +38,9 @@ from analysis.stages import BY_NAME
 from analysis.statistics import quantiles
 from analysis.statistics.hdr import PERCENTILES
 from analysis.trust import validity
+from analysis.trust.evidence import WARN, Check, Evidence, RunWarning
 from analysis.trust.floor import floor_part
 from analysis.trust.steady import Warmup
-from analysis.trust.validity import Check, Evidence, RunWarning
 from analysis.verdict import SloResult
 
 CONFIDENCE_PART = {"interval": quantiles.CONFIDENCE, "verdict": 1 - quantiles.TAIL}
@@ -271,7 +271,7 @@ def _trust(
         parts.append("the server's stages unmeasured" if residual else "no ledger")
     parts += [f"client CPU {share(evidence.client_cpu_share)}"] if evidence.client_cpu_share is not None else []
     parts.append(evidence.floor.sentence if evidence.floor else "floor unmeasured")
-    strained = [check.rule for check in checks if check.status == validity.WARN]
+    strained = [check.rule for check in checks if check.status == WARN]
     return {
         "valid": not reasons,
         "lag_p99_ms": fig.plain_percentile(lag_ns),

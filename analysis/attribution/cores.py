@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.report.numbers import share
 from analysis.stages import column
-from analysis.trust.validity import RunWarning
+from analysis.trust.evidence import RunWarning
 
 NOTABLE = 0.03  # of all time to first tokens
 

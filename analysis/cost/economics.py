@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.cost.cost import describe_cost, describe_tokens
 from analysis.cost.energy import Energy, describe_energy
 from analysis.report.numbers import count, share
-from analysis.trust.validity import RunWarning
+from analysis.trust.evidence import RunWarning
 
 
 def describe_economics(

@@ -14,7 +14,7 @@ from analysis.attribution.trace import Trace
 from analysis.device.telemetry import SOURCES, EnergyEstimate, Ints, Telemetry, energy_of, servers_gpus
 from analysis.device.utilisation import ForwardShares, forward_shares
 from analysis.report.numbers import duration, share
-from analysis.trust.validity import RunWarning
+from analysis.trust.evidence import RunWarning
 
 # GB/s of one PCIe lane in one direction, after encoding (PCI Express base specification, by generation).
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}

@@ -13,24 +13,24 @@ from analysis.requests.attempts import count_attempts, final
 from analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
 from analysis.requests.rate_curve import lowest_and_highest
 from analysis.statistics import quantiles
-from analysis.trust import validity
-from analysis.trust.validity import Evidence
+from analysis.trust import arrivals, validity
+from analysis.trust.evidence import Evidence
 
 
 def load_part(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> dict[str, Any]:
-    _, delivered = validity.rates(measured) if len(measured) else (None, None)
+    _, delivered = arrivals.rates(measured) if len(measured) else (None, None)
     return {
         "loop": evidence.loop,
         "arrivals": evidence.arrivals,
         "requested_rate": evidence.requested_rate,
         "unit": evidence.unit,
-        "conversation_rate": validity.rates(validity.first_turns(measured))[1] if evidence.unit != "requests" else None,
+        "conversation_rate": arrivals.rates(arrivals.first_turns(measured))[1] if evidence.unit != "requests" else None,
         "rate_range": lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         "concurrency": evidence.concurrency,
         "prefix_share": evidence.prefix_share,
         "cached_share": _cached_share(measured),
         "delivered_rate": delivered,
-        "dispersion": validity.dispersion(measured)[0],
+        "dispersion": arrivals.dispersion(measured)[0],
         "lag_p99_ms": fig.plain_percentile(lag_ns),
         "lag_p50_ms": fig.plain_percentile(validity.percentile_of(generator_lag_ns(measured), 50)),
         "window_s": window_s(measured),

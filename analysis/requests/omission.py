@@ -23,7 +23,8 @@ from analysis.requests.metrics import request_values_ns, succeeded
 from analysis.statistics import quantiles
 from analysis.statistics.hdr import PERCENTILES
 from analysis.statistics.quantiles import Floats
-from analysis.trust.validity import Evidence, percentile_of
+from analysis.trust.evidence import Evidence
+from analysis.trust.validity import percentile_of
 
 LABEL = (
     "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "

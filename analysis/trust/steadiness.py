@@ -35,8 +35,8 @@ from scipy import special, stats
 from analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
 from analysis.statistics import quantiles
 from analysis.statistics.quantiles import CONFIDENCE, Floats
+from analysis.trust.evidence import RunWarning
 from analysis.trust.steady import FEWEST_BATCHES, Warmup, detect_warmup, differs
-from analysis.trust.validity import RunWarning
 
 MOMENTS = 40
 FEWEST_REQUESTS = 5 * FEWEST_BATCHES

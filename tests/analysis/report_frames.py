@@ -19,7 +19,7 @@ from analysis.requests.metrics import limits_of
 from analysis.stages import STAGES, column
 from analysis.summary import build_summary, write_summary
 from analysis.tables import write_tables
-from analysis.trust.validity import Evidence
+from analysis.trust.evidence import Evidence
 from recording import RunFolder
 
 _ORIGIN_NS = 5_000_000_000

@@ -14,7 +14,7 @@ from analysis.requests.attempts import attempts_warning, count_attempts, final
 from analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
 from analysis.summary import build_summary
 from analysis.tables import read_requests
-from analysis.trust.validity import Evidence
+from analysis.trust.evidence import Evidence
 from recording import Outcome, RecordWriter, RunFolder
 from recording.wire import FINISHED, WireRecord, encode
 from tests.recording.test_stream import chat, sse

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.requests.omission import LABEL, corrected, describe_closed_loop
-from analysis.trust.validity import Evidence
+from analysis.trust.evidence import Evidence
 
 MS = 1_000_000
 

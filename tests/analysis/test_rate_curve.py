@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.requests.rate_curve import Knots, expected_counts, lowest_and_highest
-from analysis.trust import validity
-from analysis.trust.validity import BROKEN, OK, UNMEASURED, Evidence
+from analysis.trust.arrivals import check_arrivals
+from analysis.trust.evidence import BROKEN, OK, UNMEASURED, Check, Evidence
 
 S = 1_000_000_000
 T0 = 10**12
@@ -35,8 +35,8 @@ def run(due: np.ndarray[tuple[int], np.dtype[np.int64]], lag_ns: int = 50_000) -
     return pd.DataFrame({"due_ns": due, "sent_ns": due + lag_ns, "first_token_ns": due + S, "outcome": "ok"})
 
 
-def found(requests: pd.DataFrame, evidence: Evidence, rule: str) -> validity.Check:
-    checks = validity._arrivals(requests, evidence)
+def found(requests: pd.DataFrame, evidence: Evidence, rule: str) -> Check:
+    checks = check_arrivals(requests, evidence)
     return next(check for check in checks if check.rule == rule)
 
 

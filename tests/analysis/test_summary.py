@@ -19,8 +19,8 @@ from analysis.requests import figures
 from analysis.requests.metrics import measured_requests, metric_sample
 from analysis.stages import GROUPS, STAGES, column
 from analysis.statistics import hdr
+from analysis.trust.evidence import Evidence, RunWarning
 from analysis.trust.steady import Warmup
-from analysis.trust.validity import Evidence, RunWarning
 from tests.analysis.report_frames import Frames, simulate
 from tests.analysis.test_verdict import slo
 

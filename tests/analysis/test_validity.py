@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.trust import validity
+from analysis.trust import arrivals, validity
+from analysis.trust.evidence import BROKEN, OK, UNMEASURED, WARN, Evidence
 from analysis.trust.floor import Floor, Limit, busiest_second, read_floor
-from analysis.trust.validity import BROKEN, OK, UNMEASURED, WARN, Evidence
 
 MS = 1_000_000
 ERRORS_MS = {"ttft": (0.15, 0.4), "itl": (0.01, 0.3), "e2e": (0.15, 0.4)}
@@ -102,13 +102,33 @@ def test_a_generator_that_falls_behind_is_caught_by_the_delivered_rate() -> None
     assert found["rate"] == OK
 
 
-@pytest.mark.parametrize("arrivals", ["poisson", "constant"])
-def test_bunched_arrivals_are_not_what_was_asked_for(arrivals: str) -> None:
+@pytest.mark.parametrize("together", [1, 150], ids=["here and there", "for a while"])
+def test_connections_that_a_server_refused_are_no_lateness_of_the_load_tester(together: int) -> None:
+    """An SLO on errors has to judge them: a rule that is broken would leave it no verdict."""
+    requests = poisson_run()
+    refused = (np.arange(len(requests)) // together) % (20 if together == 1 else 5) == 0
+    requests["connect_start_ns"] = np.where(refused, requests["sent_ns"], -1)
+    requests.loc[refused, ["sent_ns", "first_token_ns", "last_token_ns"]] = -1
+    requests.loc[refused, "outcome"] = "refused"
+    found = states(requests, replace(POISSON, slo_on_errors=True))
+    assert found.pop("errors") == WARN
+    assert set(found.values()) == {OK}
+    assert arrivals.rates(requests)[1] < 20, "what was sent is told as it was"
+
+
+def test_a_few_late_turns_of_conversations_are_not_excused_by_how_few_conversations_there_are() -> None:
+    requests = poisson_run(count=400).assign(turn=np.arange(400) % 20 + 1)
+    requests["sent_ns"] = requests["due_ns"] + (requests["due_ns"] - requests["due_ns"].min()) // 50
+    assert states(requests, replace(POISSON, unit="conversations", requested_rate=None))["delivered"] == BROKEN
+
+
+@pytest.mark.parametrize("law", ["poisson", "constant"])
+def test_bunched_arrivals_are_not_what_was_asked_for(law: str) -> None:
     rng = np.random.default_rng(1)
     due = 10**12 + np.repeat(np.cumsum(rng.exponential(0.25e9, 300)), 5).astype(np.int64)
-    found = validity.check_run(run(due, due), replace(POISSON, arrivals=arrivals))
+    found = validity.check_run(run(due, due), replace(POISSON, arrivals=law))
     assert next(c for c in found if c.rule == "dispersion").status == BROKEN
-    assert validity.dispersion(run(due, due))[0] == pytest.approx(5, rel=0.35)
+    assert arrivals.dispersion(run(due, due))[0] == pytest.approx(5, rel=0.35)
 
 
 def test_evenly_spaced_arrivals_are_no_poisson_process() -> None:
@@ -176,18 +196,26 @@ def test_a_warning_names_a_flag_that_can_be_typed_as_it_stands() -> None:
     assert flags == {"client_cpu": "--set load.processes=3", "errors": "--set load.rate=10"}
 
 
+def test_a_rate_that_stands_elsewhere_is_not_halved_by_a_flag_that_would_be_refused() -> None:
+    requests = poisson_run()
+    requests.loc[:199, "outcome"] = "timeout"
+    evidence = replace(POISSON, arrivals="steps")
+    (told,) = [w for w in validity.warnings_of(validity.check_run(requests, evidence), evidence) if w.code == "errors"]
+    assert told.flag == ""
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 40])
 def test_few_requests_leave_rate_and_dispersion_unmeasured_without_an_error(count: int) -> None:
     requests = poisson_run().iloc[:count]
-    assert validity.dispersion(requests)[0] is None
-    assert (validity.rates(requests)[1] is None) == (count < 2)
+    assert arrivals.dispersion(requests)[0] is None
+    assert (arrivals.rates(requests)[1] is None) == (count < 2)
 
 
 def test_requests_that_were_never_sent_count_in_no_rate() -> None:
     requests = poisson_run()
     requests.loc[700:, "sent_ns"] = -1
-    assert validity.rates(requests)[1] == pytest.approx(validity.rates(requests.iloc[:700])[1])
-    assert validity.dispersion(requests) == validity.dispersion(requests.iloc[:700])
+    assert arrivals.rates(requests)[1] == pytest.approx(arrivals.rates(requests.iloc[:700])[1])
+    assert arrivals.dispersion(requests) == arrivals.dispersion(requests.iloc[:700])
 
 
 @pytest.mark.parametrize(
