@@ -139,7 +139,7 @@ def _evidence(
         loop=plan["loop"],
         arrivals=load["arrivals"],
         requested_rate=_requested_rate(load, knots, window),
-        burstiness=load.get("burstiness"),
+        count_dispersion=plan.get("count_dispersion", load.get("burstiness")),
         concurrency=None if "locustfile" in plan else load.get("concurrency"),  # its users, or its shape's, are its own
         processes=load.get("processes", 1),
         planned=None if "shortened" in plan else plan["planned"],

@@ -51,7 +51,7 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
 
 
 def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
-    variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.burstiness or 1.0)
+    variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.count_dispersion or 1.0)
     slack = RATE_TOLERANCE + float(special.ndtri(1 - CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
     off = abs(planned / asked - 1)
     return Check(

@@ -22,6 +22,8 @@ POISSON = Evidence(
     floor=FLOOR,
 )  # fmt: skip
 
+ON_OFF = replace(POISSON, arrivals="onoff")
+
 
 def poisson_run(rate: float = 20.0, count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
@@ -142,7 +144,16 @@ def test_bursty_gamma_arrivals_may_stray_further_from_the_rate() -> None:
     for seed in range(80):
         gaps = np.random.default_rng(seed).gamma(0.25, 0.05 / 0.25, 300) * 1e9
         due = 10**12 + np.cumsum(gaps).astype(np.int64)
-        refused += states(run(due, due), replace(POISSON, arrivals="gamma", burstiness=4.0))["rate"] == BROKEN
+        refused += states(run(due, due), replace(POISSON, arrivals="gamma", count_dispersion=4.0))["rate"] == BROKEN
+    assert refused == 0
+
+
+def test_bursts_whose_curve_is_too_long_for_the_manifest_may_stray_as_far_as_the_plan_lets_expect() -> None:
+    rng, refused = np.random.default_rng(3), 0
+    for _ in range(40):
+        bursts = np.cumsum(rng.exponential(0.5e9, 40)).repeat(10)  # ten requests each, 20 a second on average
+        due = 10**12 + (bursts + rng.uniform(0, 1e6, 400)).astype(np.int64)
+        refused += states(run(np.sort(due), np.sort(due)), replace(ON_OFF, count_dispersion=10.0))["rate"] == BROKEN
     assert refused == 0
 
 
