@@ -23,10 +23,11 @@ from analysis.jsonable import json_safe
 from analysis.made_by import made_by
 from analysis.provenance import provenance_of
 from analysis.report import write_report
+from analysis.requests.attempts import final
 from analysis.requests.definitions import describe_definitions
 from analysis.requests.figures import write_histograms
 from analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
-from analysis.requests.rate_curve import Knots, expected_counts
+from analysis.requests.rate_curve import CHANGING, Knots, expected_counts
 from analysis.requests.streaming import streaming_warnings
 from analysis.summary import build_summary, write_summary
 from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
@@ -36,9 +37,6 @@ from analysis.trust.floor import read_floor
 from analysis.trust.steadiness import describe_steady, growth_warning
 from analysis.trust.steady import detect_warmup
 from recording import RunFolder
-
-# Arrivals under which latencies are meant to change through the run: there is no steady state to look for.
-_CHANGING = ("ramp", "steps", "diurnal", "trace")
 
 
 def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
     manifest = folder.read_manifest()
     plan = manifest["plan"]
     requests, generators = read_requests(folder, plan)
-    steady = manifest["scenario"]["load"]["arrivals"] not in _CHANGING
+    steady = manifest["scenario"]["load"]["arrivals"] not in CHANGING
     warmup = detect_warmup(requests[requests["measured"]]) if plan["warmup_auto"] and steady else None
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
@@ -169,7 +167,8 @@ def _window(plan: dict[str, Any], requests: pd.DataFrame, *, complete: bool) -> 
     A run that was cut off, or that ended with its last request, reaches to the last due time.
     """
     start = int(plan["t0_ns"] + plan["warmup_ns"])
-    left_out = requests[~requests["measured"] & (requests["due_ns"] >= start).fillna(False)]
+    whole = final(requests)
+    left_out = whole[~whole["measured"] & (whole["due_ns"] >= start).fillna(False)]
     first = requests.loc[requests["measured"], "due_ns"]
     if len(left_out) and len(first):
         start = int(first.min())

@@ -25,10 +25,10 @@ from analysis.cost.price import NoPrice, Price, price_of
 from analysis.device.devices import CPU
 from analysis.report.numbers import share, significant
 from analysis.requests.metrics import succeeded
+from analysis.requests.rate_curve import CHANGING
 from analysis.statistics import quantiles
 
 MILLION = 1_000_000
-_CHANGING = ("ramp", "steps", "diurnal", "trace")
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
 
 
@@ -149,9 +149,9 @@ def _check_run(summary: Mapping[str, Any]) -> None:
         raise NoRate(f"the verdict is {verdict}: it is not known whether the SLOs hold at this load")
     if load["loop"] != "open":
         raise NoRate(f"a closed loop has no rate of arrivals that holds the SLOs; {_SEARCH}")
-    if load["arrivals"] in _CHANGING:
+    if load["arrivals"] in CHANGING:
         raise NoRate(f"the rate changed through the run, so that no single one held the SLOs; {_SEARCH}")
-    if any(warning["code"] == "unsteady" for warning in summary.get("warnings", ())):
+    if (summary.get("steady") or {}).get("state") == "unsteady":
         raise NoRate("there was no steady state: a longer run might miss the SLOs at this rate")
 
 

@@ -31,13 +31,14 @@ class Energy:
 def describe_energy(summary: Mapping[str, Any], energy: Energy | None) -> dict[str, Any]:
     """``summary["energy"]``; every figure null where nobody measured energy, with the ``reason``.
 
-    Needs ``throughput`` and ``counts``. Energy is spread over the requests that succeeded in the window.
+    Needs ``throughput``. Energy is spread over the requests that succeeded, and their tokens; what failed ones took is
+    in it, however long they were waited for.
     """
     names = ("joules", "per_request_j", "per_output_token_j", "tokens_per_watt", "watts", "idle_share")
     if energy is None:
         reason = "unmeasured: no counter of energy was read on this machine"
         return {"status": "unmeasured", "reason": reason, **dict.fromkeys(names), "sentence": f"energy {reason}"}
-    requests, tokens = _work(summary, energy.seconds)
+    requests, tokens = _work(summary["throughput"])
     per_request = _each(energy, requests)
     per_token = _each(energy, tokens)
     idle = None if energy.idle_j is None else energy.idle_j / energy.joules if energy.joules else None
@@ -60,11 +61,10 @@ def describe_energy(summary: Mapping[str, Any], energy: Energy | None) -> dict[s
     }
 
 
-def _work(summary: Mapping[str, Any], seconds: float) -> tuple[float | None, float | None]:
-    """Requests and output tokens of so many seconds, at the run's throughput."""
-    told = summary["throughput"]
-    rates = (told.get("requests_per_s"), told.get("output_tokens_per_s"))
-    requests, tokens = (None if rate is None else rate * seconds for rate in rates)
+def _work(throughput: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Requests that succeeded and their output tokens, back from their rates."""
+    rates = (throughput["requests_per_s"], throughput["output_tokens_per_s"])
+    requests, tokens = (None if rate is None else rate * throughput["span_s"] for rate in rates)
     return requests, tokens
 
 

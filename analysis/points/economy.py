@@ -43,7 +43,7 @@ def describe_economy(
         "slo": point["slo"],
         "load": {**first["load"], "window_s": sum(each["load"]["window_s"] for each in summaries) / times},
         "counts": {"measured": len(measured) // times},
-        "warnings": [warning for each in summaries for warning in each["warnings"]],
+        "steady": next((each["steady"] for each in summaries if each["steady"]["state"] == "unsteady"), None),
         "tokens_per_request": describe_tokens(measured),
     }
     cost = describe_cost(pooled, manifest)

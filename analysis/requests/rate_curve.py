@@ -11,6 +11,9 @@ from analysis.statistics.quantiles import Floats
 
 Knots = Sequence[tuple[int, float]]
 
+# Arrivals under which the load is meant to change through the run: there is no steady state to look for.
+CHANGING = ("ramp", "steps", "diurnal", "trace")
+
 
 def expected_counts(knots: Knots, at_ns: NDArray[np.int64] | Floats) -> Floats:
     """Requests expected from the first knot to each time: the integral of the rate; constant beyond the last knot.

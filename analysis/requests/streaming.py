@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from analysis.report.numbers import count, share, significant
 from analysis.requests.metrics import stamps_ns, succeeded
-from analysis.trust.validity import RunWarning
+from analysis.trust.evidence import RunWarning
 
 Floats = NDArray[np.float64]
 _WORTH_SAYING = 0.01  # of the answers

@@ -15,15 +15,15 @@ OK, WARN, BROKEN, UNMEASURED = "ok", "warn", "broken", "unmeasured"
 class Evidence:
     """What is known of a run beside its tables. None: not measured (or, for limits, not asked for).
 
-    ``arrivals`` is constant, poisson, gamma, ... or closed; ``count_dispersion`` the variance over the mean of
-    the number of requests that the plan lets expect. ``rate_knots`` (CLOCK_MONOTONIC ns, requests per second) are the
-    rate that due times were drawn at, where it changed, ``window_ns`` the measured part then, ``prefix_share`` how much
-    of all prompts stood at the start of an earlier one, ``unit`` what arrives: requests, or conversations of several,
+    ``arrivals`` is constant, poisson, gamma, ... or closed; ``count_dispersion`` the variance over the mean of the
+    number of requests that the plan lets expect. ``rate_knots`` (CLOCK_MONOTONIC ns, requests per second) are the rate
+    that due times were drawn at, where it changed, ``window_ns`` the measured part then, ``prefix_share`` how much of
+    all prompts stood at the start of an earlier one, ``unit`` what arrives: requests, or conversations of several,
     ``beyond_end`` how many of their turns would have been due after the run's end, ``think_time_ns`` the mean pause of
-    a user. ``client_cpu_share`` is the busiest generator process's share of one core, ``client_loop_lag_ns`` samples of its
-    event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths were forced on the server, and
-    prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed piece of work. ``slo_on_errors``:
-    an SLO judges them, so no rule does.
+    a user. ``client_cpu_share`` is the busiest generator process's share of one core, ``client_loop_lag_ns`` samples
+    of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths were forced on the server,
+    and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed piece of work.
+    ``slo_on_errors``: an SLO judges them, so no rule does.
     ``floor``: what calibration found of the load tester on the machine of the run.
     """
 

@@ -32,6 +32,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
+from analysis.requests.attempts import final
 from analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
 from analysis.statistics import quantiles
 from analysis.statistics.quantiles import CONFIDENCE, Floats
@@ -110,7 +111,7 @@ def describe_steady(
 
 def queue_slope(requests: pd.DataFrame) -> Slope | None:
     """How fast the number of requests in flight grows over the measured window; None for a window without a span."""
-    sent = requests[issued(requests)]
+    sent = final(requests[issued(requests)])
     due = stamps_ns(sent, "due_ns")
     inside = due[sent["measured"].to_numpy(bool)]
     if len(inside) < FEWEST_REQUESTS or inside.max() == inside.min():
@@ -277,7 +278,7 @@ def _disagreement(pelt: Mapping[str, Any]) -> str:
 
 def _served(requests: pd.DataFrame) -> float | None:
     """Answers a second that ended within the measured window."""
-    sent = requests[issued(requests)]
+    sent = final(requests[issued(requests)])
     due = stamps_ns(sent, "due_ns")[sent["measured"].to_numpy(bool)]
     ended = stamps_ns(sent, "end_ns" if "end_ns" in sent else "last_token_ns")[succeeded(sent)]
     span = (due.max() - due.min()) / 1e9

@@ -169,7 +169,7 @@ def test_a_run_that_passed_is_at_least_this_cheap() -> None:
         ({"slo": []}, "sets no SLO"),
         ({"load": {"loop": "closed", "arrivals": "closed"}}, "a closed loop has no rate"),
         ({"load": {"loop": "open", "arrivals": "ramp"}}, "the rate changed through the run"),
-        ({"warnings": [{"code": "unsteady"}]}, "no steady state"),
+        ({"steady": {"state": "unsteady"}}, "no steady state"),
         ({"capacity": {"low": None, "high": 3.0}}, "no rate was found"),
     ],
 )
@@ -215,7 +215,8 @@ def test_tokens_per_request_are_means_over_successes_with_student_s_interval() -
 
 
 def test_energy_is_spread_over_requests_and_tokens_and_its_idle_share_is_stated() -> None:
-    summary = {"throughput": {"requests_per_s": 4.0, "output_tokens_per_s": 100.0}}
+    """The window is 2 s longer than the answers took: a request that failed was waited for."""
+    summary = {"throughput": {"requests_per_s": 5.0, "output_tokens_per_s": 125.0, "span_s": 8.0}}
     part = describe_energy(summary, Energy(3000.0, 2970.0, 3030.0, 10.0, 900.0, "NVML's counter"))
     assert (part["per_request_j"], part["per_request_j_ci"]) == (75.0, [74.25, 75.75])
     assert (part["per_output_token_j"], part["tokens_per_watt"]) == (3.0, 1 / 3)
@@ -251,7 +252,9 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
             "counts": {"measured": n},
             "goodput": {"share_ci": [good, 1.0]},
             "tokens_per_request": tokens | {"total": total},
-            "energy": describe_energy({"throughput": {"requests_per_s": rate, "output_tokens_per_s": 9.0}}, counted),
+            "energy": describe_energy(
+                {"throughput": {"requests_per_s": rate, "output_tokens_per_s": 9.0, "span_s": 10.0}}, counted
+            ),
         }
         for n, good, rate, total in ((100, 0.99, 4.0, None), (900, 0.97, 7.0, tokens["output"]), (50, 0.5, 9.0, None))
     ]  # fmt: skip

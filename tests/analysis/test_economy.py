@@ -22,7 +22,7 @@ def summary(seconds: float, joules: float | None) -> dict[str, Any]:
     energy = {"joules": joules, "per_request_j": joules and joules / 100, "tokens_per_watt": joules and 800 / joules}
     return {
         "load": {"loop": "open", "arrivals": "poisson", "window_s": seconds, "dispersion": 1.0},
-        "warnings": [], "energy": energy, "goodput": {"share_ci": [0.97, 1.0]},
+        "steady": {"state": "steady"}, "energy": energy, "goodput": {"share_ci": [0.97, 1.0]},
     }  # fmt: skip
 
 

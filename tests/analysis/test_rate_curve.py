@@ -64,7 +64,7 @@ def test_half_of_what_a_ramp_lets_expect_is_refused() -> None:
 def test_other_arrivals_are_compared_with_what_was_planned(shape: str) -> None:
     rng = np.random.default_rng(1)
     due = T0 + np.cumsum(rng.gamma(0.2, 0.25, 800) * S).astype(np.int64)
-    evidence = Evidence("open", shape, None if shape == "trace" else 20.0, burstiness=5.0)
+    evidence = Evidence("open", shape, None if shape == "trace" else 20.0, count_dispersion=5.0)
     assert found(run(due), evidence, "dispersion").status == OK
     smoothed = run(due)
     smoothed["sent_ns"] = np.linspace(due[0], due[-1], len(due)).astype(np.int64)

@@ -55,6 +55,13 @@ def test_the_number_in_flight_is_exact() -> None:
     assert steadiness._in_flight(requests, edges) == pytest.approx([2.5] * 4)
 
 
+def test_a_request_that_was_asked_again_is_one_request_in_flight() -> None:
+    requests = run(np.full(100, 240.0)).assign(superseded=False)
+    failed = requests.iloc[50:].assign(outcome="refused", superseded=True, measured=False)
+    once, again = (steadiness.queue_slope(each) for each in (requests, pd.concat([requests, failed])))
+    assert once == again
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_level_that_changes_is_found_where_it_changes(seed: int) -> None:
     ttft = np.random.default_rng(seed).lognormal(3, 0.4, 800)
