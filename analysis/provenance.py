@@ -58,7 +58,7 @@ def provenance_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Pr
         scenario=str(summary.get("name") or scenario.get("name") or UNKNOWN),
         digest=str(manifest.get("scenario_digest", "")),
         model=str(server.get("model") or target.get("model") or UNKNOWN),
-        precision=str(server.get("precision") or UNKNOWN),
+        precision=UNKNOWN if server.get("engine") == "attach" else str(server.get("precision") or UNKNOWN),
         engine=engine_words(manifest),
         hardware=hardware_words(manifest.get("hardware") or {}),
         load=load(summary).partition(", n = ")[0],

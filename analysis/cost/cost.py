@@ -29,6 +29,7 @@ from analysis.requests.rate_curve import CHANGING
 from analysis.statistics import quantiles
 
 MILLION = 1_000_000
+_CHEAP = 0.001  # USD, from which a request's own cost is told
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
 
 
@@ -220,10 +221,17 @@ def usd(value: float | None) -> str:
     return "–" if value is None else f"${significant(value)}"
 
 
+def many_requests(per_request: float) -> tuple[float, str]:
+    """How many requests' cost is told, so that few zeros are: one, or a million of cheap ones."""
+    return (1.0, "a request") if per_request >= _CHEAP else (float(MILLION), "for a million requests")
+
+
 def _sentence(per_request: Interval, output: Interval | None, rate: Rate, price: Price) -> str:
-    said = f"at most {usd(per_request.high)} a request"
+    many, who = many_requests(per_request.value)
+    dearest = None if per_request.high is None else many * per_request.high
+    said = f"at most {usd(dearest)} {who}"
     if output is not None:
-        said += f" and {usd(output.high)} per million output tokens"
+        said += f" and {usd(output.high)} for a million output tokens"
     held = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
     found = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
     other = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""

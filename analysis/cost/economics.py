@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.cost.cost import describe_cost, describe_tokens
 from analysis.cost.energy import Energy, describe_energy
-from analysis.report.numbers import count, share
+from analysis.report.numbers import large, share
 from analysis.trust.evidence import RunWarning
 
 
@@ -71,7 +71,7 @@ def describe_value(cost: Mapping[str, Any], goodput: Mapping[str, Any] | None) -
         reason = "the share of requests within their limits is unmeasured"
         return {"good_requests_per_usd": None, "reason": reason, "sentence": f"none: {reason}"}
     worth = bounds[0] / cost["per_request_usd"]
-    said = f"at least {count(worth)} requests within their own limits for a dollar ({share(bounds[0])} or more are)"
+    said = f"at least {large(worth)} requests within their own limits for a dollar ({share(bounds[0])} or more are)"
     return {"good_requests_per_usd": worth, "reason": None, "sentence": said}
 
 

@@ -33,9 +33,20 @@ def junit(summary: Mapping[str, Any]) -> str:
     suites = ET.Element("testsuites", {"name": "gapmeter", **attributes})
     seconds = f"{summary['load']['window_s']:.3f}"
     suite = ET.SubElement(suites, "testsuite", {"name": name, "time": seconds, **attributes})
+    suite.extend(_properties(summary.get("provenance")))
     suite.extend(cases)
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _properties(provenance: Mapping[str, Any] | None) -> list[ET.Element]:
+    """Where the figures are from, as properties of the suite: JUnit has them before the first case."""
+    if not provenance:
+        return []
+    known = ET.Element("properties")
+    for key, value in provenance.items():
+        ET.SubElement(known, "property", name=key, value=_clean(str(value)))
+    return [known]
 
 
 def slo_value(row: Mapping[str, Any]) -> str:

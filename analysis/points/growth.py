@@ -24,6 +24,7 @@ from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from analysis.statistics.quantiles import Floats
 from analysis.statistics.resample import Bools, drawn_means, interval, stretches
 
+_WHOLE = 1.005  # a share above this is told with what goes the other way
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
 
 
@@ -101,9 +102,23 @@ def _sentence(told: Mapping[str, Any], device: str) -> str:
         return start
     owner = owner_words(told["owner"], device)
     slowest = told["percentile"] is not None and told["percentile"] >= SLOW_LEVEL
+    if told["share"] > _WHOLE:
+        whose = f"{words(told['stage'])} ({owner})"
+        return f"{start}; {_against(told, whose, slowest=slowest)}"
     which = f"the slowest ones wait {_way(grows)}" if slowest else f"they wait {_way(grows)} on average"
     between = f"{share(told['share'])} ({share(ends[0])} to {share(ends[1])})"
     return f"{start}; {between} of what {which} is {words(told['stage'])} ({owner})"
+
+
+def _against(told: Mapping[str, Any], whose: str, *, slowest: bool) -> str:
+    """A stage that changes by more than the whole does, since the others together go the other way."""
+    own = told["stages_ms"][told["stage"]]
+    others, (low, high) = told["band_grows_ms"] - own, told["share_ci"]
+    who = "of the slowest ones " if slowest else ""
+    part = f"{share(told['share'])} of the whole, {share(low)} to {share(high)}"
+    one, rest = ("grows", "fall") if own > 0 else ("falls", "grow")
+    beside = f"the other stages together {rest} by {duration(abs(others))}"
+    return f"{who}{whose} {one} by {duration(abs(own))} ({part}), {beside}"
 
 
 def _way(grows: float) -> str:

@@ -32,7 +32,7 @@ def growth_section(sweep: Mapping[str, Any], origin: Provenance, device: str) ->
     knees = [el("p", f"{knee['series'] + ': ' if knee['series'] else ''}{_of_knee(knee)}") for knee in sweep["knees"]]
     lead = (
         "From each point to the next, and which stage makes up most of it. Intervals draw stretches of consecutive "
-        "requests, since neighbors in a queue are alike. More than 100 %: other stages shrank meanwhile."
+        "requests, since neighbors in a queue are alike. More than 100 %: the other stages together went the other way."
     )
     more = [*knees, el("p", _KNEE, class_="note")] if knees else []
     return Section("growth", "What grows", group([*parts, *more]), lead, "growth")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from analysis.report import head
@@ -25,6 +26,7 @@ _PARTS = {
     "load_tester": ("load tester", OWNER_COLOURS["load tester"], "#fff"),
     "unexplained": ("unexplained", "url(#hatch-unexplained)", "var(--ink)"),
 }
+_UNKNOWN = "Unmeasured: no process of the server stamped its forwards. With its probe installed, this tells."
 
 
 def compute_section(run: Run) -> Section | None:
@@ -34,14 +36,15 @@ def compute_section(run: Run) -> Section | None:
     if not metrics:
         return None
     device = known["device"]
+    title, short = f"How much of the wait was the {device} computing?", f"the {device}'s share"
     first = metrics[-1]
     told = known[first]["sentence"]
-    lead = head.as_sentence(told) if told else "No process stamped the forwards."
+    if not told:
+        return Section("compute", title, el("p", _UNKNOWN, class_="empty"), short=short)
     switched = switch("share", "time", [(m, _UNTIL[m]) for m in metrics], first)
     panels = [panel(_drawn(run, known[m], m, device), shown=m == first, share=m) for m in metrics]
-    title = f"How much of the wait was the {device} computing?"
     body = group([switched, *panels, _key(known, device), el("p", _busy(known, run), class_="lead")])
-    return Section("compute", title, body, lead, f"the {device}'s share")
+    return Section("compute", title, body, head.as_sentence(told), short)
 
 
 def _busy(known: dict[str, Any], run: Run) -> str:
@@ -66,13 +69,19 @@ def _drawn(run: Run, known: dict[str, Any], metric: str, device: str) -> Fragmen
     bands = {name: known[name] for name in _BANDS}
     parts = []
     for number, (name, found) in enumerate(bands.items()):
-        parts += _bar(_BANDS[name], found, number * _ROW + 8, device)
+        parts += _bar(_name(name, known), found, number * _ROW + 8, device)
     bottom = len(bands) * _ROW + 6
-    said = "; ".join(f"{_BANDS[n]}: computing {share(_share(f, 'compute'))}" for n, f in bands.items())
+    said = "; ".join(f"{_name(n, known)}: computing {share(_share(f, 'compute'))}" for n, f in bands.items())
     mark = stamp_across(run.stamp, bottom / 2 + 30)
     name = f"compute-{metric}"
     picture = chart(name, bottom + 24, f"Shares of the wait {_UNTIL[metric]}", f"{said}.", _axis(bottom), *parts, mark)
     return figure(picture, _table(known, metric, device), run.provenance, css="names")
+
+
+def _name(band: str, known: dict[str, Any]) -> str:
+    """What a band is called; few requests have no slowest 1 %, so there it is a number of them."""
+    fewer = known["slow"]["count"] > math.ceil(known["all"]["count"] / 100)
+    return f"slowest {known['slow']['count']}" if band == "slow" and fewer else _BANDS[band]
 
 
 def _share(found: dict[str, Any], part: str) -> float | None:
@@ -131,5 +140,5 @@ def _table(known: dict[str, Any], metric: str, device: str) -> Table:
             low, high = found["share_ci"] if found else (None, None)
             cells.append("" if low is None else f"{share(low)} to {share(high)}")
         rows.append(cells)
-    headers = ["who was at work", *(h for name in _BANDS.values() for h in (name, "95 %"))]
+    headers = ["who was at work", *(h for name in _BANDS for h in (_name(name, known), "95 %"))]
     return Table(f"Shares of the wait {_UNTIL[metric]}", headers, rows)

@@ -6,17 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.cost.cost import usd
+from analysis.cost.cost import many_requests, usd
 from analysis.provenance import Provenance
 from analysis.report.figure import Table, Value, figure, written
-from analysis.report.numbers import DASH, count, significant
+from analysis.report.numbers import DASH, large, significant
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, chart, el, group, percent
 
 _HEIGHT = 46
 _LINE = 16.0
-_CHEAP = 0.001
 
 
 def economy_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -35,14 +34,9 @@ def cost_sentence(summary: Mapping[str, Any]) -> str:
         return ""
     output = cost["per_million_output_tokens_usd_ci"]
     tokens = f", a million output tokens {usd(output[1])}" if output else ""
-    many, who = _many(cost["per_request_usd"])
-    costs = "cost" if many > 1 else "costs"
+    many = many_requests(cost["per_request_usd"])[0]
+    who, costs = ("a million requests", "cost") if many > 1 else ("a request", "costs")
     return f"At this SLA {who} {costs} at most {usd(many * cost['per_request_usd'])}{tokens}."
-
-
-def _many(per_request: float) -> tuple[float, str]:
-    """How many requests' cost is told, so that few zeros are: one, or a million of cheap ones."""
-    return (1.0, "a request") if per_request >= _CHEAP else (1e6, "a million requests")
 
 
 def _line(part: Mapping[str, Any]) -> str:
@@ -75,20 +69,25 @@ def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
     cost, energy, value = summary["cost"], summary["energy"], summary["value"]
     per_watt, worth = energy["tokens_per_watt"], value["good_requests_per_usd"]
     tokens = DASH if per_watt is None else significant(per_watt)
-    rows: list[list[Value | str]] = [["cost of a request", _line(cost), *_figures(cost, "per_request")]]
+    many = many_requests(cost["per_request_usd"])[0] if cost["per_request_usd"] is not None else 1.0
+    who = "cost of a million requests" if many > 1 else "cost of a request"
+    rows: list[list[Value | str]] = [[who, _line(cost), *_figures(cost, "per_request", many)]]
     if cost["per_request_usd"] is not None:
         rows.append(["cost of a million output tokens", "", *_figures(cost, "per_million_output_tokens")])
         rows.append(["cost of a million tokens", "", *_figures(cost, "per_million_total_tokens")])
     ends = energy.get("tokens_per_watt_ci")
     spread = f"{significant(ends[0])} .. {significant(ends[1])}" if ends and None not in ends else DASH
     rows.append(["efficiency: output tokens per joule", _line(energy), Value(tokens, per_watt), spread])
-    rows.append(["value: good requests for $1", _line(value), Value(count(worth), worth), DASH])
+    rows.append(["value: good requests for $1", _line(value), Value(large(worth), worth), DASH])
     return rows
 
 
-def _figures(cost: Mapping[str, Any], name: str) -> list[Value | str]:
-    amount = cost.get(f"{name}_usd")
-    return [Value(usd(amount), amount), span(cost.get(f"{name}_usd_ci"))]
+def _figures(cost: Mapping[str, Any], name: str, many: float = 1.0) -> list[Value | str]:
+    amount, ends = cost.get(f"{name}_usd"), cost.get(f"{name}_usd_ci")
+    scaled = None if amount is None else many * amount
+    low, high = ends or (None, None)
+    bounds = None if high is None else (None if low is None else many * low, many * high)
+    return [Value(usd(scaled), scaled), span(bounds)]
 
 
 def span(bounds: tuple[float | None, float | None] | None) -> str:
@@ -101,7 +100,7 @@ def span(bounds: tuple[float | None, float | None] | None) -> str:
 
 def cost_picture(cost: Mapping[str, Any]) -> Fragment:
     """The interval of a request's cost on a logarithmic axis; open where nobody looked for its lower end."""
-    many, who = _many(cost["per_request_usd"])
+    many, who = many_requests(cost["per_request_usd"])
     low, high = (None if end is None else many * end for end in cost["per_request_usd_ci"])
     value = many * cost["per_request_usd"]
     assert high is not None  # a cost has an upper end, or there is none
@@ -140,6 +139,6 @@ def _caption(cost: Mapping[str, Any]) -> str:
     upper = "" if rate["high"] is None else f", at most at {significant(rate['high'])}"
     default = f" It is {price['source']}; say yours with cost.usd_per_hour." if price["is_default"] else ""
     rate_words, hour = f"{significant(rate['low'])} req/s", f"{usd(price['usd_per_unit_hour'])} an hour"
-    who = _many(cost["per_request_usd"])[1]
+    who = many_requests(cost["per_request_usd"])[1]
     per_request = f"{price['units']} x {hour} / (3600 x {rate_words} x {price['utilisation']:g})"
     return f"USD {who}, logarithmic. A request: {per_request}. The SLOs hold at {rate_words} or more{upper}.{default}"

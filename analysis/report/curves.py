@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.report.figure import Table, Value, figure
-from analysis.report.numbers import count, duration, in_unit, significant, ticks, unit_of
+from analysis.report.numbers import count, duration, in_unit, ticks, unit_of
 from analysis.report.run import Run
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stamp_across, stretched
 from analysis.statistics.quantiles import Sample
@@ -220,7 +220,7 @@ def _step(limit: tuple[float, float, str], scale: _Scale) -> Fragment:
     p, ms, expression = limit
     x = percent(scale.x(p))
     if ms > scale.top_ms:
-        text = f"SLO {expression}, {significant(ms / scale.top_ms, 2)} times the top ↑"
+        text = f"SLO {expression}, above this axis ↑"
         return el("text", text, x="100%", y=-6, class_="limit end")
     y = scale.y(ms)
     return group(

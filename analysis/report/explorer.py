@@ -97,7 +97,7 @@ def _bar(row: dict[str, Any], found: dict[str, Any], y: int, span: tuple[float, 
     ]  # fmt: skip
     if least is not None:
         middle = y + _BAR / 2
-        parts.append(el("line", x1=percent(x(least)), x2=percent(x(most)), y1=middle, y2=middle, class_="whisker"))
+        parts.append(el("line", x1=percent(x(least)), x2=percent(x(most)), y1=middle, y2=middle, class_="whisker ink"))
     at = max(ms, most if most is not None else ms, 0)
     part = f"  {share(row['share'])}" if row["share"] is not None and row["share"] > 0 else ""
     label = el("tspan", duration(ms), class_="strong"), el("tspan", part, class_="faint")

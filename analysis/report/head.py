@@ -60,7 +60,7 @@ def confidence_sentence(summary: Mapping[str, Any]) -> str:
     known = summary.get("confidence")
     if not known:
         return ""
-    return f"Met and missed are each said at {known['verdict']:.1%} confidence (one side of the 95 % interval)."
+    return f"Met and missed are each said at {100 * known['verdict']:g} % confidence (one side of the 95 % interval)."
 
 
 def steady_sentence(summary: Mapping[str, Any]) -> str:

@@ -101,8 +101,8 @@ def _facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{hardware['memory_gib']} GiB" if "memory_gib" in hardware else None),
         ("GPU", ", ".join(hardware.get("gpus", [])) or "none"),
         ("system", hardware.get("system")),
-        ("load generator's cores", _cores(placement.get("generator"))),
-        ("server's cores", _cores(placement.get("server"))),
+        ("load generator ran on", _cores(placement.get("generator"))),
+        ("server ran on", _cores(placement.get("server"))),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("commit", f"{git['commit'][:12]}{' with changes' if git.get('changed') else ''}" if git else None),
     ]
@@ -110,4 +110,5 @@ def _facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cores(numbers: list[int] | None) -> str | None:
-    return ", ".join(map(str, numbers)) if numbers else None
+    """By their numbers, which begin with 0."""
+    return f"core{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}" if numbers else None

@@ -88,12 +88,14 @@ def _of_owner(name: str, stages: Iterable[str], device: str) -> Fragment:
     return el("div", el("span", name, class_="whose"), *(_entry(stage, device) for stage in stages))
 
 
+def swatch(stage: str) -> Fragment:
+    """A small square in the paint of a stage."""
+    box = el("rect", width=12, height=12, rx=2, fill=fill(stage), class_="segment")
+    return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")
+
+
 def _entry(stage: str, device: str) -> Fragment:
-    swatch = el(
-        "svg", el("rect", width=12, height=12, rx=2, fill=fill(stage), class_="segment"), width=12, height=12,
-        aria_hidden="true",
-    )  # fmt: skip
     return el(
-        "button", swatch, words(stage), type="button", data_stage=stage, aria_pressed="false",
+        "button", swatch(stage), words(stage), type="button", data_stage=stage, aria_pressed="false",
         title=f"{words(stage)}: owner {owner(stage, device)}, {kind(stage)}",
     )  # fmt: skip

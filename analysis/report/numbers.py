@@ -75,6 +75,16 @@ def count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
+def large(value: float | None) -> str:
+    """A number of which three digits matter: 1,089,183 -> 1.09 million, 285,092 -> 285,000."""
+    if value is None:
+        return DASH
+    if abs(value) >= 999_500:
+        return f"{significant(value / 1e6)} million"
+    digits = 3 - len(f"{abs(value):.0f}")
+    return f"{round(value, min(digits, 0)):,.0f}"
+
+
 def rate(per_second: float | None) -> str:
     """A rate to three significant digits, with its unit."""
     if per_second is None:

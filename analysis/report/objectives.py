@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.report import failed, head
+from analysis.report import failed, head, marks
 from analysis.report.cost import cost_sentence
 from analysis.report.figure import Row, Table, Value, written
+from analysis.report.gauges import gauges
 from analysis.report.run import Run
 from analysis.report.shell import Section, fill
 from analysis.report.svg import Fragment, el, group
@@ -33,9 +34,10 @@ def _head(run: Run) -> dict[str, Any]:
         "load": head.load(summary),
         "caveat": head.caveat(summary) or head.turns_of(summary),
         "sentence": head.sentence(summary),
-        "slos": head.slo_lines(summary),
+        "gauges": gauges(summary),
         "reasons": head.reasons(summary),
         "owner": head.owner_sentence(summary),
+        "swatch": marks.swatch(summary["tail"]["stage"]) if summary["tail"]["stage"] else "",
         "bracket": head.upgrade_sentence(summary),
         "cost": cost_sentence(summary),
         "trusted": summary["trust"]["valid"],

@@ -75,7 +75,7 @@ def picture(comparison: Comparison, name: str, stamp: str | None = None) -> Frag
     bottom = _TOP + 3 * _ROW
     return chart(
         name, bottom + 30, f"{comparison.metric}: typical against slow {comparison.what}", describe(comparison),
-        _axis(top, bottom), *bars, _limit_line(limit, top, bottom), *heads, _stamp(stamp, bottom),
+        _axis(top, bottom), *bars, _limit_line(limit, slow.total_ms, top, bottom), *heads, _stamp(stamp, bottom),
         css="" if limit else "bare",
     )  # fmt: skip
 
@@ -165,13 +165,13 @@ def _axis(top: float, bottom: int) -> Fragment:
     return group(parts)
 
 
-def _limit_line(limit: tuple[float, str] | None, top: float, bottom: int) -> Fragment:
+def _limit_line(limit: tuple[float, str] | None, slow_ms: float, top: float, bottom: int) -> Fragment:
     """The SLO across the bars, or where it lies when that is far to the right of them."""
     if limit is None:
         return NOTHING
     ms, expression = limit
     if ms > top:
-        words = f"SLO {expression} is {significant(ms / top, 2)} times as far →"
+        words = f"SLO {expression}: {significant(ms / (slow_ms or top))} times the slow bar →"
         return el("text", words, x="100%", y=12, class_="limit end")
     x = percent(ms / top)
     side = "end" if ms / top > 0.75 else "start"

@@ -104,7 +104,8 @@ def latency_panel(
     name = f"timeline-{metric.lower()}"
     return chart(
         name, height + 28, f"{metric} over time", said, span.shade(height), _levels(top, height),
-        *_limit(limit, top, height), el("g", *circles, class_="dots", data_metric_dots=metric), *crosses,
+        *_limit(limit, top, height, crowded=bool(len(failed))),
+        el("g", *circles, class_="dots", data_metric_dots=metric), *crosses,
         _seconds(span, height), stamp_across(stamp, height / 2 + 12, "stamp small"),
     )  # fmt: skip
 
@@ -144,13 +145,14 @@ def _levels(top_ms: float, height: int) -> Fragment:
     return group(parts)
 
 
-def _limit(limit: tuple[float, str] | None, top: float, height: int) -> list[Fragment]:
+def _limit(limit: tuple[float, str] | None, top: float, height: int, *, crowded: bool) -> list[Fragment]:
+    """``crowded``: failed requests are marked above the plot, so that an objective beyond it is named inside."""
     if limit is None:
         return []
     y = height * (1 - limit[0] / top)
     if y < 0:
-        words = f"SLO {limit[1]}, {significant(limit[0] / top, 2)} times the top ↑"
-        return [el("text", words, x="100%", y=14, class_="limit end halo")]
+        return [el("text", f"SLO {limit[1]}, above this axis ↑", x="100%", y=14 if crowded else -6,
+                   class_="limit end halo")]  # fmt: skip
     return [
         el("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"),
         el("text", f"SLO {limit[1]}", x="100%", y=y - 5 if y > 16 else y + 14, class_="limit end"),

@@ -22,8 +22,14 @@ EVENTS = {
 }
 _UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
 _MAIN = 98.5
-_KEY = "A color means an owner. Light hatch: in transit between two processes; gray hatch: unexplained."
-_LEAD = "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar."
+_KEY = (
+    "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar. A color means an owner. "
+    "Light hatch: in transit between two processes; gray hatch: unexplained."
+)
+_NO_PROBE = (
+    "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
+    "servers/probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then tells them."
+)
 
 
 def first_metric(summary: dict[str, Any]) -> str:
@@ -52,7 +58,7 @@ def where_section(run: Run) -> Section:
         for band, content in _panels(run, metric)
     ]
     key = el("p", _KEY, class_="lead")
-    return Section("where", "Where the time goes", group([switches, *panels, key]), _LEAD, "where the time goes")
+    return Section("where", "Where the time goes", group([switches, *panels, key]), short="where the time goes")
 
 
 def _slow(run: Run, metric: str, percentile: float) -> dict[str, Any] | None:
@@ -148,6 +154,8 @@ def _unmeasured(run: Run, part: str) -> Fragment:
     missing = [marks.words(name) for name, known in run.summary[part].items() if known["kind"] == "unmeasured"]
     if not missing:
         return group([])
+    if {"prefill", "decode"} <= {name for name, known in run.summary[part].items() if known["kind"] == "unmeasured"}:
+        return el("p", _NO_PROBE, class_="lead")
     return el("p", f"Unmeasured here, their time is in the residual: {', '.join(missing)}.", class_="lead")
 
 

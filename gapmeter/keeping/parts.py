@@ -44,5 +44,6 @@ def _search(summary: Mapping[str, Any]) -> dict[str, Any]:
         "verdict": "PASS" if found else "INVALID",
         "invalid_reasons": [] if found else [" ".join(summary["headline"])],
         "slo": [],
+        "provenance": summary.get("provenance"),
         "load": {"window_s": summary["capacity"]["seconds"] or 0.0},
     }

@@ -128,7 +128,9 @@ class Session:
         manifest = describe_run(scenario.to_dict(), scenario.digest(), command or self.options.command)
         manifest |= {"repeat": repeat, "slo": [asdict(slo) for slo in scenario.slo]}
         manifest |= {"placement": placed(scenario).to_dict(), "calibration": load_calibration()}
-        manifest = note_locustfile(manifest | _describe(scenario, self.target, plan), self.options.locustfile)
+        manifest = note_locustfile(
+            manifest | _describe(scenario, self.target, plan, probed=self.probes is not None), self.options.locustfile
+        )
         return without_keys(manifest, self.keys)
 
     def issue(
@@ -238,11 +240,11 @@ def placed(scenario: Scenario) -> Placement:
     return place(load.processes, local_server=scenario.server.engine != "attach", share=load.placement == "shared")
 
 
-def _describe(scenario: Scenario, target: Target, plan: Plan) -> dict[str, Any]:
+def _describe(scenario: Scenario, target: Target, plan: Plan, *, probed: bool) -> dict[str, Any]:
     """The manifest's part that is known once the target is and the plan is drawn."""
     return {
         "target": {"url": target.url, "model": target.model, "dialect": target.dialect, **target.facts},
-        "device": _device(scenario),
+        "device": _device(scenario, probed=probed),
         "plan": {
             **plan.describe(),
             "warmup_auto": scenario.load.warmup_ns is None,
@@ -253,9 +255,11 @@ def _describe(scenario: Scenario, target: Target, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _device(scenario: Scenario) -> str:
-    """What computes the forwards, in a word. A server of somebody else's is taken to have a GPU."""
-    return "CPU" if scenario.server.engine != "attach" and not describe_hardware()["gpus"] else "GPU"
+def _device(scenario: Scenario, *, probed: bool) -> str:
+    """What computes the forwards, in a word; of somebody else's server it is known where its probe writes: here."""
+    if scenario.server.engine == "attach" and not probed:
+        return "device"
+    return "GPU" if describe_hardware()["gpus"] else "CPU"
 
 
 __all__ = ["Session", "make_folder", "open_session", "prepare_session"]

@@ -189,7 +189,7 @@ def test_an_invalid_run_says_so_across_every_table_and_a_valid_one_across_none(t
 
 def test_several_objectives_stand_beneath_the_verdict_each_with_its_answer(tmp_path: Path) -> None:
     slos = ("ttft p50 <= 5000 ms", "ttft p50 <= 2 ms")
-    shown = _page(write_run(tmp_path / "r", count=400, rate=12.0, slos=slos)).source.partition('class="slos"')[2]
+    shown = _page(write_run(tmp_path / "r", count=400, rate=12.0, slos=slos)).source.partition('class="gauges"')[2]
     told = re.findall(r'<b class="mark (\w+)">(\w+)</b> ([^<]*)<span>([^<]*)</span>', shown.partition("</ul>")[0])
     assert [(css, word, text) for css, word, text, _ in told] == [
         ("met", "met", "ttft p50 &lt;= 5000 ms"), ("missed", "missed", "ttft p50 &lt;= 2 ms"),

@@ -101,3 +101,10 @@ def test_warnings_reach_the_markdown_with_their_flag() -> None:
 
 def test_markup_in_a_name_stays_text() -> None:
     assert "<script>" not in markdown(told(MIXED, name="<script>"))
+
+
+def test_junit_says_where_its_figures_are_from() -> None:
+    facts = {"scenario": "chat", "model": "<b>", "command": "gapmeter run chat"}
+    suite = ET.fromstring(junit({**told(MIXED), "provenance": facts}))[0]
+    assert suite[0].tag == "properties"
+    assert {each.get("name"): each.get("value") for each in suite[0]} == facts
