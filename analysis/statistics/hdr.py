@@ -95,6 +95,7 @@ def write_hlog(
     the log's Interval_Max column is milliseconds.
     Raises ValueError for a tag that the format cannot hold, OSError if the file cannot be written.
     """
+    start_s = math.floor(start_s * 1000) / 1000  # as StartTime says it: readers skip an interval from before that
     with path.open("w", encoding="utf-8") as stream:
         writer = HistogramLogWriter(stream)
         writer.output_comment("[Values in nanoseconds; 1 ns to 1 h at 3 significant figures]")

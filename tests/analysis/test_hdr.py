@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -104,6 +105,18 @@ def test_the_package_reads_back_every_tag_and_count_from_a_log(tmp_path: Path) -
     for name, histogram in written.items():
         assert found[name].get_total_count() == 500
         assert hdr.values_at(found[name], hdr.PERCENTILES) == hdr.values_at(histogram, hdr.PERCENTILES)
+
+
+@given(st.floats(1.6e9, 2.5e9))
+def test_readers_find_the_interval_whatever_fraction_of_a_second_the_run_began_at(start_s: float) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.hlog"
+        hdr.write_hlog(path, {"ttft": hdr.histogram_of([5])[0]}, start_s, 2.0)
+        reader = HistogramLogReader(str(path), hdr.new_histogram())
+        found = reader.get_next_interval_histogram()
+        reader.close()
+    assert found is not None
+    assert found.get_start_time_stamp() == pytest.approx(1000 * start_s, abs=2)
 
 
 def test_logs_of_two_parts_merge_into_the_log_of_the_whole(tmp_path: Path) -> None:
