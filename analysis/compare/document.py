@@ -28,6 +28,7 @@ SCHEMA_VERSION = 1
 NOT_COMPARABLE = "NOT COMPARABLE"
 VALIDITY, _VALID = "validity", "valid"
 FORCED = "NOT COMPARABLE, forced"
+_LONGEST_NAME = 40  # characters of a value that stands in table heads
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
 _SHOWN = (50.0, 90.0, 95.0, 99.0, 99.9)
 _STAGE_PERCENTILES = (50.0, 99.0)
@@ -162,16 +163,16 @@ def _not_comparable(protocols: Sequence[Protocol], letters: Sequence[str]) -> st
 
 
 def _names(a: str, b: str, found: Protocol) -> tuple[str, str]:
-    """What the sides are called: their letter, and the factor's value where there is one."""
+    """What the sides are called: their letter, and the factor's value where there is a short one."""
     facts = [f for f in found.facts if f.meaning == protocol.FACTOR]
-    if len(facts) != 1:
+    if len(facts) != 1 or max(len(facts[0].a), len(facts[0].b)) > _LONGEST_NAME:
         return a, b
     key = facts[0].key.rpartition(".")[2]
-    return f"{a} ({key} {_short(facts[0].a)})", f"{b} ({key} {_short(facts[0].b)})"
+    return f"{a} ({key} {facts[0].a})", f"{b} ({key} {facts[0].b})"
 
 
 def _short(value: str) -> str:
-    return value if len(value) <= 40 else f"{value[:37]}..."
+    return value if len(value) <= _LONGEST_NAME else f"{value[: _LONGEST_NAME - 3]}..."
 
 
 def _device(sides: Sequence[Side]) -> str:

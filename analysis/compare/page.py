@@ -246,7 +246,13 @@ def _table(document: Mapping[str, Any], origin: Provenance) -> Section | None:
         *_missing(document),
         *(el("p", text) for text in words.spreads(document)),
     ]
-    return Section("sides", "All sides in one table", group(body), short="all sides")
+    return Section("sides", "All sides in one table", group(body), _SIDES, "all sides")
+
+
+_SIDES = (
+    "As each run's own report has them: percentiles are order statistics. Differences above are of smoother estimates "
+    "(Harrell and Davis), so the two can lie a little apart."
+)
 
 
 def _estimate(found: Mapping[str, Any]) -> str:

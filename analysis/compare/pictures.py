@@ -103,7 +103,9 @@ def _ticks(low: float, high: float) -> list[tuple[float, str]]:
     size = in_unit(1.0, unit)[0]
     step = ticks((high - low) * size, 6)[-1] / max(len(ticks((high - low) * size, 6)) - 1, 1) or 1.0
     values = [step * i for i in range(-int(-low * size / step), int(high * size / step) + 1)]
-    return [(v / size, f"{v:+g} {unit}" if v == values[-1] else f"{v:+g}" if v else "0") for v in values]
+    signs = [f"{v:+g}" if v else "0" for v in values]
+    signs[-1] += f" {unit}"
+    return [(v / size, sign) for v, sign in zip(values, signs, strict=True)]
 
 
 def _tick(ms: float, x: Any, height: float, text: str) -> Fragment:

@@ -19,6 +19,8 @@ NOT_RECORDED = "not recorded"
 
 _IGNORED = ("name", "summary")
 _NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
+# of what the target is: told elsewhere, or measured anew before every start and therefore never the same
+_NO_FACTS = ("url", "model", "command", "env", "peaks")
 _FLOOR_FACTOR = 1.5
 # a factor's beginning: what differs because of it
 _FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -115,7 +117,7 @@ def facts_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[st
     flat = _flatten(manifest.get("scenario") or {}, 2)
     target, versions = manifest.get("target") or {}, manifest.get("versions") or {}
     engine = {"command": _command(target.get("command")), "env": _environment(target.get("env"))}
-    told = _flatten({k: v for k, v in target.items() if k not in ("url", "model", "command", "env")}, 2)
+    told = _flatten({k: v for k, v in target.items() if k not in _NO_FACTS}, 2)
     placement = manifest.get("placement") or {}
     out = {key: value for key, value in flat.items() if key not in _IGNORED}
     out |= {f"engine.{key}": value for key, value in (engine | told).items()}
@@ -221,4 +223,8 @@ def _words(value: Any) -> str:
         return NOT_RECORDED
     if value == "":
         return "valid"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_words(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, float):
+        return f"{value:.12g}"
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -7,22 +7,24 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cost.cost import describe_cost, describe_tokens, price_words, usd
+from analysis.cost.cost import MILLION, describe_cost, describe_tokens, price_words, usd
 from analysis.cost.economics import describe_value
 from analysis.cost.price import Price
 from analysis.points.compared import figure_key
 from analysis.provenance import Provenance
+from analysis.report import head
 from analysis.report.figure import Row, Table, Value, written
-from analysis.report.numbers import DASH, bounds, count, duration, significant
+from analysis.report.numbers import DASH, bounds, duration, large, significant
 from analysis.report.shell import Section
+from analysis.report.svg import el
 
 _LEAD = (
     "A request costs what a replica costs in an hour, over the requests that it serves in one at the planned share of "
     "a rate that held the SLOs: at most, since nobody looked further up. A point that missed them has no cost."
 )
 _HEADERS = (
-    "point", "precision", "cost of a request", "of a million output tokens", "J a request", "output tokens per J",
-    "good requests for $1", "SLOs held at",
+    "point", "precision", "cost of a million requests", "of a million output tokens", "J a request",
+    "output tokens per J", "good requests for $1", "SLOs held at",
 )  # fmt: skip
 
 
@@ -43,7 +45,7 @@ def describe_economy(
         "slo": point["slo"],
         "load": {**first["load"], "window_s": sum(each["load"]["window_s"] for each in summaries) / times},
         "counts": {"measured": len(measured) // times},
-        "steady": next((each["steady"] for each in summaries if each["steady"]["state"] == "unsteady"), None),
+        "steady": next(filter(_unsteady, (each.get("steady") for each in summaries)), None),
         "tokens_per_request": describe_tokens(measured),
     }
     cost = describe_cost(pooled, manifest)
@@ -58,16 +60,23 @@ def describe_economy(
     }
 
 
+def _unsteady(steady: Mapping[str, Any] | None) -> bool:
+    """Summaries of older versions have no such part."""
+    return bool(steady and steady["state"] == "unsteady")
+
+
 def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | None:
     """The points' economies as a table; None for a sweep without measured points."""
     shown = [sweep["points"][at] for entry in sweep["series"] for at in entry["points"]]
     shown = [point for point in shown if point.get("economy")]
     if not shown:
         return None
+    name = "Cost, efficiency and value"
+    if all(_nothing_known(point["economy"]) for point in shown):
+        return Section("economy", name, el("p", _no_point(shown)), short="cost")
     levels = {metric: figure_key(sweep["levels"][metric]) for metric in ("ttft", "itl")}
     heads = [f"{metric.upper()} {level}" for metric, level in levels.items()]
     rows = [economy_row(point, levels) for point in shown]
-    name = "Cost, efficiency and value"
     first, last = list(_HEADERS[:2]), [*_HEADERS[2:], *heads]
     if any(row[-1] for row in rows):  # words stand before the numbers
         first.append("why there is no cost")
@@ -80,6 +89,19 @@ def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | N
     return Section("economy", name, written(table, origin), f"{_LEAD}{price}", "cost")
 
 
+def _nothing_known(economy: Mapping[str, Any]) -> bool:
+    return economy["cost"]["per_request_usd"] is None and economy["energy"]["per_request_j"] is None
+
+
+def _no_point(shown: Sequence[Mapping[str, Any]]) -> str:
+    """Why no point has a cost, each reason once, with whose it is where they differ."""
+    reasons: dict[str, list[str]] = {}
+    for point in shown:
+        reasons.setdefault(point["economy"]["cost"]["reason"], []).append(point["label"])
+    told = [reason if len(reasons) == 1 else f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+    return f"No point has a cost, and energy was not measured. {head.as_sentence('; '.join(told))}"
+
+
 def economy_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
     """One point's cells, in the order of the headers; ``levels``: at which percentile each metric is told (p99)."""
     economy = point["economy"]
@@ -88,11 +110,11 @@ def economy_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
     return [
         point["label"],
         f"{economy['precision']}{', emulated' if economy['emulated'] else ''}",
-        _dollars(cost["per_request_usd"]),
+        _dollars(None if cost["per_request_usd"] is None else MILLION * cost["per_request_usd"]),
         _dollars(cost.get("per_million_output_tokens_usd")),
         _number(energy["per_request_j"]),
         _number(energy["tokens_per_watt"]),
-        Value(count(worth), worth),
+        Value(large(worth), worth),
         Value(DASH if held is None else f"{significant(held)} req/s", held),
         *(_latency(point["metrics"][metric], level) for metric, level in levels.items()),
         cost["reason"] or "",

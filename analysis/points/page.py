@@ -232,8 +232,8 @@ def _point_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
 def _binding_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | None:
     shown = [sweep["points"][at] for entry in sweep["series"] for at in entry["points"]]
     rows: list[Row] = [
-        [p["label"], p["binding"]["resource"], p["binding"]["behind"] or "", p["binding"]["why"],
-         ", ".join(p["binding"]["unmeasured"])]
+        [Value(p["label"], None, {"class_": "name"}), p["binding"]["resource"], p["binding"]["behind"] or "",
+         p["binding"]["why"], ", ".join(p["binding"]["unmeasured"])]
         for p in shown if p["binding"]
     ]  # fmt: skip
     if not rows:

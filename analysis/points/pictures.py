@@ -67,10 +67,12 @@ def tradeoff(sight: Sight, name: str) -> Fragment:
         drawn.append(_curve(sight, members, x, y, _DASHES[number % len(_DASHES)]))
         drawn += [_dot(sight, p, x, y, labels[p["index"]]) for p in members if p in points]
         drawn.append(_curve_name(sight, title, members, x, y))
+    spots = [(x.part(tokens_per_s(p) or 0.0), _down(sight, p, y, _HEIGHT)) for p in points]
     said = f"{sight.words} against output tokens per second, {len(points)} points."
     return chart(
         name, _HEIGHT + 40, f"Throughput against {sight.metric.upper()}", said,
-        levels_ms(y, _HEIGHT), along(x, _HEIGHT, "output tokens per second"), limit_line(sight.limit, y, _HEIGHT),
+        levels_ms(y, _HEIGHT), along(x, _HEIGHT, "output tokens per second"),
+        limit_line(sight.limit, y, _HEIGHT, spots),
         *drawn,
     )  # fmt: skip
 
@@ -91,10 +93,11 @@ def latency(sight: Sight, name: str) -> Fragment:
     for point in points:
         x = percent(places[point["index"]])
         parts += [_bar(sight, point, x, y, _LATENCY), _mark(sight, point, x, y, _LATENCY)]
+    spots = [(places[p["index"]], _down(sight, p, y, _LATENCY)) for p in points]
     said = f"{sight.words} with its 95 % interval and p50, point by point."
     return chart(
         name, _LATENCY + 8, f"{sight.metric.upper()} by point", said, levels_ms(y, _LATENCY),
-        limit_line(sight.limit, y, _LATENCY), *parts,
+        limit_line(sight.limit, y, _LATENCY, spots), *parts,
     )  # fmt: skip
 
 
@@ -139,6 +142,10 @@ def _height(sight: Sight, point: Point) -> float | None:
     """Where a point is drawn: at its percentile, or where its sample supports none, with a ? at its mean."""
     value = sight.value(point)
     return sight.value(point, "mean_ms") if value is None else value
+
+
+def _down(sight: Sight, point: Point, y: Scale, height: int) -> float:
+    return height * (1 - y.part(_height(sight, point) or 0.0))
 
 
 def _joined(point: Point) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from analysis.report.numbers import in_unit, significant, ticks, unit_of
 from analysis.report.svg import NOTHING, Fragment, el, group, percent
 
+_NEAR, _SIDE = 22.0, 0.24  # px, share of the width: as large as a limit's name
 FAR = 12.0  # largest over smallest value from which an axis is logarithmic
 
 
@@ -78,7 +79,9 @@ def along(scale: Scale, height: int, unit: str) -> Fragment:
     return group(parts)
 
 
-def limit_line(limit: tuple[float, str] | None, scale: Scale, height: int) -> Fragment:
+def limit_line(
+    limit: tuple[float, str] | None, scale: Scale, height: int, points: Sequence[tuple[float, float]] = ()
+) -> Fragment:
     """The objective across; where it lies far above, words say so."""
     if limit is None:
         return NOTHING
@@ -86,7 +89,16 @@ def limit_line(limit: tuple[float, str] | None, scale: Scale, height: int) -> Fr
     if ms > scale.top or ms < scale.bottom:
         return el("text", f"SLO {text}: beyond this picture", x="100%", y=12, class_="limit end")
     y = height * (1 - scale.part(ms))
+    left = _crowded(points, y, left=False) and not _crowded(points, y, left=True)
     return group(
         [el("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"),
-         el("text", f"SLO {text}", x="100%", y=y - 5 if y > 16 else y + 14, class_="limit end")]
+         el("text", f"SLO {text}", x="0" if left else "100%", dx=4 if left else 0, y=y - 5 if y > 16 else y + 14,
+            class_=f"limit halo {'start' if left else 'end'}")]
     )  # fmt: skip
+
+
+def _crowded(points: Sequence[tuple[float, float]], y: float, *, left: bool) -> bool:
+    """Whether a point lies where the name of a line at height ``y`` would be written."""
+    return any(
+        abs(down - y + 8) < _NEAR and (across < _SIDE if left else across > 1 - _SIDE) for across, down in points
+    )

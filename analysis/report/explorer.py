@@ -115,7 +115,7 @@ def _axis(low: float, high: float, bottom: int) -> Fragment:
     for value in values:
         x = percent((value / size - low) / (high - low))
         parts.append(el("line", x1=x, x2=x, y1=0, y2=bottom, class_="grid" if value else "zero"))
-        text = f"{value:+g} {unit}" if value == values[-1] else f"{value:+g}" if value else "0"
+        text = (f"{value:+g}" if value else "0") + (f" {unit}" if value == values[-1] else "")
         parts.append(el("text", text, x=x, y=bottom + 18, class_="tick middle"))
     return group(parts)
 

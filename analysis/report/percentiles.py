@@ -19,8 +19,8 @@ _LEAD = (
 )
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
-    "at least that long, and a percentile that falls among them is only known to be longer. – : the sample is too "
-    "small to support this percentile."
+    "at least that long, and a percentile that falls among them is only known to be longer. – : the sample does not "
+    "support this percentile; each is judged by how alike its own neighbors are, so that a higher one can be known."
 )
 _OTHERS = (
     "The same records, as other load testers would have counted them; by each tool's rules for percentiles, without "

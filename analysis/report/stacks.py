@@ -116,7 +116,8 @@ def _difference(comparison: Comparison) -> list[_Piece]:
     for stage, ms in grown:
         part = share(ms / whole) if whole > 0 else ""
         title = _title(stage, ms, f"{part} of the excess", comparison.device)
-        pieces.append(_Piece(stage, at, ms, f"{marks.words(stage)} {part}", title))
+        label = part if ms <= whole else f"+{duration(ms)}"  # others shrank, so that it is more than all of it
+        pieces.append(_Piece(stage, at, ms, f"{marks.words(stage)} {label}", title))
         at += ms
     return pieces
 

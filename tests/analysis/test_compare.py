@@ -195,6 +195,7 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
     "other hardware, declared": ({"hardware__gpus": ["B GPU"]}, ("hardware",), True, {"hardware.gpus": FACTOR}),
     "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
     "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
+    "its device's speed measured again": ({"target__peaks": {"read": {"median": 39.0}}}, (), True, {}),
     "an incomplete run": ({"status": "incomplete", "ended_because": "killed"}, (), False, {"validity": BLOCKS}),
 }  # fmt: skip
 
