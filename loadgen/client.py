@@ -240,6 +240,7 @@ class Pool:
         """Send it once more, on a new connection: the server had closed the idle one; nothing was answered."""
         exchange.attempt += 1
         exchange.flags = self._fresh | Flag.RESENT
+        exchange.connect_start_ns = exchange.write_ns  # from there on we had done our part: a connection was lacking
         self._send_on_new(exchange)
 
     def finished(self, connection: Connection, exchange: Exchange) -> None:
@@ -346,7 +347,7 @@ class Client(Pool):
         return connection
 
     def _send_on_new(self, exchange: Exchange) -> None:
-        exchange.connect_start_ns = monotonic_ns()
+        exchange.connect_start_ns = exchange.connect_start_ns or monotonic_ns()
         exchange.carrier = asyncio.get_running_loop().create_task(self._connect_and_send(exchange))
 
     async def _connect_and_send(self, exchange: Exchange) -> None:

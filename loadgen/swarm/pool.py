@@ -56,7 +56,7 @@ class GreenPool(Pool):
         return connection
 
     def _send_on_new(self, exchange: Exchange) -> None:
-        exchange.connect_start_ns = monotonic_ns()
+        exchange.connect_start_ns = exchange.connect_start_ns or monotonic_ns()
         exchange.carrier = _Opening(gevent.spawn(self._open_and_send, exchange))
 
     def _open_and_send(self, exchange: Exchange) -> None:

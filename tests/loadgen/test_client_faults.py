@@ -157,6 +157,25 @@ async def test_a_request_that_is_dropped_on_its_new_connection_too_is_not_sent_a
     assert (record.outcome, record.attempt) == (Outcome.CUT, 1)
 
 
+async def test_the_time_that_a_dead_connection_cost_is_no_lateness_of_the_load_tester(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loadgen.client.STALE_NS", 60_000_000_000)
+    async with null_server("silent") as (server, url), asking(url) as one:
+        one.issue()
+        for times in (1, 2):
+            while len(server.requests) < times:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            for connection in list(server.connections):
+                connection.abort()
+        (record,) = await one.answered(1)
+    assert (record.outcome, record.attempt) == (Outcome.CUT, 1)
+    assert record.due_ns <= record.connect_start_ns
+    assert record.connect_end_ns - record.connect_start_ns >= 100_000_000
+    assert record.sent_ns >= record.connect_end_ns
+
+
 async def test_a_request_that_the_server_had_for_long_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadgen.client.STALE_NS", 50_000_000)
     async with null_server("silent") as (server, url), asking(url) as one:
