@@ -36,7 +36,8 @@ class WireRecord:
     """Stamps are CLOCK_MONOTONIC ns, 0 where the thing did not happen.
 
     ``index`` is the request's place in the whole plan. ``connect_*`` are 0 when the connection was open already, and
-    include the TLS handshake; of a request that was sent again (RESENT) they begin with the write that was lost. ``write_ns`` is just before the last write call, ``sent_ns`` just after it returned,
+    include the TLS handshake; of a request that was sent again (RESENT) they begin with the write that was lost.
+    ``write_ns`` is just before the last write call, ``sent_ns`` just after it returned,
     ``first_byte_ns`` the first read of the answer, head included. ``chunk_ns`` (int64) and ``chunk_bytes`` (uint32) say
     when each piece of ``body`` (the entity, transfer coding removed) was read and how long it is.
     ``prompt_tokens`` and ``output_tokens`` are what was asked. ``status`` 0: no HTTP answer. ``retry``: how often the
