@@ -100,9 +100,9 @@ def _judge_latency(
     value = found.value if found.supported else None
     missing = quantiles.more_values(values, percentile) if found.count else 0
     whole = _more(1 + missing / found.count, requests) if missing else (None, None)
-    sentence = _latency_sentence(slo, status, found, whole if more is None else None) + _outcome(
-        status, more, minutes, f"the limit of {_time(limit)}"
-    )
+    sentence = _latency_sentence(slo, status, found, whole if more is None else None)
+    if status != INVALID:
+        sentence += _outcome(status, more, minutes, f"the limit of {_time(limit)}")
     return SloResult(
         str(slo["text"]), str(slo["metric"]), percentile, limit, status, value, found.low, found.high, found.count,
         found.n_eff, more, minutes, anatomy.stage if anatomy else None, anatomy.owner if anatomy else None, sentence,

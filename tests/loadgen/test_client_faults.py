@@ -164,7 +164,7 @@ async def test_the_time_that_a_dead_connection_cost_is_no_lateness_of_the_load_t
     async with null_server("silent") as (server, url), asking(url) as one:
         one.issue()
         for times in (1, 2):
-            while len(server.requests) < times:  # noqa: ASYNC110: the server under test tells nobody
+            while len(server.requests) < times:  # noqa: ASYNC110 - the server tells nobody
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             for connection in list(server.connections):
