@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analysis.attribution.trace import Trace
 from analysis.requests.attempts import settle
-from recording import Outcome, RecordFile, RunFolder, Span, read_records, wire
+from recording import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records, wire
 from recording.reader import NotRecords
 from recording.stream import Answer, parse_answer
 
@@ -62,7 +62,7 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
             record = wire.on_clock(record, offsets.get(str(record.worker), 0))
             if code == wire.FINISHED or record.request_id not in records:
                 records[record.request_id] = record
-    rows = [_row(record, plan["timeout_ns"]) for record in records.values()]
+    rows = [request_row(record, plan["timeout_ns"]) for record in records.values()]
     table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*_STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
@@ -97,7 +97,8 @@ def _row_names() -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
+def request_row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
+    """What one record says of an attempt, by the names of the table's columns."""
     answer = parse_answer(record)
     outcome = _outcome(record, answer)
     stamps = {name: getattr(record, name) or None for name in _STAMPS}
@@ -166,7 +167,7 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     ).set_index("step")
     entries = pd.DataFrame({n: trace.entries[n] for n in ("step", "tokens", "flags")})
     entries = entries[entries["tokens"] > 0]
-    prompt = (entries["flags"] & 1) != 0
+    prompt = (entries["flags"] & int(EntryFlag.PROMPT)) != 0
     table["requests"] = entries.groupby("step").size()
     table["prompt_tokens"] = entries[prompt].groupby("step")["tokens"].sum()
     table["decode_tokens"] = entries[~prompt].groupby("step")["tokens"].sum()

@@ -193,10 +193,7 @@ def _run_group(sweep: _Sweep, group: Sequence[Visit], say: Any) -> None:
         home = sweep.folder.path / "servers" / f"{sweep.order.index(list(group)) + 1}.{attempts}"
         attempts += 1
         try:
-            with open_session(
-                first, replace(sweep.options, quiet=sweep.options.quiet), home=home,
-                model_named=names_model(sweep.overrides),
-            ) as session:  # fmt: skip
+            with open_session(first, sweep.options, home=home, model_named=names_model(sweep.overrides)) as session:
                 while left and session.alive():
                     _run_one(sweep, session, left.pop(0), say)
         except UserError as error:

@@ -54,7 +54,9 @@ def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, floa
 def _slowest(total_ns: Floats, share: float) -> Pair:
     rank = np.argsort(np.argsort(-total_ns, kind="stable"), kind="stable")
     slow = rank < max(FEWEST, math.ceil(share * len(total_ns)))
-    return Pair(f"slowest-{100 * share:g}", f"slowest {100 * share:g} %", "the rest", slow, ~slow)
+    exact = slow.sum() == math.ceil(share * len(total_ns))
+    name = f"slowest {100 * share:g} %" if exact else f"slowest {slow.sum()}"
+    return Pair(f"slowest-{100 * share:g}", name, "the rest", slow, ~slow)
 
 
 def _quarters(requests: pd.DataFrame, column: str, key: str, words: str) -> list[Pair]:

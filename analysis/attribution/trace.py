@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.attribution.sweep import union
-from recording import CoreThread, RecordFile, Span, read_records
+from recording import CoreThread, RecordFile, Span, StepFlag, read_records
 
 Ints = NDArray[np.int64]
 Table = NDArray[np.void]
@@ -186,7 +186,7 @@ def _counts(file: RecordFile, rows: Ints) -> Table:
 def _problems(files: list[RecordFile]) -> tuple[str, ...]:
     """Reasons for which no ledger may be shown: records lost, or processes that disagree on the steps."""
     found = [f"{Path(f.path).name}: {f.dropped} records were dropped (disk full)" for f in files if f.dropped]
-    scheduled = {int(seq) for f in files for seq in f.steps["seq"][(f.steps["code"] & 2) == 0]}
+    scheduled = {int(seq) for f in files for seq in f.steps["seq"][(f.steps["code"] & StepFlag.EMPTY) == 0]}
     for file in files:
         worked = {int(s) for s in file.spans["ref"][file.spans["code"] == Span.FORWARD]}
         if worked and file.complete and worked != scheduled and scheduled:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from analysis.capacity.counts import count_all
 from analysis.capacity.trial import Enough
+from analysis.tables import request_row
 from gapmeter.running.stopping import Stop
 from recording import Outcome
-from recording.stream import parse_answer
 from recording.wire import FINISHED, WireRecord
 
 
@@ -33,8 +34,9 @@ class Looks:
         self.ended = len(looks)
         self.from_ns = 0
         self._read = 0
-        self._in_flight: dict[str, int] = {}
-        self._done: list[WireRecord] = []
+        self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
+        self._in_flight: set[int] = set()
+        self._done: dict[int, WireRecord] = {}
         self._start_ns: int | None = None
 
     def look(self, seen: Sequence[tuple[int, WireRecord]]) -> Stop:
@@ -42,8 +44,8 @@ class Looks:
         self._take(seen)
         if self._next >= len(self._looks) - 1 or self._start_ns is None:
             return Stop.GO_ON
-        until = min(self._in_flight.values(), default=2**63)
-        counted = [r for r in self._done if self.from_ns <= r.due_ns < until]
+        until = min((self._due_ns[index] for index in self._in_flight), default=2**63)
+        counted = [r for r in self._done.values() if self.from_ns <= r.due_ns < until]
         if len(counted) < self._looks[self._next]:
             return Stop.GO_ON
         counted.sort(key=lambda record: record.due_ns)
@@ -60,30 +62,18 @@ class Looks:
             if self._start_ns is None:
                 self._start_ns = record.due_ns
                 self.from_ns = record.due_ns + self._warmup_ns
+            if record.outcome is Outcome.ABANDONED:  # never asked
+                continue
+            index, due_ns = record.index, self._due_ns.setdefault(record.index, record.due_ns)
             if code == FINISHED:
-                self._in_flight.pop(record.request_id, None)
-                self._done.append(record)
+                self._in_flight.discard(index)
+                self._done[index] = record if record.due_ns == due_ns else replace(record, due_ns=due_ns)
             else:
-                self._in_flight[record.request_id] = record.due_ns
+                self._in_flight.add(index)
+                self._done.pop(index, None)  # asked again
         self._read = len(seen)
 
 
 def _table(records: Sequence[WireRecord]) -> pd.DataFrame:
     """What counting needs of each request, in the order of due times."""
-    return pd.DataFrame([_row(record) for record in records])
-
-
-def _row(record: WireRecord) -> dict[str, Any]:
-    answer = parse_answer(record)
-    tokens = answer.token_ns
-    ok = record.outcome is Outcome.OK and len(tokens)
-    return {
-        "due_ns": record.due_ns,
-        "end_ns": record.end_ns,
-        "first_token_ns": int(tokens[0]) if len(tokens) else -1,
-        "last_token_ns": int(tokens[-1]) if len(tokens) else -1,
-        "output_tokens": len(tokens),
-        "output_tokens_asked": record.output_tokens,
-        "token_ns": tokens,
-        "outcome": "ok" if ok else "failed",
-    }
+    return pd.DataFrame([request_row(record, timeout_ns=0) for record in records])

@@ -22,14 +22,16 @@ _PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers"
 
 def describe_run(scenario: dict[str, Any], digest: str, command: str) -> dict[str, Any]:
     """The manifest's first form, before anything has run: ``status`` is "running" until the end is written."""
+    wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     return {
         "schema_version": MANIFEST_VERSION,
         "status": "running",
         "scenario": scenario,
         "scenario_digest": digest,
         "command": command,
-        "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "started_ns": time.monotonic_ns(),
+        "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall_ns / 1e9)),
+        "started_wall_ns": wall_ns,
+        "started_ns": monotonic_ns,
         "hardware": describe_hardware(),
         "versions": describe_versions(),
         "git": _git_state(),

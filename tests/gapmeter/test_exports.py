@@ -8,6 +8,7 @@ import json
 import math
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,9 @@ def test_a_collector_receives_a_span_a_request_under_its_traceparent_and_its_sta
     done = command("export", str(run.folder.path), "--otlp", f"http://127.0.0.1:{collector.port}", runs=tmp_path)
     assert done.code == 0, done.err
     by_id = {(span.trace_id, span.span_id): span for span in collector.spans}
+    ahead = time.time_ns() - time.monotonic_ns()  # the clocks of this host, as at the run but for their drift
+    first = run.requests["due_ns"].min() + ahead
+    assert abs(min(span.start_time_unix_nano for span in collector.spans) - first) < 100_000_000
     assert len(by_id) == len(collector.spans)
     assert all(f"gapmeter.{fact}" in collector.resource for fact in FACTS)
     requests = run.requests.set_index("request_id")

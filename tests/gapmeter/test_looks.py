@@ -1,0 +1,62 @@
+"""What a capacity trial's looks count is what its analysis counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.capacity.trial import Count
+from gapmeter.running.looks import Looks
+from gapmeter.running.stopping import Stop
+from recording import Outcome
+from recording.wire import FINISHED, ISSUED, WireRecord
+from tests.recording.test_stream import chat, sse
+
+MS = 1_000_000
+SLOS = ({"metric": "errors", "limit_share": 0.01, "text": "errors <= 1 %"},)
+
+
+def answered(index: int, due_ms: int, *pieces: bytes, retry: int = 0, outcome: Outcome = Outcome.OK) -> WireRecord:
+    end_ns = (due_ms + 50) * MS
+    return WireRecord(
+        index=index, request_id=f"r-{index}.{retry}", worker=0, due_ns=due_ms * MS, sent_ns=due_ms * MS, end_ns=end_ns,
+        outcome=outcome, status=200, retry=retry, output_tokens=2, body=b"".join(pieces),
+        chunk_ns=np.full(len(pieces), end_ns, np.int64), chunk_bytes=np.array([*map(len, pieces)], np.uint32),
+    )  # fmt: skip
+
+
+def well(index: int, due_ms: int, retry: int = 0) -> WireRecord:
+    return answered(index, due_ms, *sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"), retry=retry)
+
+
+def counted(events: Sequence[tuple[int, WireRecord]], at: int) -> Count | None:
+    """What a look after ``at`` requests saw; None where there was none."""
+    seen: list[Count] = []
+
+    def enough(_: int, counts: Sequence[Count]) -> bool:
+        seen.extend(counts)
+        return True
+
+    looks = Looks(SLOS, (at, 1000), 10.0, 0, enough)
+    assert looks.look(events) is (Stop.ABORT if seen else Stop.GO_ON)
+    return seen[0] if seen else None
+
+
+def test_an_answer_that_breaks_off_in_an_error_has_failed_although_tokens_came() -> None:
+    broken = answered(1, 200, *sse(chat("a", 1), {"error": {"message": "the engine has died"}}))
+    found = counted([(FINISHED, well(0, 100)), (FINISHED, broken)], at=2)
+    assert found is not None and (found.over, found.count) == (1, 2)
+
+
+def test_a_request_that_is_asked_again_counts_once_by_its_last_answer_and_from_its_first_due_time() -> None:
+    failed = answered(1, 200, outcome=Outcome.HTTP_5XX)
+    events = [(ISSUED, well(1, 200)), (FINISHED, failed), (FINISHED, well(0, 210)), (ISSUED, well(1, 400, retry=1))]
+    assert counted(events, at=1) is None, "request 0 was due after one that is still in flight"
+    found = counted([*events, (FINISHED, well(1, 400, retry=1))], at=2)
+    assert found is not None and (found.over, found.count) == (0, 2)
+
+
+def test_turns_that_were_never_asked_do_not_count() -> None:
+    abandoned = answered(1, 200, outcome=Outcome.ABANDONED)
+    assert counted([(FINISHED, well(0, 100)), (FINISHED, abandoned)], at=2) is None
