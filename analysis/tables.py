@@ -15,7 +15,7 @@ from analysis.attribution.trace import Trace
 from analysis.requests.attempts import settle
 from recording import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records, wire
 from recording.reader import NotRecords
-from recording.stream import Answer, parse_answer
+from recording.stream import outcome_of, parse_answer
 
 Ints = NDArray[np.int64]
 
@@ -100,7 +100,7 @@ def _row_names() -> tuple[str, ...]:
 def request_row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
     """What one record says of an attempt, by the names of the table's columns."""
     answer = parse_answer(record)
-    outcome = _outcome(record, answer)
+    outcome = outcome_of(record, answer)
     stamps = {name: getattr(record, name) or None for name in _STAMPS}
     arrived = answer.token_ns if len(answer.token_ns) else None
     return {
@@ -129,15 +129,6 @@ def request_row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
         "censored_ns": None if outcome is Outcome.OK else max((record.end_ns or 0) - record.due_ns, timeout_ns),
         "engine_metrics": answer.request_metrics,
     }
-
-
-def _outcome(record: wire.WireRecord, answer: Answer) -> Outcome:
-    """The wire's outcome, unless the bytes that came say that the answer itself was no good."""
-    if record.outcome is not Outcome.OK:
-        return record.outcome
-    if answer.error:
-        return Outcome.MALFORMED
-    return Outcome.OK if len(answer.token_ns) else Outcome.WRONG_LENGTH
 
 
 def _generator(file: RecordFile) -> GeneratorFile:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from gapmeter_probe.records import Outcome
 from numpy.typing import NDArray
 
 from recording.wire import WireRecord
@@ -88,6 +89,15 @@ def parse_answer(record: WireRecord, *, first_token_only: bool = False) -> Answe
     if not reading.error and not first_token_only:
         reading.error = _unfinished(reading, record.body)
     return _answer(reading)
+
+
+def outcome_of(record: WireRecord, answer: Answer) -> Outcome:
+    """How a request ended: the wire's outcome, unless the bytes that came say that the answer itself was no good."""
+    if record.outcome is not Outcome.OK:
+        return record.outcome
+    if answer.error:
+        return Outcome.MALFORMED
+    return Outcome.OK if len(answer.token_ns) else Outcome.WRONG_LENGTH
 
 
 def events(record: WireRecord) -> Iterator[tuple[int, str]]:

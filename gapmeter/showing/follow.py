@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from recording import Outcome
-from recording.stream import parse_answer
+from recording.stream import outcome_of, parse_answer
 from recording.tail import RecordTail
 from recording.wire import ISSUED, WireRecord
 
@@ -77,20 +77,22 @@ class Follower:
             self.issued += 1
             self._sent.append(record.sent_ns or record.due_ns)
             return
+        if record.outcome is Outcome.ABANDONED:  # never issued
+            return
         self.done += 1
         self._done.append(record.end_ns)
-        if record.outcome is not Outcome.OK:
-            self.failed[record.outcome.name.lower()] += 1
-            yield Answered(record.due_ns, record.outcome, None, None, ())
+        answer = parse_answer(record, first_token_only=not self._whole)
+        outcome = outcome_of(record, answer)
+        if outcome is not Outcome.OK:
+            self.failed[outcome.name.lower()] += 1
+            yield Answered(record.due_ns, outcome, None, None, ())
             return
-        arrived = parse_answer(record, first_token_only=not self._whole).token_ns
         connecting = record.connect_end_ns - record.connect_start_ns
         self.recent["lag"].append((record.sent_ns - record.due_ns - connecting) / 1e6)
-        if len(arrived):
-            waits = (arrived - record.due_ns) / 1e6
-            answered = Answered(record.due_ns, record.outcome, waits[0], waits[-1], tuple(np.diff(waits).tolist()))
-            self._note(answered)
-            yield answered
+        waits = (np.unique(answer.token_ns) - record.due_ns) / 1e6  # tokens that came together are one arrival
+        answered = Answered(record.due_ns, outcome, waits[0], waits[-1], tuple(np.diff(waits).tolist()))
+        self._note(answered)
+        yield answered
 
     def _note(self, answered: Answered) -> None:
         assert answered.ttft_ms is not None and answered.e2e_ms is not None

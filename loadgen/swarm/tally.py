@@ -10,7 +10,7 @@ from hdrh.histogram import HdrHistogram
 
 from recording import Outcome
 from recording.histograms import new_histogram
-from recording.stream import parse_answer
+from recording.stream import outcome_of, parse_answer
 from recording.wire import ISSUED, WireRecord
 
 METRICS = ("ttft", "itl", "tpot", "e2e")
@@ -41,9 +41,11 @@ class Tally:
         return {"sequence": self.sequence, **counts, "histograms": encoded}
 
     def _finished(self, record: WireRecord) -> None:
+        if record.outcome is Outcome.ABANDONED:  # never issued
+            return
         self.finished += 1
         answer = parse_answer(record)
-        good = record.outcome is Outcome.OK and not answer.error and len(answer.token_ns)
+        good = outcome_of(record, answer) is Outcome.OK
         if self._told is not None:
             self._told(record, int(answer.token_ns[-1]) - record.due_ns if good else None)
         if not good:
@@ -52,9 +54,9 @@ class Tally:
         first, last = int(answer.token_ns[0]), int(answer.token_ns[-1])
         self.histograms["ttft"].record_value(first - record.due_ns)
         self.histograms["e2e"].record_value(last - record.due_ns)
-        if answer.output_tokens and answer.output_tokens > 1:
+        if answer.output_tokens and answer.output_tokens > 1 and last > first:
             self.histograms["tpot"].record_value((last - first) // (answer.output_tokens - 1))
-        for gap in np.diff(answer.chunk_ns).tolist():
+        for gap in np.diff(np.unique(answer.chunk_ns)).tolist():
             self.histograms["itl"].record_value(gap)
 
 
