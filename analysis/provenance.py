@@ -54,11 +54,12 @@ def provenance_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Pr
     """The provenance of one analysed run."""
     scenario = manifest.get("scenario") or {}
     server, target = scenario.get("server") or {}, manifest.get("target") or {}
+    attached = server.get("engine") == "attach"  # the scenario's model is then whom it would have launched
     return Provenance(
         scenario=str(summary.get("name") or scenario.get("name") or UNKNOWN),
         digest=str(manifest.get("scenario_digest", "")),
-        model=str(server.get("model") or target.get("model") or UNKNOWN),
-        precision=UNKNOWN if server.get("engine") == "attach" else str(server.get("precision") or UNKNOWN),
+        model=str((not attached and server.get("model")) or target.get("model") or UNKNOWN),
+        precision=UNKNOWN if attached else str(server.get("precision") or UNKNOWN),
         engine=engine_words(manifest),
         hardware=hardware_words(manifest.get("hardware") or {}),
         load=load(summary).partition(", n = ")[0],

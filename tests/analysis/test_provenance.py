@@ -35,6 +35,16 @@ def test_a_line_says_what_where_how_many_when_and_how_to_repeat_it(origin: Prove
     )
 
 
+def test_an_attached_server_s_model_is_the_one_that_it_serves_whatever_the_scenario_would_have_launched(
+    run: Any,
+) -> None:
+    manifest = run.read_manifest()
+    manifest["scenario"]["server"]["engine"] = "attach"
+    manifest["target"] = {"url": "http://127.0.0.1:1", "model": "served"}
+    found = provenance_of(manifest, json.loads(run.summary.read_text()))
+    assert (found.model, found.precision) == ("served", "unknown")
+
+
 def test_what_is_not_known_is_left_out_of_the_line_and_told_in_the_facts() -> None:
     parts = dict.fromkeys(("digest", "model", "precision", "hardware", "load", "command", "date", "engine"), "unknown")
     known = Provenance(scenario="s", n="3", validity="INVALID", **parts)
