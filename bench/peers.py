@@ -24,7 +24,7 @@ from gapmeter.checking.instrument import Cores, Timing, departures_by_ref, null_
 from recording import read_records
 from servers.models import resolve_model
 
-OPEN = Load("open", rate=20.0, requests=100, tokens=64, streams=14)
+OPEN = Load("open", rate=20.0, requests=400, tokens=64, streams=14)
 INTAKE = Load("intake", rate=0.0, requests=128, tokens=1000, streams=64)
 TIMINGS = {"open": Timing(), "intake": Timing(first_ms=5, gap_ms=0.1)}
 _MOST_S = 180

@@ -1,7 +1,8 @@
 """vLLM's own benchmark and our restatement of it measure the same answers of the same servers alike.
 
 Each request is sent several times. A busy machine makes arrivals late, never early, so the earliest of the rounds is
-looked at: it is less late than events are apart (40 ms), so that another definition would be off by an event.
+looked at: it is less late than events are apart (40 ms), so that another definition would be off by an event. Where
+even that is late, the machine may have been busy all the while: all is asked again, three times in all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.recording.test_stream import chat, role, usage_only
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
-ROUNDS, EVERY_MS, APART_MS = 5, 400, 25
+ROUNDS, EVERY_MS, APART_MS, TRIES = 5, 400, 25, 3
 NEAR_MS = 30.0
 FIRST_MS, GAP_MS, TOKENS = 120, 40, 6  # the null server's schedule
 
@@ -159,6 +160,13 @@ class Both:
     def ours(self) -> list[Measured]:
         return [vllm_bench(seen(record, parse_answer(record).output_tokens)) for record in self.records]
 
+    @property
+    def late_ms(self) -> Any:
+        """How late their and our earliest arrival of every counted chunk was, shape (2, chunks)."""
+        theirs = [np.cumsum([told["ttft"], *told["itl"]]) * 1e3 for told in self.theirs]
+        ours = [np.cumsum([one.ttft or 0, *one.itl]) / MS for one in self.ours]
+        return np.stack([np.min(theirs, axis=0), np.min(ours, axis=0)]) - sent_ms(self.asked)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -172,7 +180,11 @@ class Found:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Every request by both clients."""
-    return asyncio.run(_ask(tmp_path_factory.mktemp("both")))
+    for _ in range(TRIES):
+        found = asyncio.run(_ask(tmp_path_factory.mktemp("both")))
+        if all((both.late_ms < NEAR_MS).all() for both in found.each):
+            break
+    return found
 
 
 async def _ask(folder: Path) -> Found:
@@ -212,11 +224,7 @@ def test_the_same_chunks_count_as_tokens_and_the_same_usage_as_their_number(
 def test_each_counted_chunk_is_the_one_that_the_server_sent_then(found: Found) -> None:
     """First token, every gap and the last token in one: nothing arrives early, and some round is not late."""
     for both in found.each:
-        theirs = [np.cumsum([told["ttft"], *told["itl"]]) * 1e3 for told in both.theirs]
-        ours = [np.cumsum([one.ttft or 0, *one.itl]) / MS for one in both.ours]
-        for arrivals in (np.min(theirs, axis=0), np.min(ours, axis=0)):
-            late = arrivals - sent_ms(both.asked)
-            assert ((late > -1) & (late < NEAR_MS)).all(), (both.asked.name, late)
+        assert ((both.late_ms > -1) & (both.late_ms < NEAR_MS)).all(), (both.asked.name, both.late_ms)
 
 
 def test_the_last_counted_chunk_ends_a_request_and_tokens_after_the_first_share_the_rest(found: Found) -> None:
@@ -225,8 +233,10 @@ def test_the_last_counted_chunk_ends_a_request_and_tokens_after_the_first_share_
             assert told["latency"] == pytest.approx(told["ttft"] + sum(told["itl"]), abs=1e-9)
             assert ours.e2e == pytest.approx((ours.ttft or 0) + sum(ours.itl))
             if told["output_tokens"] > 1:  # without a usage it counts by its tokenizer, which is not imitated
-                shares = [sum(told["itl"]) * 1e3 / told["tpot_ms"], sum(ours.itl) / (ours.tpot or 0)]
-                assert shares == pytest.approx([told["output_tokens"] - 1] * 2), both.asked.name
+                after_first = told["output_tokens"] - 1
+                assert told["tpot_ms"] * after_first == pytest.approx(sum(told["itl"]) * 1e3), both.asked.name
+                assert ours.tpot is not None
+                assert ours.tpot * after_first == pytest.approx(sum(ours.itl)), both.asked.name
             elif told["output_tokens"] == 1:
                 assert (told["tpot_ms"], ours.tpot) == (0, None)
 
