@@ -120,7 +120,7 @@ def events(record: WireRecord) -> Iterator[tuple[int, str]]:
     for match, stamp in zip(blanks, stamps, strict=True):
         data = _data(body[at : match.start()])
         at = match.end()
-        if data is not None:
+        if data:  # an event without data, such as a ping, is none
             yield stamp, data
     if _data(body[at:].rstrip()) == "[DONE]":
         yield _arrival(record, ends, len(body) - 1), "[DONE]"

@@ -129,6 +129,7 @@ def test_a_stream_read_byte_by_byte_stamps_each_event_with_its_last_byte() -> No
         (b"data: one\n\ndata: [DONE]\n", ["one", "[DONE]"]),
         (b"data: a\xffb\n\n", ["a\ufffdb"]),
         (b"dataset: one\n\n", []),
+        (b"data:\n\ndata: \n\ndata\n\nevent: ping\ndata:\n\ndata: one\n\n", ["one"]),
         (b"", []),
     ],
 )
