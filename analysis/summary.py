@@ -79,10 +79,8 @@ def build_summary(
     counts = counts_part(requests, measured, evidence)
     told = [*validity.warnings_of(checks, evidence), *_warmup_warning(warmup), *warnings]
     told += attempts_warning(counts["attempts"], len(measured))
-    residual = {event: _residual(fig.ledgers_of(ledger, measured, event)) for event in fig.EVENTS}
+    stages = _ledger_parts(ledger, measured, asked, rate)
     lag = validity.percentile_of(generator_lag_ns(measured), 99)
-    metrics = {metric: _metric(measured, metric, "due", asked, rate) for metric in METRICS}
-    from_sent = {metric: _metric(measured, metric, "sent", asked, rate) for metric in LEDGER_OF}
     summary = {
         "schema_version": SCHEMA_VERSION,
         "name": name,
@@ -94,25 +92,20 @@ def build_summary(
         "slo": [slo_row(result) for result in results],
         "load": load_part(measured, evidence, lag),
         "counts": counts,
-        "metrics": metrics,
-        "metrics_from_sent": metrics | from_sent,
-        "metrics_censored": _censored(measured, metrics),
+        **_metrics_parts(measured, asked, rate),
         "turns": turns.describe_turns(measured),
         "closed_loop": omission.describe_closed_loop(measured, evidence),
         "failures": failures.describe_failures(measured),
         "goodput": goodput_part(measured, limits_of(slos)),
         "throughput": throughput_part(measured),
-        "stages": _stages(fig.ledgers_of(ledger, measured, "last_token"), asked, rate),
-        "stages_to_first_token": _stages(fig.ledgers_of(ledger, measured, "first_token"), asked, rate),
-        "groups": _groups(fig.ledgers_of(ledger, measured, "last_token"), asked, rate),
-        "residual": residual,
+        **stages,
         "tail": tail_part(anatomies, results),
         "upgrade": upgrade_part(upgrades, device),
         "checks": [dataclasses.asdict(check) for check in checks],
         "warnings": [dataclasses.asdict(warning) for warning in told],
         "floor": floor_part(evidence.floor, measured),
         "trust": _trust(
-            checks, reasons, residual["last_token"], lag, evidence, ledger is None or inside_measured(ledger)
+            checks, reasons, stages["residual"]["last_token"], lag, evidence, ledger is None or inside_measured(ledger)
         ),
     }
     safe: dict[str, Any] = json_safe(summary)
@@ -163,6 +156,30 @@ def _needs(requests: int, minutes: float | None) -> dict[str, Any]:
 def _percentiles(slos: Sequence[Mapping[str, Any]]) -> list[float]:
     """Those that are always printed, and any that an SLO names."""
     return sorted({*PERCENTILES, *(float(slo["percentile"]) for slo in slos if slo.get("percentile") is not None)})
+
+
+def _metrics_parts(measured: pd.DataFrame, asked: list[float], rate: float) -> dict[str, Any]:
+    """``metrics`` and the same from *sent* (gaps and TPOT know no difference) and over failed requests too."""
+    metrics = {metric: _metric(measured, metric, "due", asked, rate) for metric in METRICS}
+    from_sent = {metric: _metric(measured, metric, "sent", asked, rate) for metric in LEDGER_OF}
+    return {
+        "metrics": metrics,
+        "metrics_from_sent": metrics | from_sent,
+        "metrics_censored": _censored(measured, metrics),
+    }
+
+
+def _ledger_parts(
+    ledger: pd.DataFrame | None, measured: pd.DataFrame, asked: list[float], rate: float
+) -> dict[str, Any]:
+    """``stages``, ``stages_to_first_token``, ``groups`` and ``residual``; empty or null without a ledger."""
+    first, last = (fig.ledgers_of(ledger, measured, event) for event in fig.EVENTS)
+    return {
+        "stages": _stages(last, asked, rate),
+        "stages_to_first_token": _stages(first, asked, rate),
+        "groups": _groups(last, asked, rate),
+        "residual": {event: _residual(rows) for event, rows in zip(fig.EVENTS, (first, last), strict=True)},
+    }
 
 
 def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float], rate: float) -> dict[str, Any]:

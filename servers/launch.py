@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import select
@@ -19,7 +20,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 GUARD = Path(__file__).with_name("guard.py")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -56,6 +57,24 @@ class LaunchSpec:
 
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+
+
+def with_own(flags: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's flags with the user's over them, which may be written with dashes or underscores."""
+    return {**flags, **{key.lstrip("-").replace("_", "-"): value for key, value in args.items()}}
+
+
+def flag_words(flags: Mapping[str, Any]) -> list[str]:
+    """``--flag value`` words: True is the bare flag, False its negation, None leaves it out, structures are JSON."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no-{name}")
+        elif value is not None:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
 
 
 class ServerProcess:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers.launch import LaunchSpec, ServerFailed
+from servers.launch import LaunchSpec, ServerFailed, flag_words, with_own
 from servers.models import has_weights
 
 INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
@@ -111,27 +111,14 @@ def vllm_command(
     if _at_least(version, 0, 27):
         flags["enable-per-request-metrics"] = True
         flags["shutdown-timeout"] = _SHUTDOWN_S
-    flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
+    flags = with_own(flags, args)
     if len(cores) == 1 and not _OWN_PROCESSES & flags.keys():
         flags["distributed-executor-backend"] = "uni"
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *flag_words(flags)]
     environment = _environment(cores, local=os.path.isdir(model_dir))
     if flags.get("distributed-executor-backend") == "uni":
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the CPU build takes "mp" all the same
     return LaunchSpec(tuple(command), environment)
-
-
-def _arguments(flags: Mapping[str, Any]) -> list[str]:
-    """``--flag value`` words: True is the bare flag, False its negation, None leaves it out, structures are JSON."""
-    words: list[str] = []
-    for name, value in flags.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is False:
-            words.append(f"--no-{name}")
-        elif value is not None:
-            words += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-    return words
 
 
 def _environment(cores: Sequence[int], local: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from servers.launch import LaunchSpec
+from servers.launch import LaunchSpec, flag_words, with_own
 from servers.simulated.faults import Faults
 from servers.simulated.scheduler import Limits
 from servers.simulated.times import LAWS, StageTimes
@@ -125,21 +125,15 @@ def simulated_command(
     ``args`` are further flags (``{"forward_ms": 5, "asynchronous": True}``; see docs/simulated.md). ``precision`` and
     ``cores`` change nothing here: the times are those that the flags say.
     """
-    flags: dict[str, Any] = {
+    flags = {
         "model": model_dir,
         "served-name": served_name,
         "host": host,
         "port": port,
         "max-batch": max_batch,
     }
-    flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
-    words = [str(python), "-m", "servers.simulated"]
-    for name, value in flags.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif value is not None:
-            words += [f"--{name}", str(value)]
-    return LaunchSpec(tuple(words), {"PYTHONPATH": import_path()})
+    words = flag_words(with_own(flags, args))
+    return LaunchSpec((str(python), "-m", "servers.simulated", *words), {"PYTHONPATH": import_path()})
 
 
 def import_path() -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers.launch import LaunchSpec
+from servers.launch import LaunchSpec, flag_words, with_own
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -30,7 +29,7 @@ def transformers_command(
     ``args`` are further flags of ``python -m servers.transformers`` (``{"max_queue": 64}``; True is a bare flag, False
     its negation, None leaves it out) and win over ours; the model's threads are as many as ``cores`` (empty: all).
     """
-    flags: dict[str, Any] = {
+    flags = {
         "model": str(model_dir),
         "served-model-name": served_name,
         "host": host,
@@ -38,19 +37,9 @@ def transformers_command(
         "max-batch": max_batch,
         "precision": precision,
     }
-    flags.update({key.lstrip("-").replace("_", "-"): value for key, value in args.items()})
-    words: list[str] = []
-    for name, value in flags.items():
-        if value is not None:
-            words += (
-                [f"--no-{name}"] if value is False else [f"--{name}"] if value is True else [f"--{name}", _word(value)]
-            )
+    words = flag_words(with_own(flags, args))
     wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if cores:
         wanted |= dict.fromkeys(_THREADS, str(len(cores)))
     env = {name: value for name, value in wanted.items() if name not in os.environ}
     return LaunchSpec((str(python), "-m", "servers.transformers", *words), env)
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
