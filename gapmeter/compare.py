@@ -228,6 +228,3 @@ def _folder(runs: Path, sides: Sequence[Sequence[Path]]) -> Path:
 def _tell(text: str, *, quiet: bool) -> None:
     if not quiet:
         print(f"gapmeter: {text}", file=sys.stderr, flush=True)
-
-
-__all__ = ["Compared", "Outputs", "compare_folders", "keys_of", "order_of", "run_in_turn", "show"]

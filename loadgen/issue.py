@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic_ns
 
-from loadgen.converse import Abandoned, Conversations
+from loadgen.converse import Conversations
 from loadgen.exchange import Exchange
 from loadgen.session import Session
 from loadgen.users import Users
@@ -69,7 +69,7 @@ def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
 
     What follows a failed turn is recorded as abandoned, at the time at which the next turn would have been due.
     """
-    plan, talks = session.plan, Conversations(session.plan, t0_ns)
+    talks = Conversations(session.plan, t0_ns)
 
     def wake() -> None:
         for _ in range(_BURST):
@@ -90,32 +90,18 @@ def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
         elif at_ns is not None:
             timer.arm(at_ns - _EARLY_NS if not talks.awaits_answers() else at_ns)
 
-    def answered(exchange: Exchange) -> None:
-        index = plan.local_index(exchange.index)
-        lost = talks.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
-        if lost is not None:
-            abandon(session, lost)
-        arm()
-
-    def close() -> None:
-        session.on_finished = None
-        timer.close()
-        talks.close()
-        note_beyond_end(session, talks.beyond_end)
-
     timer = Timer(session.loop, wake)
-    session.on_finished = answered
+    session.on_finished = _hearing(session, talks, arm)
     arm()
-    return close
+    return _closing(session, talks, timer)
 
 
 def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
     """What ``issue_closed`` awaits, on any event loop: calls ``done`` when the plan is over; returns what ends it."""
-    plan = session.plan
-    if not plan.concurrency:
+    if not session.plan.concurrency:
         done()
         return lambda: None
-    users = Users(plan, t0_ns)
+    users = Users(session.plan, t0_ns)
 
     def wake() -> None:
         for _ in range(_BURST):
@@ -132,32 +118,37 @@ def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close
         elif at_ns is not None:
             timer.arm(at_ns)
 
-    def ask_again(exchange: Exchange) -> None:
-        lost = users.answered(plan.local_index(exchange.index), exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+    timer = Timer(session.loop, wake)
+    session.on_finished = _hearing(session, users, arm)
+    timer.arm(t0_ns)
+    return _closing(session, users, timer)
+
+
+def _hearing(session: Session, asking: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
+    """What becomes of an answer: whoever asked asks on, or what followed a failed turn is abandoned."""
+
+    def answered(exchange: Exchange) -> None:
+        index = session.plan.local_index(exchange.index)
+        lost = asking.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
         if lost is not None:
-            abandon(session, lost)
+            for index in lost.turns:
+                session.abandon(index, lost.due_ns)
         arm()
+
+    return answered
+
+
+def _closing(session: Session, asking: Conversations | Users, timer: Timer) -> Close:
+    """What ends the issuing: answers are heard no more, and turns that were never due are noted."""
 
     def close() -> None:
         session.on_finished = None
         timer.close()
-        users.close()
-        if len(plan.turns):
-            note_beyond_end(session, users.beyond_end)
+        asking.close()
+        if len(session.plan.turns):
+            session.writer.json({"type": "conversations", "beyond_end": asking.beyond_end})
 
-    timer = Timer(session.loop, wake)
-    session.on_finished = ask_again
-    timer.arm(t0_ns)
     return close
-
-
-def abandon(session: Session, lost: Abandoned) -> None:
-    for index in lost.turns:
-        session.abandon(index, lost.due_ns)
-
-
-def note_beyond_end(session: Session, turns: int) -> None:
-    session.writer.json({"type": "conversations", "beyond_end": turns})
 
 
 Begin = Callable[[Session, int, Callable[[], None]], Close]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
-from loadgen.content import PATHS, Content, Seeds, Stream, ask_once
+from loadgen.content import Content, Seeds, Stream, ask_once
 from loadgen.dialogue import converse
 from loadgen.errors import PlanError
 from loadgen.lengths import draw_lengths
@@ -21,8 +21,6 @@ from loadgen.thinking import draw_pauses, mean_pause_ns
 from loadgen.tokenizer import PromptTokenizer
 from scenarios.model import Load, Scenario, Workload
 from scenarios.pauses import FixedPause
-
-__all__ = ["PATHS", "Plan", "encode_body", "make_plan"]
 
 _MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
@@ -145,25 +143,8 @@ class Plan:
         """
         if self.workers != 1 or not 0 <= worker < workers:
             raise ValueError(f"cannot take share {worker} of {workers} of share {self.worker} of {self.workers}")
-        if len(self.turns):
-            return self._conversations(worker, workers)
-        mine = slice(worker, None, workers)
-        return replace(
-            self,
-            due_ns=self.due_ns[mine],
-            bodies=self.bodies[mine],
-            request_ids=self.request_ids[mine],
-            prompt_tokens=self.prompt_tokens[mine],
-            output_tokens=self.output_tokens[mine],
-            concurrency=self._users_of(worker, workers),
-            worker=worker,
-            workers=workers,
-            swaps=replace(self.swaps, at=self.swaps.at[mine]),
-            pauses_ns=self.pauses_ns[mine],
-        )
-
-    def _conversations(self, worker: int, workers: int) -> Plan:
-        mine = np.flatnonzero((np.cumsum(self.turns == 1) - 1) % workers == worker)
+        talks = len(self.turns) > 0
+        mine = np.flatnonzero((np.cumsum(self.turns == 1) - 1 if talks else np.arange(len(self))) % workers == worker)
         return replace(
             self,
             due_ns=self.due_ns[mine],
@@ -175,10 +156,10 @@ class Plan:
             worker=worker,
             workers=workers,
             swaps=replace(self.swaps, at=self.swaps.at[mine]),
-            turns=self.turns[mine],
+            turns=self.turns[mine] if talks else self.turns,
             pauses_ns=self.pauses_ns[mine] if len(self.pauses_ns) else self.pauses_ns,
-            places=mine,
-            planned_in_all=len(self),
+            places=mine if talks else self.places,
+            planned_in_all=len(self) if talks else 0,
         )
 
     def _users_of(self, worker: int, workers: int) -> int:

@@ -204,6 +204,3 @@ def _blob(data: bytes, offset: int) -> tuple[int, bytes]:
     _, _, code, length = BLOB.unpack_from(data, offset)
     begin = offset + BLOB.size
     return code, data[begin : begin + length]
-
-
-__all__ = ["NotRecords", "RecordFile", "frames", "read_records"]

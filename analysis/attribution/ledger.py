@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attribution.classes import CLASS, CLASSES, FORWARD_CLASSES, HOST_CLASSES
+from analysis.attribution.classes import CLASSES, FORWARD_CLASSES, HOST_CLASSES
 from analysis.attribution.interference import Interference, decode_excess, fit_interference
 from analysis.attribution.intervals import Causes, Client, build
 from analysis.attribution.sweep import pieces, sweep, with_holes
@@ -244,6 +244,3 @@ def _checks(trace: Trace | None, causes: list[Causes]) -> tuple[tuple[str, ...],
             if small := int(np.count_nonzero(gap < 0)) - wrong:
                 clipped[name] = clipped.get(name, 0) + small
     return tuple(dict.fromkeys(refused)), clipped
-
-
-__all__ = ["CLASS", "CLOCK_ERROR_NS", "Ledger", "make_ledger", "timelines"]

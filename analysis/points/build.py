@@ -226,6 +226,3 @@ def _exit_code(points: Sequence[Mapping[str, Any]]) -> int:
     if all(point["verdict"] in (verdict.PASS, verdict.FAIL, verdict.INCONCLUSIVE) for point in points):
         return 0 if not any(point["missing"] for point in points) else _NOT_VALID
     return _NOT_VALID if any(point["metrics"] for point in points) else _UNREACHABLE
-
-
-__all__ = ["build_summary"]

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.content import PATHS
 from loadgen.fleet import Fleet, make_fleet
-from loadgen.plan import PATHS, Plan
+from loadgen.plan import Plan
 from loadgen.swaps import Swaps
 from recording import Outcome, RecordFile, Span, read_records
 from recording.stream import parse_answer

@@ -260,6 +260,3 @@ def _device(scenario: Scenario, *, probed: bool) -> str:
     if scenario.server.engine == "attach" and not probed:
         return "device"
     return "GPU" if describe_hardware()["gpus"] else "CPU"
-
-
-__all__ = ["Session", "make_folder", "open_session", "prepare_session"]
