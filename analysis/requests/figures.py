@@ -33,8 +33,8 @@ def figures(
     """Percentiles in ms with their intervals, maximum, mean, count and n_eff of one sample in ns.
 
     An unsupported percentile and its interval are null, and ``needs`` says how many more requests, and minutes at this
-    rate, would support it; ``per_request`` is how many values a request brings. A percentile that answers which never
-    came reach is null too, and named in ``infinite``.
+    rate (null where that is 0: not known), would support it; ``per_request`` is how many values a request brings. A
+    percentile that answers which never came reach is null too, and named in ``infinite``.
     """
     out: dict[str, Any] = {}
     needs: dict[str, Any] = {}
@@ -48,7 +48,8 @@ def figures(
         if not found.supported:
             more = quantiles.more_values(values, percentile)
             more = math.ceil(more / per_request) if per_request else more
-            needs[key] = {"requests": more, "minutes": more * seconds_per_request / 60}
+            minutes = more * seconds_per_request / 60 if seconds_per_request else None
+            needs[key] = {"requests": more, "minutes": minutes}
     finite = values.ordered[np.isfinite(values.ordered)]
     out["max_ms"] = _ms(float(finite[-1])) if len(finite) else None
     out["mean_ms"] = float(finite.mean()) / 1e6 if len(finite) else None

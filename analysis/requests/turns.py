@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.report.numbers import duration
 from analysis.requests import figures
-from analysis.requests.metrics import metric_sample
+from analysis.requests.metrics import metric_sample, window_s
 
 _PERCENTILES = (50.0, 90.0, 99.0)
 
@@ -32,7 +32,7 @@ def _describe(turn: int, rows: pd.DataFrame) -> dict[str, Any]:
         "requests": len(rows),
         "prompt_tokens": float(rows["prompt_tokens_asked"].mean()),
         "cached_share": float(told["cached_tokens"].sum()) / prompts if prompts else None,
-        "ttft": figures.figures(sample, _PERCENTILES, 1.0, 0.0) if sample.count else None,
+        "ttft": figures.figures(sample, _PERCENTILES, 1.0, window_s(rows) / len(rows)) if sample.count else None,
     }
 
 

@@ -31,6 +31,8 @@ def test_each_turn_has_its_own_figures() -> None:
     assert [each["cached_share"] for each in found] == pytest.approx([0, 1 / 2, 2 / 3])
     assert [each["ttft"]["p50_ms"] for each in found] == pytest.approx([7, 14, 21], rel=0.002)
     assert [each["ttft"]["p99_ms"] for each in found] == [None] * 3
+    needs = found[0]["ttft"]["needs"]["p99"]
+    assert needs["minutes"] == pytest.approx(needs["requests"] * 0.030 / 60), "a turn comes round every 30 ms"
     assert turns_sentence(found) == (
         "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens), turn 2 14.0 ms (200 prompt tokens), "
         "turn 3 21.0 ms (300 prompt tokens)"
@@ -44,6 +46,12 @@ def test_a_turn_of_which_nothing_is_known_is_left_out_of_the_line() -> None:
     assert found[1]["ttft"]["p50_ms"] is None
     assert found[2]["ttft"] is None
     assert turns_sentence(found) == "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens)"
+
+
+def test_a_single_turn_has_no_rate_at_which_more_would_come() -> None:
+    (found,) = describe_turns(run([1]))
+    assert found["ttft"]["needs"]["p99"]["requests"] > 300
+    assert found["ttft"]["needs"]["p99"]["minutes"] is None
 
 
 def test_without_conversations_there_is_nothing_to_say() -> None:
