@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from analysis.attribution.condition import ConditionError, holds
 from analysis.attribution.explore import FEWEST, METRICS, difference, sentence
 from analysis.provenance import provenance_of
 from analysis.report.numbers import DASH, bounds, duration, share
 from analysis.requests.figures import ledgers_of
 from analysis.requests.metrics import measured_requests, request_values_ns
 from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
-from analysis.trust.condition import ConditionError, holds
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.keeping.parts import want_one_run

@@ -94,11 +94,18 @@ def test_the_first_look_of_a_thread_records_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_writer_nothing_is_read() -> None:
+    before = _open_counters()
     waits = CoreWaits(None)
     waits.helped(before=[0])
     waits.mark()
     waits.done(time.monotonic_ns())
     waits.woken(CoreThread.LOOP, time.monotonic_ns())
+    assert _open_counters() == before
+
+
+def _open_counters() -> int:
+    """How many of the kernel's counts this process holds open."""
+    return sum("schedstat" in os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
 
 def test_what_a_helping_thread_waited_counts_before_or_after_the_one_it_helps(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ EACH_STEP = ("prefill", "decode", "input_prep", "sampling", "host")
 
 def test_a_timeline_covers_the_wait_once_and_sums_to_the_ledgers_row(case: Case) -> None:
     table = case.timelines.assign(ns=case.timelines["end_ns"] - case.timelines["start_ns"])
+    assert set(table["request_id"]) == set(case.rows.index)
     for name, mine in table.groupby("request_id"):
         assert (mine["start_ns"].to_numpy()[1:] == mine["end_ns"].to_numpy()[:-1]).all()
         summed, row = mine.groupby("stage")["ns"].sum(), case.rows.loc[name]

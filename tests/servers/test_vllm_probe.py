@@ -210,6 +210,7 @@ def test_a_step_is_in_causal_order_from_scheduling_to_sending(run: Run) -> None:
     core, worker = run.files["core"], run.files["worker"]
     of = {code: started(core, code) for code in Span if 100 <= code < 110}
     of |= {code: started(worker, code) for code in Span if 110 <= code < 120}
+    assert len(of[Span.FORWARD]) > 10
     for seq in of[Span.FORWARD]:
         at = {code: found[seq] for code, found in of.items() if seq in found}
         ends = [
@@ -232,6 +233,7 @@ def test_the_way_out_is_in_causal_order(run: Run) -> None:
     core, api = run.files["core"], run.files["api"]
     sent = started(core, Span.OUTPUT_SEND)
     steps = {core.engine_ids[ref]: {n: s for s, n in found} for ref, found in emitted(run).items()}
+    assert set(run.answers) & set(refs(api, run).values())
     for ref, client in refs(api, run).items():
         if client == "pair":
             continue
