@@ -57,14 +57,17 @@ class SloResult:
 
 
 def judge(
-    slos: Sequence[Mapping[str, Any]], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy | None]
-) -> list[SloResult]:
+    slos: Sequence[Mapping[str, Any]], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy | None],
+    seconds: float | None = None,
+) -> list[SloResult]:  # fmt: skip
     """Every SLO's answer, in the order given.
 
     An SLO is a mapping with ``metric``, ``percentile``, ``limit_ns`` or ``limit_share``, and ``text``; ``requests`` as
-    from ``measured_requests``; ``anatomies`` by metric. Raises ValueError for a metric that does not exist.
+    from ``measured_requests``; ``anatomies`` by metric. ``seconds``: how long they were asked for; None for one run,
+    which tells by itself. Raises ValueError for a metric that does not exist.
     """
-    return [_judge_one(slo, requests, anatomies.get(str(slo["metric"]))) for slo in slos]
+    each_s = (window_s(requests) if seconds is None else seconds) / max(len(requests), 1)
+    return [_judge_one(slo, requests, anatomies.get(str(slo["metric"])), each_s) for slo in slos]
 
 
 def overall(results: Sequence[SloResult], invalid_reasons: Sequence[str]) -> str:
@@ -75,17 +78,17 @@ def overall(results: Sequence[SloResult], invalid_reasons: Sequence[str]) -> str
     return next((state for state in (FAIL, INCONCLUSIVE) if state in states), PASS)
 
 
-def _judge_one(slo: Mapping[str, Any], requests: pd.DataFrame, anatomy: Anatomy | None) -> SloResult:
+def _judge_one(slo: Mapping[str, Any], requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float) -> SloResult:
     if slo["metric"] == "errors":
-        return _judge_errors(slo, requests)
+        return _judge_errors(slo, requests, each_s)
     if slo["metric"] not in METRICS:
         raise ValueError(f"{slo['text']}: {slo['metric']!r} is not a metric; known are {', '.join(METRICS)} and errors")
     values = metric_sample(requests, slo["metric"], failures=True)
-    return _judge_latency(slo, values, requests, anatomy)
+    return _judge_latency(slo, values, len(requests), anatomy, each_s)
 
 
 def _judge_latency(
-    slo: Mapping[str, Any], values: quantiles.Sample, requests: pd.DataFrame, anatomy: Anatomy | None
+    slo: Mapping[str, Any], values: quantiles.Sample, requests: int, anatomy: Anatomy | None, each_s: float
 ) -> SloResult:
     limit, percentile = float(slo["limit_ns"]), float(slo["percentile"])
     found = quantiles.estimate(values, percentile)
@@ -96,10 +99,10 @@ def _judge_latency(
         growth = quantiles.growth_to_decide(
             over, values.count, found.n_eff, 1 - percentile / 100, values.plain(percentile)
         )
-        more, minutes = _more(growth, requests)
+        more, minutes = _more(growth, requests, each_s)
     value = found.value if found.supported else None
     missing = quantiles.more_values(values, percentile) if found.count else 0
-    whole = _more(1 + missing / found.count, requests) if missing else (None, None)
+    whole = _more(1 + missing / found.count, requests, each_s) if missing else (None, None)
     sentence = _latency_sentence(slo, status, found, whole if more is None else None)
     if status != INVALID:
         sentence += _outcome(status, more, minutes, f"the limit of {_time(limit)}")
@@ -110,7 +113,7 @@ def _judge_latency(
     )  # fmt: skip
 
 
-def _judge_errors(slo: Mapping[str, Any], requests: pd.DataFrame) -> SloResult:
+def _judge_errors(slo: Mapping[str, Any], requests: pd.DataFrame, each_s: float) -> SloResult:
     """The share of issued requests that failed, with Clopper-Pearson bounds; failures in a row count as correlated."""
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo["limit_share"])
@@ -119,7 +122,7 @@ def _judge_errors(slo: Mapping[str, Any], requests: pd.DataFrame) -> SloResult:
     status = INVALID if not count else PASS if limit >= 1 else _status(low, high, limit)
     more, minutes = None, None
     if status == INCONCLUSIVE:
-        more, minutes = _more(quantiles.growth_to_decide(hits, count, n_eff, limit), requests)
+        more, minutes = _more(quantiles.growth_to_decide(hits, count, n_eff, limit), count, each_s)
     value = hits / count if count else None
     sentence = f"{count_text(hits)} of {count_text(count)} requests failed"
     sentence += f" ({share(value)}, 95 % interval {share(low)} .. {share(high)})" if count else ""
@@ -137,13 +140,12 @@ def _status(low: float | None, high: float | None, limit: float) -> str:
     return FAIL if low is not None and low > limit else INCONCLUSIVE
 
 
-def _more(growth: float | None, requests: pd.DataFrame) -> tuple[int | None, float | None]:
+def _more(growth: float | None, requests: int, each_s: float) -> tuple[int | None, float | None]:
     """How many more requests, and minutes at the rate at which they were due, a sample that much larger takes."""
     if growth is None:
         return None, None
-    more = max(1, math.ceil((growth - 1) * len(requests)))
-    seconds = window_s(requests)
-    return more, more / len(requests) * seconds / 60 if seconds else None
+    more = max(1, math.ceil((growth - 1) * requests))
+    return more, more * each_s / 60 if each_s else None
 
 
 def _latency_sentence(

@@ -136,7 +136,7 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
     seconds = sum(s["load"]["window_s"] for s in summaries)
     each = seconds / len(frames.measured) if len(frames.measured) else 0.0
     metrics = {m: _figures(frames, m, asked, each) for m in METRICS}
-    results = verdict.judge(slos, frames.measured, {})
+    results = verdict.judge(slos, frames.measured, {}, seconds)  # repeats have other points' runs between them
     reasons = [] if any(run.valid for run in used) else list(summaries[0]["invalid_reasons"])
     stages = {metric: means_ms(getattr(frames, name)) for metric, name in EVENT_OF.items()}
     checks = [check for s in summaries for check in s["checks"]]

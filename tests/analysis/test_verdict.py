@@ -194,3 +194,13 @@ def test_one_word_for_the_run(states: list[str], reasons: list[str], expected: s
 def dataclass_with(result: verdict.SloResult, status: str) -> verdict.SloResult:
     values = {name: getattr(result, name) for name in result.__slots__}
     return verdict.SloResult(**{**values, "status": status})
+
+
+def test_repeats_with_other_runs_between_them_need_the_minutes_that_they_were_asked_for() -> None:
+    one = answers(np.full(50, 20.0))
+    hour_later = one.assign(due_ns=one["due_ns"] + 3600 * 1000 * MS, request_id=[f"s{i}" for i in range(50)])
+    both = pd.concat([one, hour_later], ignore_index=True)
+    (found,) = verdict.judge([slo("ttft", 99, 40)], both, {}, seconds=10.0)
+    assert found.status == INCONCLUSIVE
+    assert found.more_requests is not None
+    assert found.more_minutes == pytest.approx(found.more_requests * 0.1 / 60)
