@@ -307,7 +307,8 @@ def _sampling_warnings(told: Mapping[str, Any]) -> list[RunWarning]:
     found = []
     for name, source in told["sources"].items():
         if source["expected"] and source["missed"] > _MANY_GAPS * source["expected"]:
-            text = f"telemetry of {name}: {source['missed']} of {source['expected']} samples are missing"
+            missed = min(source["missed"], source["expected"])
+            text = f"telemetry of {name}: {missed} of {source['expected']} samples are missing"
             longest = duration(1e3 * source["longest_gap_s"]) if source["longest_gap_s"] else "all of it"
             found.append(_warning("telemetry-gaps", text, f"{source['why']}; the longest gap is {longest}"))
     engine, asked = told["engine"], told["sources"]["engine"]["expected"]

@@ -46,6 +46,11 @@ def _line(part: Mapping[str, Any]) -> str:
     return reason if reason.startswith("unmeasured") else f"{DASH}  {reason}"
 
 
+def _cell(part: Mapping[str, Any]) -> str:
+    """The same in a table, whose figure has the dash."""
+    return _line(part).removeprefix(DASH).strip()
+
+
 def cost_section(run: Run) -> Section | None:
     """A run's cost, efficiency and value; None for a summary without them."""
     return economy_section(run.summary, run.provenance)
@@ -71,14 +76,14 @@ def economy_rows(summary: Mapping[str, Any]) -> list[list[Value | str]]:
     tokens = DASH if per_watt is None else significant(per_watt)
     many = many_requests(cost["per_request_usd"])[0] if cost["per_request_usd"] is not None else 1.0
     who = "cost of a million requests" if many > 1 else "cost of a request"
-    rows: list[list[Value | str]] = [[who, _line(cost), *_figures(cost, "per_request", many)]]
+    rows: list[list[Value | str]] = [[who, _cell(cost), *_figures(cost, "per_request", many)]]
     if cost["per_request_usd"] is not None:
         rows.append(["cost of a million output tokens", "", *_figures(cost, "per_million_output_tokens")])
         rows.append(["cost of a million tokens", "", *_figures(cost, "per_million_total_tokens")])
     ends = energy.get("tokens_per_watt_ci")
     spread = f"{significant(ends[0])} .. {significant(ends[1])}" if ends and None not in ends else DASH
-    rows.append(["efficiency: output tokens per joule", _line(energy), Value(tokens, per_watt), spread])
-    rows.append(["value: good requests for $1", _line(value), Value(large(worth), worth), DASH])
+    rows.append(["efficiency: output tokens per joule", _cell(energy), Value(tokens, per_watt), spread])
+    rows.append(["value: good requests for $1", _cell(value), Value(large(worth), worth), DASH])
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,5 +100,17 @@ def _example(example: Mapping[str, Any]) -> Example:
         status=str(example["status"]) if example["status"] else "no answer",
         tokens=count(example["tokens"]),
         waited=duration(example["waited_ms"]),
-        error=example["error"],
+        error=_said(example["error"]),
     )
+
+
+def _said(error: str) -> str:
+    """A server's own sentence where it came as JSON (``{"error": {"message": …}}``), else all that it sent."""
+    try:
+        told = json.loads(error)
+    except ValueError:
+        return error
+    for key in ("error", "message"):
+        if isinstance(told, dict):
+            told = told.get(key, told)
+    return told if isinstance(told, str) and told else error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ def gauges(summary: Mapping[str, Any]) -> Fragment:
 
 
 def _row(line: SloLine, slo: Mapping[str, Any]) -> Fragment:
-    told = line.interval if line.raw == "null" else line.measured
+    told = line.interval if line.raw == "null" and not slo["infinite"] else line.measured
     spoken = el("i", f", 95 % interval {line.interval}", class_="hidden")
     head = (el("b", line.word, class_=f"mark {line.css}"), f" {line.expression}", el("span", told), spoken)
     return el("li", el("p", *head), _line(line, slo))
@@ -44,14 +43,16 @@ def _line(line: SloLine, slo: Mapping[str, Any]) -> Fragment:
         open_ = " open" if high is None else ""
         width = percent(max(end - x(low), 0.004))
         parts.append(el("rect", x=percent(x(low)), y=_MIDDLE - 5, width=width, height=10, class_=f"sure{open_}"))
-    if value is not None and not math.isinf(value):
-        parts.append(_value(x(value), value > top))
+    if slo["infinite"]:
+        parts.append(_value(1.0, outside=True))
+    elif value is not None:
+        parts.append(_value(x(value), outside=value > top))
     parts.append(el("line", x1=percent(x(limit)), x2=percent(x(limit)), y1=1, y2=_HEIGHT - 1, class_="limit"))
     words = f"{line.measured}, 95 % interval {line.interval}; the limit is {write(limit)}"
     return el("svg", el("title", words), *parts, width="100%", height=_HEIGHT, aria_hidden="true")
 
 
-def _value(at: float, outside: bool) -> Fragment:
+def _value(at: float, *, outside: bool) -> Fragment:
     if outside:
         return el("text", "▸", x="100%", y=_MIDDLE + 5, class_="end off")
     return el("circle", cx=percent(at), cy=_MIDDLE, r=4.5, class_="at")

@@ -72,7 +72,8 @@ def failed_section(run: Run) -> Section | None:
     classes = failed.failed_classes(run.summary)
     if not classes:
         return None
-    lead = ". ".join(filter(None, (failed.failed_sentence(run.summary), failed.censored_sentence(run.summary))))
+    said = filter(None, (failed.failed_sentence(run.summary), failed.censored_sentence(run.summary)))
+    lead = " ".join(map(head.as_sentence, said))
     headers = ["class", "request", "status", "what was said", "requests", "share", "due at", "tokens by then",
                "ended after"]  # fmt: skip
     rows: list[Row] = []

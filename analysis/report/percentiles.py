@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from analysis.report import curves, head, reconcile, tables
 from analysis.report.figure import Row, Table, Value, written
 from analysis.report.run import Run
@@ -12,6 +14,7 @@ from analysis.report.stage_curves import stage_curves
 from analysis.report.svg import Fragment, el, group
 from analysis.report.tables import METRICS
 from analysis.requests.metrics import measured_requests, metric_sample
+from analysis.statistics.quantiles import Sample
 
 _LEAD = (
     "Counted from when a request was due. The axis spaces 90, 99 and 99.9 evenly; a curve ends where the sample can no "
@@ -46,10 +49,18 @@ def _curve(run: Run, name: str, measured: Any, limits: list[tuple[float, float, 
     sent = metric_sample(measured, name, "sent") if name in ("ttft", "e2e") else None
     curve = curves.curve_of(METRICS[name], values, limits, curves.named_of(figures, key), sent)
     if curve is None:
-        none = f"{values.count:,} samples support no percentile."
+        none = _no_curve(values)
         return el("div", title, el("p", none, class_="lead"))
     caption = curves.caption(curve) + ("; thin and dashed: counted from when it was sent" if sent else "")
     return el("div", title, curves.with_table(run, curve, f"curve-{name}", caption))
+
+
+def _no_curve(values: Sample) -> str:
+    if not values.count:
+        return "Nothing to count."
+    if not np.isfinite(values.ordered).any():
+        return "No request succeeded, so there is nothing to draw."
+    return f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
 
 
 def _value(cell: tables.Cell, name: str) -> Value:

@@ -100,14 +100,19 @@ def latency_panel(
     circles = [_dot(dots, i, span, height * (1 - dots.ms[i] / top), limit) for i in rows]
     failed = np.flatnonzero([o not in ("ok", "unsent", "abandoned") for o in dots.outcome])
     crosses = [_cross(span.x(dots.at_s[i]), dots.outcome[i], dots.at_s[i]) for i in failed[:_FAILED]]
+    levels = _levels(top, height) if good.any() else _none_answered(height)
     said = f"{metric} of {int(good.sum()):,} requests over time, largest {duration(largest)}; {len(failed)} failed."
     name = f"timeline-{metric.lower()}"
     return chart(
-        name, height + 28, f"{metric} over time", said, span.shade(height), _levels(top, height),
+        name, height + 28, f"{metric} over time", said, span.shade(height), levels,
         *_limit(limit, top, height, crowded=bool(len(failed))),
         el("g", *circles, class_="dots", data_metric_dots=metric), *crosses,
         _seconds(span, height), stamp_across(stamp, height / 2 + 12, "stamp small"),
     )  # fmt: skip
+
+
+def _none_answered(height: int) -> Fragment:
+    return el("text", "no request was answered", x="50%", y=height / 2, class_="faint middle")
 
 
 def _drawn(dots: Dots, span: Span, limit_ms: float) -> NDArray[np.int64]:
@@ -147,7 +152,7 @@ def _levels(top_ms: float, height: int) -> Fragment:
 
 def _limit(limit: tuple[float, str] | None, top: float, height: int, *, crowded: bool) -> list[Fragment]:
     """``crowded``: failed requests are marked above the plot, so that an objective beyond it is named inside."""
-    if limit is None:
+    if limit is None or not top:
         return []
     y = height * (1 - limit[0] / top)
     if y < 0:

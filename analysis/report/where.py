@@ -26,6 +26,7 @@ _KEY = (
     "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar. A color means an owner. "
     "Light hatch: in transit between two processes; gray hatch: unexplained."
 )
+_FEW = "typical and slow requests need 28 to be told apart. The requests themselves are below, under One request."
 _NO_PROBE = (
     "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
     "servers/probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then tells them."
@@ -41,8 +42,8 @@ def where_section(run: Run) -> Section:
     """Typical against slow by stage, switched by event and by what counts as slow; the tail's own comes first."""
     metrics = [metric for metric in EVENTS if metric in run.summary.get("bands", {})]
     if not metrics:
-        none = "too few ledgers for two bands." if run.summary["stages"] else no_ledger(run.summary)
-        return Section("where", "Where the time goes", el("p", f"No stack: {none}"))
+        none = _FEW if run.summary["stages"] else no_ledger(run.summary)
+        return Section("where", "Where the time goes", el("p", f"No bars here: {none}", class_="empty"))
     told = run.summary["tail"]["metric"]
     first = told if told in metrics else metrics[0]
     bands = [(slow_key(p), f"p{p:g}+") for p in SLOW if any(_slow(run, m, p) for m in metrics)]

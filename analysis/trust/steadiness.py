@@ -94,8 +94,11 @@ def describe_steady(
         return _told("not_applicable", {}, "the load was meant to change, so there is no steady state to look for")
     window = requests[requests["measured"].to_numpy(bool) & issued(requests)]
     if len(window) < FEWEST_REQUESTS:
-        text = f"too short to tell: {len(window)} requests were measured, a steady state takes {FEWEST_REQUESTS} to see"
+        were = "request was" if len(window) == 1 else "requests were"
+        text = f"too short to tell: {len(window)} {were} measured, a steady state takes {FEWEST_REQUESTS} to see"
         return _told("unknown", {}, text)
+    if not (window["outcome"] == "ok").any():
+        return _told("unknown", {}, "no request succeeded, so there is no latency that could be steady")
     slope = queue_slope(requests) if loop == "open" else None
     seen = detect_warmup(window) if warmup is None else warmup
     changes = level_changes(window if warmup is None else requests[issued(requests)])

@@ -188,7 +188,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "request_rate": ("one generator process is not enough for this many requests a second", "MORE", ("load", *_ALL)),
     "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", _ALL),
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", _ALL),
-    "errors": ("the server refused or broke off; its log lies in the run's folder", "LESS", _ALL),
+    "errors": ("the server refused or broke off; its own log says why", "LESS", _ALL),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
     "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
     "records": ("the disk is full", "", _ALL),

@@ -73,12 +73,11 @@ def _title(summary: Mapping[str, Any], manifest: Mapping[str, Any], width: int) 
 
 def _verdict(summary: Mapping[str, Any], width: int) -> Text:
     word = summary["verdict"]
-    said = [head.sentence(summary), *head.reasons(summary)]
-    said.append(head.owner_sentence(summary))
-    lines = _wrap(" ".join(s for s in said if s), width, f"{word}  ", "      ")
+    lines = _wrap(" ".join([head.sentence(summary), *head.reasons(summary)]), width, f"{word}  ", "      ")
     text = Text.assemble((lines[: len(word)], _VERDICT_STYLES[word]), lines[len(word) :])
-    bracket = head.upgrade_sentence(summary)
-    return text.append(f"\n{_wrap(bracket, width, '      ', '      ')}") if bracket else text
+    for said in filter(None, (head.owner_sentence(summary), head.upgrade_sentence(summary))):
+        text.append(f"\n{_wrap(_unbroken(said), width, '      ', '      ')}")
+    return text
 
 
 def _slos(summary: Mapping[str, Any], width: int) -> Text:
@@ -166,7 +165,7 @@ def _definitions(summary: Mapping[str, Any], width: int) -> Text:
 
 def _economy(summary: Mapping[str, Any], width: int) -> Text:
     """Cost, efficiency and value: three lines, never one."""
-    lines = [_wrap(said, width, f" {name:<8}", " " * 9) for name, said in economy_lines(summary)]
+    lines = [_wrap(_unbroken(said), width, f" {name:<8}", " " * 9) for name, said in economy_lines(summary)]
     return Text("\n" + "\n".join(lines)) if lines else Text()
 
 
@@ -177,7 +176,7 @@ def _facts(summary: Mapping[str, Any], width: int) -> Text:
         text.append(f"\n{_wrap(steady, width, ' steady  ', '         ')}")
     for name, part, key in (("device", "telemetry", "sentence"), ("roof", "roofline", "line")):
         if said := (summary.get(part) or {}).get(key):
-            text.append(f"\n{_wrap(said.replace(' %', f'{_TOGETHER}%'), width, f' {name:<8}', ' ' * 9)}")
+            text.append(f"\n{_wrap(_unbroken(said), width, f' {name:<8}', ' ' * 9)}")
     if by_turn := turns_sentence(summary.get("turns", [])):
         text.append(f"\n{_wrap(by_turn, width, ' turns   ', '         ')}")
     if caveat := head.caveat(summary):
@@ -194,6 +193,11 @@ def _end(summary: Mapping[str, Any], report: str, again: str, exit_code: int) ->
     if exit_code == errors.NOT_VALID:
         why = "undecided" if summary["verdict"] == "INCONCLUSIVE" else "not valid as a measurement"
     return Text(f" report  {report}\n again   {again}\n ").append(f"exit={exit_code} {why}", "bold")
+
+
+def _unbroken(text: str) -> str:
+    """A number and its per cent sign stay on one line."""
+    return text.replace(" %", f"{_TOGETHER}%")
 
 
 def _wrap(text: str, width: int, first: str, later: str) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.report import write_report
-from analysis.report.failed import censored_sentence, failed_sentence
+from analysis.report.failed import censored_sentence, failed_classes, failed_sentence
 from analysis.report.numbers import over
 from analysis.requests.failures import bound_ns, censored, describe_failures
 from analysis.requests.figures import figures
@@ -157,3 +157,20 @@ def test_measured_requests_alone_are_counted() -> None:
     everyone = frames.requests.copy()
     everyone.loc[everyone["index"] < 5, "outcome"] = "cut"  # in the warm-up
     assert [found["class"] for found in describe_failures(measured_requests(everyone))] == ["http_5xx"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ('{"error": {"message": "out of luck", "code": 500}}', "out of luck"),
+        ('{"error": "too long"}', "too long"),
+        ('{"message": "busy"}', "busy"),
+        ('{"error": {"message": "cut o', '{"error": {"message": "cut o'),
+        ("[1, 2]", "[1, 2]"),
+        ("Bad gateway", "Bad gateway"),
+    ],
+)
+def test_what_a_server_said_is_told_without_its_wrapping(sent: str, told: str) -> None:
+    example = {"at_s": 0.0, "request_id": "r", "status": 500, "tokens": 0, "waited_ms": 1.0, "error": sent}
+    found = failed_classes({"failures": [{"class": "http_5xx", "count": 1, "share": 1.0, "examples": [example]}]})
+    assert found[0].examples[0].error == told

@@ -50,3 +50,9 @@ def test_a_value_far_beyond_its_limit_is_marked_at_the_edge() -> None:
 
 def test_a_run_without_objectives_has_no_gauges() -> None:
     assert str(gauges({"slo": []})) == ""
+
+
+def test_a_percentile_that_failures_reach_is_never_met_and_marked_at_the_edge() -> None:
+    source = drawn(status="FAIL", value_ms=None, low_ms=None, high_ms=None, infinite=True)
+    assert "▸" in source
+    assert "<span>never</span>" in source

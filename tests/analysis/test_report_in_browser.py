@@ -80,6 +80,23 @@ async def test_the_slowest_request_opens_with_its_ledger_and_the_numbers_of_the_
     assert tab.complaints == []
 
 
+async def test_from_an_opened_request_there_is_a_way_back_to_its_dot(tab: Tab, report: Path) -> None:
+    await tab.open(report)
+    await tab.evaluate(
+        "window.dot = document.querySelector('.dots [data-request]');"
+        "dot.dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    )
+    assert await tab.evaluate("document.activeElement.id") == "request-view"
+    for leave in (
+        "document.querySelector('#request-view button.back').click()",
+        "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true}))",
+    ):
+        await tab.evaluate("document.querySelector('#request-view').focus()")
+        await tab.evaluate(leave)
+        assert await tab.evaluate("document.activeElement === window.dot")
+    assert tab.complaints == []
+
+
 async def test_every_button_and_dot_is_reached_and_worked_by_keyboard_alone(tab: Tab, report: Path) -> None:
     await tab.open(report)
 

@@ -9,6 +9,7 @@
   const SVG = "http://www.w3.org/2000/svg";
   let until = "last";
   let current = null;
+  let opener = null; // the row or dot from which it was opened, to go back to
 
   // --- elements: text is always set as text, never as markup
   function make(space, name, attributes, ...children) {
@@ -212,13 +213,30 @@
     document.getElementById("request-facts").textContent = facts(request);
     const holder = document.getElementById("request-drawing");
     const plot = html("div", { class: "scroll" }, html("div", { class: "plot levels" }, drawing(current, request)));
-    holder.replaceChildren(chooser(), plot, table(request));
+    holder.replaceChildren(chooser(), wayBack(), plot, table(request));
     for (const item of document.querySelectorAll("[data-request]")) item.classList.toggle("current", item.dataset.request === current);
   }
 
-  function open(name) {
+  function back() {
+    if (!opener) return;
+    opener.scrollIntoView({ block: "center" });
+    opener.focus({ preventScroll: true });
+  }
+
+  function wayBack() {
+    const button = html("button", { type: "button", class: "back" }, "back to where it was opened");
+    button.addEventListener("click", back);
+    return button;
+  }
+
+  view.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") back();
+  });
+
+  function open(name, from) {
     if (!Object.hasOwn(data.requests, name)) return;
     current = name;
+    if (!view.contains(from)) opener = from;
     draw();
     view.scrollIntoView({ block: "nearest" });
     view.focus({ preventScroll: true });
@@ -226,7 +244,7 @@
 
   document.addEventListener("click", (event) => {
     const item = event.target.closest("[data-request]");
-    if (item) open(item.dataset.request);
+    if (item) open(item.dataset.request, item);
     else if (event.target.closest("circle.dot")) tell();
   });
 
@@ -247,7 +265,7 @@
       const at = dots.indexOf(document.activeElement);
       if (at < 0) return;
       const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: dots.length - 1 }[event.key];
-      if (event.key === "Enter" || event.key === " ") open(dots[at].dataset.request);
+      if (event.key === "Enter" || event.key === " ") open(dots[at].dataset.request, dots[at]);
       else if (to === undefined) return;
       else {
         const next = dots[Math.max(0, Math.min(dots.length - 1, to))];
