@@ -194,6 +194,7 @@ def _run_group(sweep: _Sweep, group: Sequence[Visit], say: Any) -> None:
         attempts += 1
         try:
             with open_session(first, sweep.options, home=home, model_named=names_model(sweep.overrides)) as session:
+                _run_one(sweep, session, left.pop(0), say)  # even on a dead one: each start takes a run off the list
                 while left and session.alive():
                     _run_one(sweep, session, left.pop(0), say)
         except UserError as error:

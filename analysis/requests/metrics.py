@@ -136,7 +136,7 @@ def good_requests(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> Boo
 
 
 def own_itl_p99_ns(requests: pd.DataFrame) -> Floats:
-    """Each request's 99th percentile of its own gaps (its longest, below 50 gaps); NaN without a gap."""
+    """Each request's 99th percentile of its own gaps (its longest, up to 50 gaps); NaN without a gap."""
     own = np.full(len(requests), np.nan)
     for row, stamps in enumerate(requests["token_ns"]):
         arrivals, _ = _arrivals(stamps)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import signal
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.errors import UserError
+from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.keeping.explain import explain
 from gapmeter.keeping.opened import open_run
 from gapmeter.keeping.regression import commands_of, read_baseline
+from gapmeter.options import Options
 from gapmeter.running.order import visits
 from gapmeter.running.resolve import resolve
-from gapmeter.sweep import finished, resume_command
+from gapmeter.sweep import finished, resume_command, run_sweep
 from recording import RunFolder, read_records
 from tests.browser import Tab
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter
@@ -236,6 +240,26 @@ def test_a_sweep_none_of_whose_servers_start_says_so(tmp_path: Path) -> None:
     done = gapmeter(*QUICK, *sweep_of([{"server.args.no_such_flag": 1}]), "--json", runs=tmp_path)
     assert done.code == 106, done.err
     assert json.loads(done.out)["sweep"]["points"][0]["verdict"] == "FAILED"
+
+
+def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UserError("the server died", UNREACHABLE)
+
+    @contextlib.contextmanager
+    def dead(*_: Any, home: Path, **__: Any) -> Iterator[Any]:
+        started.append(home.name)
+        yield SimpleNamespace(alive=lambda: False, load=refuse)
+
+    monkeypatch.setattr("gapmeter.sweep.open_session", dead)
+    overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
+    result = run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
+    assert (started, result.exit_code) == (["1.0", "1.1"], UNREACHABLE)
+    assert [point["verdict"] for point in result.summary["sweep"]["points"]] == ["FAILED"] * 2
 
 
 def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:
