@@ -247,6 +247,8 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
         return ""
     if not body:
         return "the answer is empty"
+    if body.startswith(b"\x1f\x8b"):
+        return "the answer is compressed (gzip), which nothing asked for"
     if not reading.pieces and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -207,6 +208,7 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
     [
         ([], 0, "the answer is empty"),
         ([b"<html>Gateway</html>"], 0, "neither JSON nor server-sent events"),
+        ([gzip.compress(b"".join(sse(chat("a", 1))))], 0, "the answer is compressed (gzip)"),
         ([b"\x00\xff" * 40], 0, "neither JSON nor server-sent events"),
         ([b'{"error": {"message": "no such model"}}'], 0, "the server said: no such model"),
         ([b'{"error": "plain"}'], 0, "the server said: plain"),
