@@ -176,8 +176,11 @@ def _nothing_sentence(word: str, claims: Sequence[Claim], slos: Sequence[tuple[s
     c = named[0]
     least = c.least_ns or 0.0
     part = f" ({share(least / c.difference.a)})" if c.difference.a else ""
+    figures = "1 figure" if len(able) == 1 else f"{len(able)} figures"
+    if len(able) < len(claims):
+        figures = f"{len(able)} of {len(claims)} figures, the others being not estimable"
     return (
-        f"{NOTHING} in {len(able)} figures; {told(c.name, c.difference)}. One of {duration(least / 1e6)}{part} "
+        f"{NOTHING} in {figures}; {told(c.name, c.difference)}. One of {duration(least / 1e6)}{part} "
         f"in {c.name} would have been found with 80 % probability"
     )
 

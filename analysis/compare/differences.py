@@ -138,7 +138,10 @@ class _Judge:
         name = f"p{percentile:g}"
         if short:
             a, b = self._ends(metric, part)
-            return Difference(a, b, why=f"{min(s.count for s in short):,} values on a side do not support {name}")
+            least = min(short, key=lambda s: s.n_eff(percentile))
+            worth = least.n_eff(percentile)
+            few = f", worth {worth:,.0f} independent one{'s' * (worth >= 1.5)}," if worth < 0.95 * least.count else ""
+            return Difference(a, b, why=f"{least.count:,} values on a side{few} do not support {name}")
         return self._difference(metric, part, _beyond(samples, percentile))
 
     def mean(self, event: str, part: int) -> Difference:

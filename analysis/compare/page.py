@@ -174,21 +174,9 @@ def _metrics(found: Mapping[str, Any], origin: Provenance, number: int, name: st
         "Each interval holds for itself; an answer holds for all of them together (Holm). In brackets: the smallest "
         "difference that would have been found with 80 % probability."
     )
-    missing = _not_estimable(found)
+    missing = words.not_estimable(found)
     body = group([written(table, origin) if rows else NOTHING, el("p", missing, class_="lead") if missing else NOTHING])
     return Section(f"metrics-{number}", f"Percentiles{name}", body, lead, "percentiles" if not number else "")
-
-
-def _not_estimable(found: Mapping[str, Any]) -> str:
-    """Which percentiles no sentence can be said of, and why, once for all of a metric that share the reason."""
-    told = []
-    for metric, known in found["metrics"].items():
-        missing = [(key, f) for key, f in known["percentiles"].items() if f["difference_ms"] is None]
-        reasons = {(f["why"] or "not estimable").partition(" do not support")[0] for _, f in missing}
-        if missing:
-            names = ", ".join(key.replace("p999", "p99.9") for key, _ in missing)
-            told.append(f"{NAMES[metric]} {names} ({'; '.join(sorted(reasons))})")
-    return f"Not estimable, the samples being too small: {'; '.join(told)}." if told else ""
 
 
 def _figure_cells(metric: str, key: str, f: Mapping[str, Any], stamp: str | None) -> list[Value | str]:

@@ -61,6 +61,18 @@ def part(known: Mapping[str, Any], unit: str) -> str:
     return f"{significant(known['value'])}{ends} {unit}"
 
 
+def not_estimable(found: Mapping[str, Any]) -> str:
+    """Which percentiles nothing can be said of, and why, once for all of a metric; "" where there are none."""
+    told = []
+    for metric, known in found["metrics"].items():
+        missing = [(key, f) for key, f in known["percentiles"].items() if f["difference_ms"] is None]
+        if missing:
+            names = ", ".join(key.replace("p999", "p99.9") for key, _ in missing)
+            reasons = [(f["why"] or "not estimable").partition(" do not support")[0].rstrip(",") for _, f in missing]
+            told.append(f"{NAMES[metric]} {names} ({reasons[0]})")
+    return f"Not estimable, the samples being too small: {'; '.join(told)}." if told else ""
+
+
 def terminal(document: Mapping[str, Any], report: str) -> str:
     """The comparison in a few lines, plain text."""
     lines = _wrapped(f"{document['verdict']}  {document['headline']}", "", "  ")
@@ -77,6 +89,8 @@ def terminal(document: Mapping[str, Any], report: str) -> str:
             for key, figure in known["percentiles"].items():
                 if figure["in_family"] and figure["difference_ms"] is not None:
                     lines.append(_line(metric, key, figure, forced=document["forced"]))
+        if missing := not_estimable(found):
+            lines += _wrapped(missing, "  ", "  ")
         if found["changed"] and found["changed"]["sentence"].lower() not in document["headline"].lower():
             lines += ["", *_wrapped(found["changed"]["sentence"], "  ", "  ")]
     lines += _sides(document)
