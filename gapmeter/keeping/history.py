@@ -75,27 +75,37 @@ def _entry(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) 
     reason = str(manifest.get("ended_because") or "")
     if not summary and not (path / "compare.json").exists():
         reason = reason or "not analysed: gapmeter report makes its figures"
+    kind = kind_of(path, manifest, summary)
+    sides = summary.get("sides") or [{}]  # of a comparison
     return Entry(
-        kind=kind_of(path, manifest, summary),
+        kind=kind,
         folder=str(path),
         started=str(manifest.get("started_wall") or _time_of(path)),
-        name=str(scenario.get("name") or summary.get("name") or ""),
+        name=str(scenario.get("name") or summary.get("name") or sides[0].get("scenario") or ""),
         engine=str(server.get("engine") or ""),
         verdict=summary.get("verdict"),
         measured=(summary.get("counts") or {}).get("measured"),
         ttft_p99_ms=(metrics.get("ttft") or {}).get("p99_ms"),
         reason=reason,
         model=str(server.get("model") or ""),
-        load=_load(scenario.get("load") or {}),
+        load=_load(scenario, kind),
         itl_p99_ms=(metrics.get("itl") or {}).get("p99_ms"),
         e2e_p99_ms=(metrics.get("e2e") or {}).get("p99_ms"),
     )
 
 
-def _load(load: Mapping[str, Any]) -> str:
+def _load(scenario: Mapping[str, Any], kind: str) -> str:
+    """The rate or the users; of a sweep what it sweeps, of a search that it looks for one."""
+    load, points = scenario.get("load") or {}, scenario.get("sweep") or []
+    if kind == "sweep" and points:
+        first, last = points[0], points[-1]
+        return ", ".join(f"{key.rpartition('.')[2]} {first[key]} .. {last.get(key)}" for key in first)
+    if kind == "capacity":
+        return "searched"
     if load.get("rate"):
         return f"{load['rate']:g} req/s"
-    return f"{load['concurrency']} users" if load.get("concurrency") else str(load.get("arrivals") or "")
+    users = load.get("concurrency")
+    return f"{users} user{'s' if users != 1 else ''}" if users else str(load.get("arrivals") or "")
 
 
 def kind_of(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

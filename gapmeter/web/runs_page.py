@@ -58,7 +58,7 @@ def runs_page(everything: Sequence[Listed], wish: Wish, folder: str) -> str:
         older=None if last else wish.page + 1,
         newer=wish.page - 1 if wish.page else None,
     )
-    return _page(f"Runs in {folder}", body)
+    return _page(f"gapmeter: {folder}", body)
 
 
 def delete_page(chosen: Sequence[Listed]) -> str:
