@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.curve import Source, count_dispersion, source
+from loadgen.errors import PlanError
 from scenarios.arrivals import Trace
+from scenarios.checks import MOST_REQUESTS
 from scenarios.model import Load
 
 Floats = NDArray[np.floating[Any]]
@@ -18,6 +20,8 @@ Floats = NDArray[np.floating[Any]]
 _CHUNK = 4096  # gaps drawn at a time, whatever the length of the run: a longer run begins with the same arrivals
 _SHORTEST_WARMUP_NS = 2_000_000_000
 _LONGEST_WARMUP_NS = 30_000_000_000
+_MOST_DRAWN = 10 * MOST_REQUESTS  # what a number of requests asks for, and what lies beyond it
+_NEVER_NS = 2.0**62  # later than any run lasts, and still a 64-bit number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,13 +113,18 @@ def _inverted(
 ) -> tuple[NDArray[np.int64], list[tuple[int, float]]]:
     """Arrivals and the rate they were drawn at; further and further where a number of requests is to be reached."""
     horizon_s = (warmup_ns + (load.duration_ns or 1_000_000_000)) / 1e9
-    units: Floats = np.zeros(0)
+    chunks: list[Floats] = []
+    reached = 0.0
     while True:
         found = curve(horizon_s)
-        most = float(found.expected()[-1])
-        while not len(units) or units[-1] <= most:
-            reached = units[-1] if len(units) else 0.0
-            units = np.concatenate([units, reached + np.cumsum(rng.exponential(1.0, _CHUNK))])
+        most = found.expected_by(horizon_s)
+        if most > _MOST_DRAWN:
+            text = f"{load.requests:,} requests are reached after {horizon_s / 7200:,.0f} hours or later"
+            raise PlanError(f"{text} with this load.{load.arrivals}; write load.duration instead of load.requests")
+        while not chunks or reached <= most:
+            chunks.append(reached + np.cumsum(rng.exponential(1.0, _CHUNK)))
+            reached = float(chunks[-1][-1])
+        units = np.concatenate(chunks)
         at_ns = found.invert(units[units <= most]) * 1e9
         enough = int(np.count_nonzero((at_ns >= warmup_ns) & (at_ns < horizon_s * 1e9))) >= (load.requests or 0)
         if load.duration_ns is not None or enough:
@@ -143,7 +152,7 @@ def _renewal(load: Load, draw: Callable[[], Floats], warmup_ns: int) -> NDArray[
 
 def _cut(load: Load, at_ns: Floats, warmup_ns: int) -> NDArray[np.int64]:
     """Keep what the duration or the number of requests asks for."""
-    due = np.rint(at_ns).astype(np.int64)
+    due = np.rint(np.minimum(at_ns, _NEVER_NS)).astype(np.int64)
     if load.duration_ns is not None:
         return due[: np.searchsorted(due, warmup_ns + load.duration_ns)]
     return due[: int(np.searchsorted(due, warmup_ns)) + (load.requests or 0)]

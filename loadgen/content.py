@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -16,6 +17,7 @@ from scenarios.model import Scenario
 
 Ints = NDArray[np.int64]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
 PATHS = {"chat": CHAT, "completion": COMPLETION}
 NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
 
@@ -93,6 +95,7 @@ def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     workload, most = scenario.workload, scenario.server.max_model_len
     asked, output = draw_both(scenario, count, seeds)
     fitting = _within_context(asked, output, most)
+    check_size(float(fitting.sum()))
     blocks = scenario.load.trace if workload.prompt_tokens is None else None
     prompts = make_prompts(
         tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
@@ -106,6 +109,17 @@ def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     notes = _notes(prompts, asked, fitting, scenario)
     openings = Openings(prompts.texts, prompts.firsts, prompts.words.starters)
     return Content(PATHS[workload.kind], asks, prompts.tokens, output, prompts.exact, prompts.repeated, notes, openings)
+
+
+def check_size(tokens: float) -> None:
+    """Every prompt is made, and its body encoded, before the clock starts. Raises PlanError for more than fit."""
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if tokens * _BYTES_A_TOKEN > memory / 2:
+        size = f"{tokens:,.0f} tokens in all, some {tokens * _BYTES_A_TOKEN / 1e9:,.0f} GB"
+        raise PlanError(
+            f"the prompts have {size}, which is more than half of this machine's {memory / 1e9:,.0f} GB; "
+            "write fewer requests, or shorter prompts"
+        )
 
 
 def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:

@@ -35,6 +35,14 @@ class Curve:
         counts = np.diff(self.at_s) * (self.first + self.last) / 2
         return np.concatenate([[0.0], np.cumsum(counts)])
 
+    def expected_by(self, until_s: float) -> float:
+        """Requests expected from the start to a time: pieces may reach far beyond what is asked for."""
+        piece = int(np.clip(np.searchsorted(self.at_s, until_s, side="right") - 1, 0, len(self.first) - 1))
+        length = float(self.at_s[piece + 1] - self.at_s[piece])
+        inside = min(max(until_s - float(self.at_s[piece]), 0.0), length)
+        slope = (self.last[piece] - self.first[piece]) / length
+        return float(self.expected()[piece] + self.first[piece] * inside + slope * inside * inside / 2)
+
     def invert(self, counts: Floats) -> Floats:
         """When the expected count reaches each of ``counts`` (ascending, up to ``expected()[-1]``), in seconds.
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.content import CHAT, NOT_EXACT, Content, Ints, Openings, Seeds, Stream, draw_both, draw_groups
+from loadgen.content import CHAT, NOT_EXACT, Content, Ints, Openings, Seeds, Stream, check_size, draw_both, draw_groups
 from loadgen.errors import PlanError
 from loadgen.lengths import draw_lengths
 from loadgen.prompts import Words, pick, start_of_own, survey
 from loadgen.tokenizer import Message, PromptTokenizer
+from scenarios.checks import MOST_REQUESTS
 from scenarios.model import Scenario
 
 _AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory than its bodies
@@ -41,7 +42,11 @@ def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     first ones fit.
     """
     turns = draw_lengths(scenario.workload.turns, count, seeds.rng(Stream.TURNS))
+    if (all_turns := float(turns.sum(dtype=np.float64))) > MOST_REQUESTS:
+        text = f"{count:,} conversations have {all_turns:,.0f} turns in all, more than {MOST_REQUESTS:,}"
+        raise PlanError(f"{text}; write fewer of either")
     asked, output = draw_both(scenario, int(turns.sum()), seeds)
+    check_size(_histories(asked + output, turns, scenario.server.max_model_len))
     words = survey(tokenizer, "chat")
     said = _say(scenario, words, turns, asked, output, seeds)
     tokens = _counted(tokenizer, said)
@@ -55,6 +60,16 @@ def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
         CHAT, asks, tokens[kept], output[kept], tokenizer is not None, repeated[kept], notes,
         _openings([said[i] for i in np.flatnonzero(kept)], words), turns=place[kept],
     )  # fmt: skip
+
+
+def _histories(each: Ints, turns: Ints, max_model_len: int | None) -> float:
+    """Tokens of all histories together, each with all that was said before; those that do not fit are not asked."""
+    total, at = 0.0, 0
+    for count in turns.tolist():
+        reached = np.cumsum(each[at : at + count], dtype=np.float64)
+        total += float(reached[reached <= (max_model_len or np.inf)].sum())
+        at += count
+    return total
 
 
 def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Ints, seeds: Seeds) -> list[_Turn]:

@@ -226,7 +226,8 @@ def make_plan(
     warmup_ns, warmup_requests = warmup_span(load)
     arrivals = _due(scenario, seeds, warmup_ns, warmup_requests)
     if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
-        raise PlanError("no request falls into the measured part; write a longer load.duration or a higher load.rate")
+        remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
+        raise PlanError(f"no request falls into the measured part; write {remedy}")
     content = _MAKERS[scenario.workload.kind](scenario, tokenizer, len(arrivals.due_ns), seeds)
     count = len(content.asks)
     sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)

@@ -18,6 +18,9 @@ _SHAPE_EXAMPLES = {
 }
 _LONGEST_TRACE_WARMUP_NS = 30_000_000_000
 
+_MOST_CHANGES = 1_000_000
+_LONGEST_NS = 30 * 86_400_000_000_000
+
 Problem = tuple[str, str]
 
 
@@ -36,6 +39,7 @@ def problems(scenario: Scenario) -> Iterator[Problem]:
     yield from _shape(scenario.load)
     yield from _loop(scenario.load)
     yield from _size(scenario.load)
+    yield from _periods(scenario.load)
     yield from _lengths(scenario)
     yield from _users(scenario)
     if scenario.server.engine == "attach" and scenario.server.url is None:
@@ -70,7 +74,10 @@ def _shape(load: Load) -> Iterator[Problem]:
 
 def _size(load: Load) -> Iterator[Problem]:
     if load.duration_ns is None:
+        yield from _unending(load)
         return
+    if load.duration_ns > _LONGEST_NS:
+        yield "load.trace", "the trace lasts more than 30 days at this speed; write a higher speed, or load.duration"
     highest, key = load.rate or 0.0, "load.rate"
     if load.ramp is not None:
         highest, key = max(load.ramp.start, load.ramp.end), "load.ramp"
@@ -78,6 +85,22 @@ def _size(load: Load) -> Iterator[Problem]:
         highest, key = max(step.rate for step in load.steps), "load.steps"
     if highest * load.duration_ns / 1e9 > MOST_REQUESTS:
         yield key, f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either"
+
+
+def _unending(load: Load) -> Iterator[Problem]:
+    """So many requests at so low a rate."""
+    days = (load.requests or 0) / load.rate / 86400 if load.rate else 0.0
+    if days > 30:
+        yield "load.requests", f"{load.requests:,} at {load.rate:g} a second take {days:,.0f} days; write fewer"
+
+
+def _periods(load: Load) -> Iterator[Problem]:
+    """A rate that changes all the time is drawn change by change, before the run."""
+    seconds = load.duration_ns / 1e9 if load.duration_ns else (load.requests or 0) / load.rate if load.rate else 0.0
+    if load.onoff is not None and 2e9 * seconds / (load.onoff.on_ns + load.onoff.off_ns) > _MOST_CHANGES:
+        yield "load.onoff", f"the rate changes more than {_MOST_CHANGES:,} times; write longer on and off"
+    if load.diurnal is not None and 1e9 * seconds * len(load.diurnal.hours) / load.diurnal.day_ns > _MOST_CHANGES:
+        yield "load.diurnal", f"the rate changes more than {_MOST_CHANGES:,} times; write a longer day"
 
 
 def _users(scenario: Scenario) -> Iterator[Problem]:

@@ -46,6 +46,13 @@ def quoted(value: object) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
+def unread(error: OSError | ValueError) -> str:
+    """Why a file of text could not be read, with the remedy where there is one."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}); save it as UTF-8"
+    return str(getattr(error, "strerror", None) or error)
+
+
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that looks most like ``word``, or None when none does."""
     found = get_close_matches(word.lower(), list(choices), n=1, cutoff=0.5)

@@ -14,6 +14,7 @@ from scenarios.slo import slos
 from scenarios.sweeping import SAME_FOR_ALL, sweep
 from scenarios.thinking import pause
 from scenarios.values import (
+    MOST_RATE,
     Type,
     arguments,
     choice,
@@ -57,7 +58,7 @@ SECTIONS = {
     "cost": "What serving costs.",
 }
 
-_NAME = text("a name", "chat-p99", r"^[a-z0-9][a-z0-9._-]*$")
+_NAME = text("a name", "chat-p99", r"^[a-z0-9][a-z0-9._-]{0,99}$")
 _WORDS = text("text", "a line of text")
 _COUNT = 2_000_000
 
@@ -161,14 +162,16 @@ _ALONE: tuple[Field, ...] = (
     ),
     Field(
         "load.rate",
-        positive("a rate", "requests per second", "20"),
+        positive("a rate", "requests per second", "20", least=1e-5, most=MOST_RATE),
         None,
         "Requests per second (open loop): the mean where the rate changes by chance or through a day. ramp, steps and "
         "trace have rates or times of their own.",
     ),
     Field(
         "load.burstiness",
-        positive("a burstiness", "squared coefficient of variation of the gaps; 1 is Poisson", "4"),
+        positive(
+            "a burstiness", "squared coefficient of variation of the gaps; 1 is Poisson", "4", least=0.001, most=1000
+        ),
         None,
         "Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 comes in "
         "bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness.",
@@ -288,7 +291,7 @@ _ALONE: tuple[Field, ...] = (
     ),
     Field(
         "cost.usd_per_hour",
-        positive("a price", "USD per hour", "2.49"),
+        positive("a price", "USD per hour", "2.49", least=1e-6, most=1e6),
         None,
         "Price of one GPU for an hour, or of the whole server where there is none; the catalogue's when left out.",
     ),

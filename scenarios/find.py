@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from scenarios.errors import Place, ScenarioError, quoted
+from scenarios.errors import Place, ScenarioError, nearest, quoted, unread
 from scenarios.source import compose, plain
 
 
@@ -21,12 +21,15 @@ def find(path_or_name: str, search: Sequence[Path]) -> Path:
     """The file of a scenario given by name or by path; raises ScenarioError that lists those there are."""
     as_path = Path(path_or_name)
     if as_path.suffix in (".yaml", ".yml") or len(as_path.parts) > 1:
-        if not as_path.is_file():
-            raise ScenarioError("no such file", place=Place(path_or_name))
+        if not _is_file(as_path):
+            raise ScenarioError(_no_file(as_path), place=Place(path_or_name))
         return as_path
     for folder in search:
-        if (folder / f"{path_or_name}.yaml").is_file():
+        if _is_file(folder / f"{path_or_name}.yaml"):
             return folder / f"{path_or_name}.yaml"
+    if _is_file(as_path):
+        raise ScenarioError(f"no scenario of this name; for the file in this folder write ./{path_or_name}",
+                            place=Place(path_or_name))  # fmt: skip
     raise ScenarioError(_unknown(path_or_name, search))
 
 
@@ -37,6 +40,25 @@ def list_scenarios(search: Sequence[Path] | None = None) -> list[tuple[str, str]
         for path in sorted(folder.glob("*.yaml")):
             paths.setdefault(path.stem, path)
     return [(name, _summary(path)) for name, path in sorted(paths.items())]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or one that no file can have
+        return False
+
+
+def _no_file(path: Path) -> str:
+    """Why a path does not lead to a scenario, with the nearest that does."""
+    try:
+        if path.is_dir():
+            return "a folder, not a scenario; write the path of a .yaml file in it"
+        beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
+    except (OSError, ValueError) as error:
+        return f"no such file: {unread(error)}"
+    close = nearest(path.name, beside)
+    return f"no such file; did you mean {path.parent / close}?" if close else "no such file; write its path from here"
 
 
 def _unknown(name: str, search: Sequence[Path]) -> str:
@@ -50,8 +72,8 @@ def _unknown(name: str, search: Sequence[Path]) -> str:
 def _summary(path: Path) -> str:
     """The file's own summary, or in brackets why it has none: a list must not fail over one file in it."""
     try:
-        node = compose(path.read_text(encoding="utf-8"), str(path))
+        node = compose(path.read_text(encoding="utf-8-sig"), str(path))
         document = plain(node, str(path)) if isinstance(node, yaml.MappingNode) else {}
-    except (ScenarioError, OSError, UnicodeDecodeError) as error:
+    except (ScenarioError, OSError, ValueError) as error:
         return f"({error})"
     return str(document.get("summary", "(no summary)"))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from scenarios.asked import Asked, Prompts
-from scenarios.errors import BadValue, quoted
+from scenarios.errors import BadValue, quoted, unread
 from scenarios.values import Type, text
 
 MOST_LINES = 2_000_000
 _MOST_TOKENS = 10_000_000
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def prompts() -> Type:
@@ -23,9 +25,9 @@ def prompts() -> Type:
 def read_prompts(path: str) -> Prompts:
     """Raises BadValue, which names the file and the line."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # further line ends may stand inside JSON
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot read {path}: {unread(error)}") from error
     found = [_entry(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise BadValue(f"{path} holds no prompts; write one JSON object a line, with prompt or messages")
@@ -40,17 +42,19 @@ def read_prompts(path: str) -> Prompts:
 def _entry(path: str, number: int, line: str) -> Asked:
     try:
         value = json.loads(line)
-    except ValueError as error:
-        raise _bad(path, number, f"not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, number, f"not JSON: {error}; write one object a line, with prompt or messages") from error
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
         raise _bad(path, number, f"{quoted(value)} is not an object with either prompt or messages")
+    if half := _HALF.search(json.dumps(value, ensure_ascii=False)):
+        raise _bad(path, number, f"half a character, \\u{ord(half[0]):04x}, cannot be sent; write both halves")
     return Asked(number, _prompt(path, number, value), _messages(path, number, value), _most(path, number, value))
 
 
 def _prompt(path: str, number: int, value: dict[str, Any]) -> str | None:
     found = value.get("prompt")
     if "prompt" in value and (not isinstance(found, str) or not found):
-        raise _bad(path, number, f"prompt {quoted(found)} is not a text")
+        raise _bad(path, number, f"prompt {quoted(found)} is not a text; write what is asked, in quotes")
     return found
 
 

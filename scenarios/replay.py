@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from scenarios.arrivals import Trace
-from scenarios.errors import BadValue, quoted
+from scenarios.errors import BadValue, quoted, unread
 
 FORMATS = ("mooncake", "azure")
 BLOCK_TOKENS = 512
 MOST_LINES = 2_000_000
 _MOST_TOKENS = 10_000_000
+_MOST_NS = 1e18
+_EXAMPLE = '{"timestamp": 0, "input_length": 96, "output_length": 32}'
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -40,15 +41,15 @@ def read_trace(path: str, format: str, speed: float) -> Trace:
     Lines of the same time stay in the file's order. Raises BadValue, which names the file and the line.
     """
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
             first = file.read(1)
             file.seek(0)
             found = format if format != "auto" else "mooncake" if first == "{" else "azure"
             rows = list(_READERS[found](path, file)) if first else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot read {path}: {unread(error)}") from error
     if not rows:
-        raise BadValue(f"{path} holds no requests")
+        raise BadValue(f"{path} holds no requests; write one a line: {_EXAMPLE}")
     rows.sort(key=lambda row: row.at_ns)
     start_ns = rows[0].at_ns
     return Trace(
@@ -69,12 +70,12 @@ def _mooncake(path: str, lines: Iterator[str]) -> Iterator[_Row]:
             continue
         try:
             value = json.loads(line)
-        except ValueError as error:
-            raise _bad(path, number, f"not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise _bad(path, number, f"not JSON: {error}; write one object a line: {_EXAMPLE}") from error
         if not isinstance(value, dict):
             raise _bad(path, number, f"{quoted(value)} is not an object with timestamp, input_length, output_length")
         at_ms = _field(path, number, value, "timestamp")
-        if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e15:
+        if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms * 1e6 <= _MOST_NS:
             raise _bad(path, number, f"timestamp {quoted(at_ms)} is not a number of milliseconds from 0")
         prompt, output = (
             _tokens(path, number, name, _field(path, number, value, name)) for name in ("input_length", "output_length")
@@ -98,7 +99,14 @@ def _blocks(path: str, number: int, value: Any, prompt_tokens: int) -> tuple[int
 
 def _azure(path: str, lines: Iterator[str]) -> Iterator[_Row]:
     reader = csv.reader(lines)
-    head = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
+    try:
+        yield from _azure_rows(path, reader)
+    except csv.Error as error:
+        raise _bad(path, reader.line_num, f"not a line of a CSV: {error}") from error
+
+
+def _azure_rows(path: str, reader: Any) -> Iterator[_Row]:
+    head = [name.strip() for name in next(reader, [])]
     missing = [name for name in _COLUMNS if name not in head]
     if missing:
         raise _bad(path, 1, f"no column {missing[0]}; the first line must name {', '.join(_COLUMNS)}")
@@ -111,7 +119,7 @@ def _azure(path: str, lines: Iterator[str]) -> Iterator[_Row]:
             raise _bad(path, number, f"{len(cells)} of {len(head)} columns")
         stamp, prompt, output = (cells[at[name]].strip() for name in _COLUMNS)
         prompt_tokens, output_tokens = (
-            _tokens(path, number, name, int(text) if text.isascii() and text.isdecimal() else text)
+            _tokens(path, number, name, int(text[:20]) if text.isascii() and text.isdecimal() else text)
             for name, text in (("ContextTokens", prompt), ("GeneratedTokens", output))
         )
         yield _Row(_stamp_ns(path, number, stamp), prompt_tokens, output_tokens)
@@ -124,8 +132,8 @@ def _stamp_ns(path: str, number: int, text: str) -> int:
         seconds = float(text)
     except ValueError:
         return _date_ns(path, number, text)
-    if not math.isfinite(seconds) or seconds < 0:
-        raise _bad(path, number, f"TIMESTAMP {quoted(text)} is not a time")
+    if not 0 <= seconds * 1e9 <= _MOST_NS:
+        raise _bad(path, number, f"TIMESTAMP {quoted(text)} is not a time; write seconds from 0, or a date and time")
     return round(seconds * 1e9)
 
 

@@ -8,9 +8,10 @@ from scenarios.arrivals import HOURS, Diurnal, OnOff, Ramp, Step, Trace, daily
 from scenarios.errors import BadValue, quoted
 from scenarios.groups import NEEDED, group, inside
 from scenarios.replay import FORMATS, read_trace
-from scenarios.values import Type, choice, duration, is_number, positive, share, text
+from scenarios.values import MOST_RATE, Type, choice, duration, is_number, positive, share, text
 
 _SOME_TIME = duration(least_ns=1)
+_PERIOD = duration(least_ns=1_000_000)
 _MOST_HOURS = 1440
 
 
@@ -20,14 +21,16 @@ def rate_or_none() -> Type:
     def read(value: Any) -> float:
         if not is_number(value) or value < 0:
             raise BadValue(f"{quoted(value)} is not a rate; write 8 (requests per second), or 0 for none")
+        if value > MOST_RATE:
+            raise BadValue(f"{quoted(value)} is out of range; write a rate up to {MOST_RATE:,}")
         return float(value)
 
-    return Type(read, {"type": "number", "minimum": 0})
+    return Type(read, {"type": "number", "minimum": 0, "maximum": MOST_RATE})
 
 
 def onoff() -> Type:
     """Bursts: ``{on: 2s, off: 6s, quiet: 0.1}``."""
-    parts = {"on": (_SOME_TIME, NEEDED), "off": (_SOME_TIME, NEEDED), "quiet": (share(), 0)}
+    parts = {"on": (_PERIOD, NEEDED), "off": (_PERIOD, NEEDED), "quiet": (share(), 0)}
 
     def make(on: int, off: int, quiet: float) -> OnOff:
         return OnOff(on, off, quiet)
@@ -67,7 +70,7 @@ def steps() -> Type:
 def diurnal() -> Type:
     """``{day: 4m, swing: 0.6, peak: 15}``, or the curve itself: ``{day: 4m, hours: [1, 1, 3, 9, …]}``."""
     parts = {
-        "day": (_SOME_TIME, NEEDED),
+        "day": (_PERIOD, NEEDED),
         "swing": (share(), None),
         "peak": (_hour(), None),
         "hours": (_hours(), None),
@@ -86,7 +89,7 @@ def trace() -> Type:
     parts = {
         "file": (text("a path", "traces/chat.jsonl"), NEEDED),
         "format": (choice(("auto", *FORMATS)), "auto"),
-        "speed": (positive("a speed", "2 is twice as fast as recorded", "2"), 1),
+        "speed": (positive("a speed", "2 is twice as fast as recorded", "2", least=0.001, most=1e6), 1),
     }
 
     def make(file: str, format: str, speed: float) -> Trace:
@@ -115,7 +118,7 @@ def _hours() -> Type:
             raise BadValue(f"{quoted(value)} is no curve; write 2 to {_MOST_HOURS} relative rates, 24 for hours")
         found = tuple(inside(one, item, at) for at, item in enumerate(value))
         if not any(found):
-            raise BadValue("no relative rate is above 0")
+            raise BadValue("no relative rate is above 0; write at least one that is")
         return found
 
     return Type(read, {"type": "array", "items": one.schema, "minItems": 2, "maxItems": _MOST_HOURS})

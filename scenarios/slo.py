@@ -13,6 +13,7 @@ TIMES = ("ttft", "itl", "tpot", "e2e")
 METRICS = (*TIMES, "errors")
 
 _UNIT_NS = {"us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_LONGEST_NS = 86_400_000_000_000
 _SHAPE = re.compile(
     r"(?P<metric>[A-Za-z]\w*)\s*(?P<percentile>[pP][\d.]+)?\s*(?P<sign>[<>=]{1,2})\s*(?P<value>[\d.]+)\s*(?P<unit>\S*)"
 )
@@ -67,7 +68,7 @@ def _time(metric: str, found: re.Match[str], limit: float, at: int) -> Slo:
     if not found["percentile"]:
         raise BadValue(f"{metric} lacks its percentile; write {metric} p99 <= {limit:.12g} ms", (at,))
     percentile = _number(found["percentile"][1:], at)
-    if not 0 < percentile < 100:
+    if not 0 < float(f"{percentile:.12g}") < 100:
         raise BadValue(
             f"p{percentile:.12g} is not a percentile; write one between p0 and p100, for instance p99", (at,)
         )
@@ -75,8 +76,12 @@ def _time(metric: str, found: re.Match[str], limit: float, at: int) -> Slo:
     if unit not in _UNIT_NS:
         problem = f"{quoted(unit)} is not a unit of time" if unit else f"the limit {limit:.12g} lacks its unit"
         raise BadValue(f"{problem}; write {limit:.12g} ms or {limit:.12g} s", (at,))
-    if limit == 0:
-        raise BadValue("a limit of 0 can never hold; write what users can wait, for instance 500 ms", (at,))
+    if limit * _UNIT_NS[unit] < 1:
+        raise BadValue(
+            f"a limit of {limit:.12g} {unit} can never hold; write what users can wait, for instance 500 ms", (at,)
+        )
+    if limit * _UNIT_NS[unit] > _LONGEST_NS:
+        raise BadValue(f"the limit {limit:.12g} {unit} is out of range; write at most 24 hours (86400 s)", (at,))
     text = f"{metric} p{percentile:.12g} <= {limit:.12g} {unit}"
     return Slo(metric, percentile, round(limit * _UNIT_NS[unit]), None, text)
 

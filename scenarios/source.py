@@ -10,10 +10,16 @@ from typing import Any
 
 import yaml
 
-from scenarios.errors import Place, ScenarioError, nearest, quoted
+from scenarios.errors import Place, ScenarioError, nearest, quoted, unread
 from scenarios.fields import BY_KEY, SECTIONS
 
 ENVIRONMENT_PREFIX = "GAPMETER_"
+_MOST_BYTES = 1_000_000
+_MOST_NODES = 100_000  # with every alias written out
+_DEEPEST = 30
+_TOO_DEEP = f"lists and mappings in each other, more than {_DEEPEST} deep; write fewer"
+_UNWRITABLE = re.compile("[\\0\ud800-\udfff]")
+_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -58,11 +64,12 @@ def read_file(path: Path) -> Layer:
     """The keys of a scenario file; lengths in a ``file:`` are found beside the scenario."""
     shown = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ScenarioError(f"cannot read it: {error.strerror}", place=Place(shown)) from error
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"not UTF-8 text: {error.reason}", place=Place(shown)) from error
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            text = f"{size:,} bytes are no scenario, which has {_MOST_BYTES:,} at most; prompts and lengths go into"
+            raise ScenarioError(f"{text} files of their own", place=Place(shown))
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"cannot read it: {unread(error)}", place=Place(shown)) from error
     root = compose(text, shown)
     if root is None:
         raise ScenarioError("the file is empty; it needs at least server, workload or load", place=Place(shown, 1, 1))
@@ -121,22 +128,25 @@ def compose(text: str, shown: str, *, lines: bool = True) -> yaml.Node | None:
         raise ScenarioError(f"not valid YAML: {error.problem}{context}", place=place) from error
     except yaml.YAMLError as error:
         raise ScenarioError(f"not valid YAML: {str(error).splitlines()[0]}", place=Place(shown)) from error
+    except RecursionError as error:
+        raise ScenarioError(f"not a scenario: {_TOO_DEEP}", place=Place(shown)) from error
     finally:
         loader.dispose()
     if node is not None:
-        _check_nodes(node, shown if lines else "", set(), [])
+        _check_nodes(node, shown if lines else "", {}, [])
     return node
 
 
-def plain(node: yaml.Node, shown: str) -> Any:
+def plain(node: yaml.Node, shown: str, key: str = "") -> Any:
     """The node's value in Python's own types."""
     builder = yaml.constructor.SafeConstructor()
     try:
         return builder.construct_document(node)
     except yaml.constructor.ConstructorError as error:
-        raise ScenarioError(f"not plain YAML: {error.problem}", place=_place(shown, node)) from error
-    except ValueError as error:
-        raise ScenarioError(f"not plain YAML: {error}", place=_place(shown, node)) from error
+        raise ScenarioError(f"not plain YAML: {error.problem}", place=_place(shown, node), key=key) from error
+    except (ValueError, KeyError, IndexError) as error:  # a number of thousands of digits, or a tag that does not fit
+        text = "a number or tag that cannot be read; write fewer digits, or the value without its tag"
+        raise ScenarioError(f"not plain YAML: {text}", place=_place(shown, node), key=key) from error
 
 
 def _one_key(key: str, text: str, source: str) -> Layer:
@@ -145,11 +155,12 @@ def _one_key(key: str, text: str, source: str) -> Layer:
     try:
         node = compose(text, source, lines=False)
     except ScenarioError as error:
-        raise ScenarioError(f"{quoted(text)} is {error.text}", place=place, key=key) from error
+        said = "is" if error.text.startswith("not ") else "cannot be:"
+        raise ScenarioError(f"{quoted(text)} {said} {error.text}", place=place, key=key) from error
     leaf = _owner(key)
     if leaf is None and key not in SECTIONS:
         raise unknown_key(key, place)
-    value = None if node is None else plain(node, source)
+    value = None if node is None else _plain_flag(node, key, place)
     layer = Layer({}, {})
     if leaf is None:
         if not isinstance(node, yaml.MappingNode):
@@ -158,6 +169,14 @@ def _one_key(key: str, text: str, source: str) -> Layer:
         layer.given.update({k: Given(k, g.value, place) for k, g in layer.given.items()})
         return layer
     return one_key(key, value, place)
+
+
+def _plain_flag(node: yaml.Node, key: str, place: Place) -> Any:
+    """A flag has no lines to point to."""
+    try:
+        return plain(node, place.source, key)
+    except ScenarioError as error:
+        raise ScenarioError(error.text, place=place, key=key) from error
 
 
 def _owner(key: str) -> str | None:
@@ -182,7 +201,7 @@ def _flatten(node: yaml.Node, prefix: str, shown: str, layer: Layer) -> None:
             layer.sections[key] = _place(shown, key_node)
             _flatten(value_node, key, shown, layer)
         elif key in BY_KEY:
-            layer.given[key] = Given(key, plain(value_node, shown), _place(shown, value_node), value_node)
+            layer.given[key] = Given(key, plain(value_node, shown, key), _place(shown, value_node), value_node)
         else:
             raise unknown_key(key, _place(shown, key_node))
 
@@ -223,36 +242,52 @@ def _beside(given: Given, folder: Path) -> Given:
     return Given(given.key, value, given.place, given.node)
 
 
-def _check_nodes(node: yaml.Node, shown: str, seen: set[int], above: list[int]) -> None:
+def _check_nodes(node: yaml.Node, shown: str, sizes: dict[int, int], above: list[int], key: str = "") -> None:
+    """Refuse what no scenario needs and a later reader would choke on; ``sizes`` gets each node's, aliases unfolded."""
+
+    def fail(text: str) -> ScenarioError:
+        return ScenarioError(text, place=_place(shown, node), key=key)
+
     if id(node) in above:
-        raise ScenarioError("this value contains itself", place=_place(shown, node))
-    if id(node) in seen:
+        raise fail("this value contains itself; write it out")
+    if id(node) in sizes:
         return
-    seen.add(id(node))
-    for child in _children(node):
-        _check_nodes(child, shown, seen, [*above, id(node)])
+    if len(above) > _DEEPEST:
+        raise fail(_TOO_DEEP)
+    if node.tag not in _TAGS:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise fail(f"{quoted(tag)} is not for scenarios; write the value without a tag")
+    if isinstance(node, yaml.ScalarNode) and (bad := _UNWRITABLE.search(node.value)):
+        raise fail(f"character {ord(bad[0]):#04x} cannot stand in a text; take it out")
+    children = list(_children(node, key))
+    for child, name in children:
+        _check_nodes(child, shown, sizes, [*above, id(node)], name)
+    sizes[id(node)] = 1 + sum(sizes[id(child)] for child, _ in children)
+    if sizes[id(node)] > _MOST_NODES:
+        raise fail(f"more than {_MOST_NODES:,} values with its aliases (*name) written out; write fewer")
     if isinstance(node, yaml.MappingNode):
-        _check_duplicates(node, shown)
+        _check_duplicates(node, shown, key)
 
 
-def _check_duplicates(node: yaml.MappingNode, shown: str) -> None:
+def _check_duplicates(node: yaml.MappingNode, shown: str, key: str) -> None:
     first: dict[str, yaml.Node] = {}
     for key_node, _ in node.value:
         name = str(key_node.value)
         if name in first:
-            line = first[name].start_mark.line + 1
-            raise ScenarioError(
-                f"the key stands twice; it was first given in line {line}", place=_place(shown, key_node), key=name
-            )
+            text = f"the key stands twice, first in line {first[name].start_mark.line + 1}; take one out"
+            raise ScenarioError(text, place=_place(shown, key_node), key=f"{key}.{name}".lstrip("."))
         first[name] = key_node
 
 
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+def _children(node: yaml.Node, key: str) -> Iterator[tuple[yaml.Node, str]]:
+    """The nodes in a node, each with the key that it belongs to."""
     if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
+        for name, value in node.value:
+            yield name, key
+            yield value, f"{key}.{name.value}".lstrip(".") if isinstance(name, yaml.ScalarNode) else key
     elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
+        for one in node.value:
+            yield one, key
 
 
 def _descend(node: yaml.Node | None, path: tuple[str | int, ...]) -> yaml.Node | None:

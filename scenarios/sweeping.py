@@ -79,7 +79,11 @@ def _check(types: Mapping[str, Type], key: str, written: Written) -> None:
     if owner is None or (owner != key and owner != "server.args"):
         close = nearest(str(key), types)
         hint = f"; did you mean {close}?" if close else ""
-        why = "it is one for the whole sweep" if key in SAME_FOR_ALL else f"no such key to sweep over{hint}"
+        why = (
+            "it is one for the whole sweep; write it beside sweep"
+            if key in SAME_FOR_ALL
+            else f"no such key to sweep over{hint}"
+        )
         raise BadValue(why, written.path)
     if owner != key:  # part of a mapping whose parts are free
         return

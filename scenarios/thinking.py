@@ -58,7 +58,7 @@ def _lognormal() -> Type:
 
     def make(median: int, p95: int, max: int | None) -> LognormalPause:
         if p95 < median:
-            raise BadValue("p95 lies below the median", ("p95",))
+            raise BadValue("p95 lies below the median; write a longer one", ("p95",))
         return LognormalPause(median, p95, max)
 
     return group("{median: 4s, p95: 20s}", parts, make)

@@ -6,21 +6,29 @@ says what was expected.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
+from urllib.parse import urlsplit
 
-from scenarios.errors import BadValue, either, nearest, quoted
+from scenarios.errors import BadValue, either, nearest, quoted, unread
 from scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
 
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)")
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)(?![eE][-+\d])")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+_OTHER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_OTHER_UNITS = {
+    "ms": ("msec", "msecs", "millis", "millisecond", "milliseconds"), "s": ("sec", "secs", "second", "seconds"),
+    "m": ("min", "mins", "minute", "minutes"), "h": ("hr", "hrs", "hour", "hours"),
+}  # fmt: skip
 _UNIT_NS = {"ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
+_LARGEST = sys.float_info.max
 _LONGEST_NS = 30 * 24 * _UNIT_NS["h"]
 _MOST_TOKENS = 10_000_000
+MOST_RATE = 1_000_000
 _PRECISIONS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 Schema = dict[str, Any]
@@ -35,7 +43,7 @@ class Type:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _leading_number(value: object, otherwise: str) -> str:
@@ -61,22 +69,24 @@ def whole(what: str, least: int, most: int, example: int) -> Type:
         if not isinstance(value, int) or isinstance(value, bool):
             raise BadValue(f"{quoted(value)} is not {what}; write a whole number, for instance {example}")
         if not least <= value <= most:
-            raise BadValue(f"{value} is not {what}; write a whole number from {least} to {most}")
+            raise BadValue(f"{quoted(value)} is not {what}; write a whole number from {least} to {most}")
         return value
 
     return Type(read, {"type": "integer", "minimum": least, "maximum": most})
 
 
-def positive(what: str, unit: str, example: str) -> Type:
-    """A number above 0."""
+def positive(what: str, unit: str, example: str, *, least: float, most: float) -> Type:
+    """A number above 0, within bounds (both included) beyond which nobody can mean it."""
 
     def read(value: Any) -> float:
         if not is_number(value) or value <= 0:
             suggestion = _leading_number(value, example)
             raise BadValue(f"{quoted(value)} is not {what}; write {suggestion} ({unit})")
+        if not least <= value <= most:
+            raise BadValue(f"{quoted(value)} is out of range; write {what} from {least:,.12g} to {most:,.12g} ({unit})")
         return float(value)
 
-    return Type(read, {"type": "number", "exclusiveMinimum": 0})
+    return Type(read, {"type": "number", "minimum": least, "maximum": most})
 
 
 def share(most: int = 1, *, above_zero: bool = False) -> Type:
@@ -96,7 +106,7 @@ def flag() -> Type:
 
     def read(value: object) -> bool:
         if not isinstance(value, bool):
-            raise BadValue(f"{quoted(value)} is neither true nor false")
+            raise BadValue(f"{quoted(value)} is neither true nor false; write true or false")
         return value
 
     return Type(read, {"type": "boolean"})
@@ -116,9 +126,7 @@ def duration(*, least_ns: int = 0, auto: bool = False) -> Type:
         ns = _duration_ns(value)
         if ns is None:
             also = "auto, " if auto else ""
-            raise BadValue(
-                f"{quoted(value)} is not a duration; write {also}{_leading_number(value, '75')}s, 500ms or 2m"
-            )
+            raise BadValue(f"{quoted(value)} is not a duration; write {also}{_meant(value)}")
         if not least_ns <= ns <= _LONGEST_NS:
             raise BadValue(f"{quoted(value)} is out of range; write a duration {_range_of(least_ns)}30 days")
         return ns
@@ -130,11 +138,23 @@ def _range_of(least_ns: int) -> str:
     return f"from {least_ns / 1e9:g} s to " if least_ns else "up to "
 
 
+def _meant(value: Any) -> str:
+    """What whoever wrote this may have meant: 5m for ``5 minutes``."""
+    found = _OTHER_UNIT.fullmatch(value) if isinstance(value, str) else None
+    if found:
+        for unit, others in _OTHER_UNITS.items():
+            if found[2].lower() in others:
+                return f"{found[1]}{unit}"
+    return f"{_leading_number(value, '75')}s, 500ms or 2m"
+
+
 def _duration_ns(value: Any) -> int | None:
-    if is_number(value):
-        return round(value * 1e9)
+    """Nanoseconds, None for what is no duration; one too long to be counted in them is beyond every range."""
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    return round(float(found.group(1)) * _UNIT_NS[found.group(2)]) if found else None
+    if not is_number(value) and not found:
+        return None
+    ns = float(found.group(1)) * _UNIT_NS[found.group(2)] if found else float(value) * 1e9
+    return round(min(ns, 2.0 * _LONGEST_NS))
 
 
 def choice(choices: Sequence[str], later: Sequence[str] = ()) -> Type:
@@ -165,10 +185,29 @@ def url() -> Type:
         if isinstance(value, str) and re.match(r"https?://[^/]*@", value):
             raise BadValue("the address carries a user's name, which is not sent; pass a key with --api-key")
         if not isinstance(value, str) or not re.fullmatch(r"https?://[^/\s?#@]+(/[^\s?#]*)?", value):
-            raise BadValue(f"{quoted(value)} is not a server's address; write for instance http://127.0.0.1:8000")
+            raise BadValue(f"{quoted(value)} is not a server's address; {_scheme_of(value)}")
+        _check_host(value)
         return value.rstrip("/").removesuffix("/v1")
 
     return Type(read, {"type": "string", "pattern": r"^https?://[^/\s?#@]+(/[^\s?#]*)?$"})
+
+
+def _scheme_of(value: object) -> str:
+    """What to write instead of an address that lacks its scheme, or has another."""
+    bare = re.fullmatch(r"(?:\w+:/{0,2})?([^/\s?#@:]+:\d+(?:/[^\s?#]*)?)", value) if isinstance(value, str) else None
+    return f"write http://{bare[1]}" if bare else "write for instance http://127.0.0.1:8000"
+
+
+def _check_host(value: str) -> None:
+    """The parts of an address that only who takes it apart can judge."""
+    try:
+        parts = urlsplit(value)
+        (parts.hostname or "").encode("idna" if ":" not in (parts.hostname or "") else "ascii")
+        if parts.port == 0 or not parts.hostname:
+            raise ValueError("no port or no host")
+    except ValueError as error:
+        text = f"{quoted(value)} is not a server's address: {error}; write for instance http://127.0.0.1:8000"
+        raise BadValue(f"{text}, or http://[::1]:8000 for IPv6") from error
 
 
 def arguments() -> Type:
@@ -177,12 +216,22 @@ def arguments() -> Type:
     def read(value: Any) -> Mapping[str, object]:
         if not isinstance(value, dict):
             raise BadValue(f"{quoted(value)} is not a mapping of engine flags; write for instance {{num_blocks: 256}}")
-        for name in value:
-            if not isinstance(name, str):
+        for name, part in value.items():
+            if not isinstance(name, str) or not name:
                 raise BadValue(f"{quoted(name)} is not the name of an engine flag; write text")
+            _check_finite(part, (name,))
         return dict(value)
 
     return Type(read, {"type": "object"})
+
+
+def _check_finite(value: Any, path: tuple[str | int, ...]) -> None:
+    """JSON has no word for a number that is too large, and a command line's reader may take it for another."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_finite(part, (*path, key))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and not is_number(value):
+        raise BadValue(f"{quoted(value)} is too large a number; write less, or text in quotes", path)
 
 
 def lengths() -> Type:
@@ -252,7 +301,10 @@ def _lognormal(value: object) -> Lognormal:
         if not is_number(value[key]) or not 1 <= value[key] <= _MOST_TOKENS:
             raise BadValue(f"{quoted(value[key])} is not a number of tokens; write 1 or more", ("lognormal", key))
     if value["p95"] < value["median"]:
-        raise BadValue(f"{value['p95']} lies below the median, {value['median']}", ("lognormal", "p95"))
+        raise BadValue(
+            f"{value['p95']} lies below the median, {value['median']}; write a p95 of {value['median']} or more",
+            ("lognormal", "p95"),
+        )
     highest = None if value.get("max") is None else _tokens(value["max"], ("lognormal", "max"))
     return Lognormal(float(value["median"]), float(value["p95"]), highest)
 
@@ -263,11 +315,11 @@ def _sampled(value: object) -> Sampled:
         raise BadValue(f"{quoted(value)} is not a path; write {{file: lengths.txt}}", ("file",))
     try:
         lines = Path(value).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(f"cannot read {value}: {getattr(error, 'strerror', None) or error}", ("file",)) from error
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot read {value}: {unread(error)}", ("file",)) from error
     numbers = []
     for at, word in enumerate(lines, 1):
-        if not word.isascii() or not word.isdigit() or not 1 <= int(word) <= _MOST_TOKENS:
+        if not word.isascii() or not word.isdigit() or not 1 <= int(word[:20]) <= _MOST_TOKENS:
             raise BadValue(
                 f"{value} holds {quoted(word)} as its {at}. entry; write whole numbers, one a line", ("file",)
             )

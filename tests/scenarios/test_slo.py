@@ -18,7 +18,7 @@ MISTAKES = {
     "ttft p9.9.9 <= 500 ms": '"9.9.9" is not a number; write for instance ttft p99 <= 500 ms or errors <= 1 %',
     "ttft p99 < 500 ms": '"<" is not a comparison; an SLO is an upper limit, write <=',
     "ttft p99 >= 500 ms": '">=" is not a comparison; an SLO is an upper limit, write <=',
-    "ttft p99 <= 0 ms": "a limit of 0 can never hold; write what users can wait, for instance 500 ms",
+    "ttft p99 <= 0 ms": "a limit of 0 ms can never hold; write what users can wait, for instance 500 ms",
     "tpto p95 <= 50 ms": '"tpto" is not a metric; did you mean tpot? write ttft, itl, tpot, e2e or errors',
     "latency p95 <= 50 ms": '"latency" is not a metric; write ttft, itl, tpot, e2e or errors',
     "errors <= 0.01": 'the limit "0.01" lacks its unit; write 0.01 %',

@@ -35,7 +35,7 @@ MISTAKES = {
     ),
     "a key for all points": (
         "sweep: {slo: [[errors <= 1 %]]}",
-        "mine.yaml:7:15 sweep.slo: it is one for the whole sweep",
+        "mine.yaml:7:15 sweep.slo: it is one for the whole sweep; write it beside sweep",
     ),
     "values that do not go together": (
         "sweep:\n  - {load.concurrency: 2}\n  - {load.rate: 5}",
