@@ -154,7 +154,7 @@ def _duration_ns(value: Any) -> int | None:
     if not is_number(value) and not found:
         return None
     ns = float(found.group(1)) * _UNIT_NS[found.group(2)] if found else float(value) * 1e9
-    return round(min(ns, 2.0 * _LONGEST_NS))
+    return round(max(min(ns, 2.0 * _LONGEST_NS), -1.0))
 
 
 def choice(choices: Sequence[str], later: Sequence[str] = ()) -> Type:

@@ -102,8 +102,8 @@ LINES = st.one_of(
         [
             b'{"prompt": "a"}', b'{"prompt": 3}', b'{"prompt": "\\ud800"}', b"[" * 9999, b"9" * 9999,
             b'{"timestamp": 0, "input_length": 9, "output_length": 9}', b'{"timestamp": 0, "input_length": 1e9}',
-            b'{"timestamp": 1e400}', b"\xef\xbb\xbf{}", b"TIMESTAMP,ContextTokens,GeneratedTokens", b"1e300,1,1", b"0,1,1", b'"' * 3,
-            b"," * 200_000, b"\0", b"2024-13-01 00:00:00,1,1", b"0," + b"9" * 5000 + b",1",
+            b'{"timestamp": 1e400}', b"\xef\xbb\xbf{}", b"TIMESTAMP,ContextTokens,GeneratedTokens", b"1e300,1,1",
+            b"0,1,1", b'"' * 3, b"," * 200_000, b"\0", b"2024-13-01 00:00:00,1,1", b"0," + b"9" * 5000 + b",1",
         ]
     ),
 )  # fmt: skip

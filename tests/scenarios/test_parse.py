@@ -413,7 +413,7 @@ FILE_MISTAKES = {
     ),
     "aliases that unfold without end": (
         "server:",
-        "slo:\n" + "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 9 if n else 'x')}]\n" for n in range(9)) + "server:",
+        "slo:\n  - &a0 [x]\n" + "".join(f"  - &a{n} [{(f'*a{n - 1}, ' * 9)}]\n" for n in range(1, 9)) + "server:",
         "mine.yaml:7:5 slo: more than 100,000 values with its aliases (*name) written out; write fewer",
     ),
 }  # fmt: skip
