@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gapmeter import errors
 from gapmeter.commands import around, measure, recorded
-from gapmeter.errors import UserError, say_exit
+from gapmeter.errors import UserError, reason_of, say_exit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
         print("gapmeter: whoever read the standard output has left", file=sys.stderr)
+        code = say_exit(errors.USAGE)
+    except (
+        OSError
+    ) as error:  # a disk, a name or a right that no command foresaw: about the user's file, if it names one
+        if arguments.debug or error.filename is None:
+            raise
+        print(f"gapmeter: {str(error.filename)[:200]}: {reason_of(error)}; name another, or mend that", file=sys.stderr)
         code = say_exit(errors.USAGE)
     except KeyboardInterrupt:
         print("gapmeter: interrupted", file=sys.stderr)

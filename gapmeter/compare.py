@@ -14,6 +14,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.damage import UNDERIVABLE, in_a_line, lacking
 from gapmeter.running.resolve import resolve
 from recording import RunFolder
 
@@ -86,6 +87,11 @@ def derive(
         document = compare(read, asked["factors"], **how, command=command)
     except NotReadable as error:
         raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
+    except UNDERIVABLE as error:
+        for path in (path for side in sides for path in side):
+            if what := lacking(RunFolder(path).read_manifest()):
+                raise UserError(f"{path} is damaged: {what}", errors.NOT_VALID) from error
+        raise
     firsts = [side.first for side in read]
     return document | {"provenance": provenance(document, firsts).facts(), "asked": dict(asked)}, firsts
 
@@ -211,8 +217,8 @@ def _read(path: Path) -> Any:
         missing = Path(str(error.filename or "manifest.json")).name
         remedy = "" if missing == "manifest.json" else f"; analyse it first: gapmeter report {path}"
         raise UserError(f"{path} is not an analysed run's folder: no {missing}{remedy}", errors.USAGE) from error
-    except (OSError, ValueError, KeyError) as error:
-        text = f"{path} cannot be read as a run: {error!r}; analyse it again: gapmeter report {path}"
+    except (OSError, *UNDERIVABLE) as error:
+        text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error
 
 

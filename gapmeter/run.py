@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
+from gapmeter.keeping.damage import unless_damaged
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.running.account import accounted_for, finish
 from gapmeter.running.manifest import MANIFEST_VERSION
@@ -61,7 +62,8 @@ def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) 
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is not a run's folder: it has no manifest.json", errors.USAGE) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a run's folder: manifest.json: {error}", errors.USAGE) from error
+        why = reason_of(error) if isinstance(error, OSError) else error
+        raise UserError(f"{str(path)[:200]} is not a run's folder: manifest.json: {why}", errors.USAGE) from error
     if manifest.get("schema_version") != MANIFEST_VERSION:
         version = manifest.get("schema_version")
         raise UserError(f"{path} was written in version {version} of the format, not {MANIFEST_VERSION}", errors.USAGE)
@@ -71,7 +73,8 @@ def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) 
         return report_capacity(path, quiet=quiet)
     if manifest.get("kind") == SWEEP:
         return report_sweep(path, quiet=quiet)
-    return finish(folder, manifest, quiet=quiet, definitions=definitions)
+    with unless_damaged(folder, manifest):
+        return finish(folder, manifest, quiet=quiet, definitions=definitions)
 
 
 def _settled(options: Options, name: str, overrides: Sequence[str]) -> Options:

@@ -87,9 +87,12 @@ class RunFolder:
 
     def read_manifest(self) -> dict[str, Any]:
         """Raises FileNotFoundError when this is no run's folder, ValueError when the manifest is not JSON."""
-        loaded = json.loads(self.manifest.read_text())
+        try:
+            loaded = json.loads(self.manifest.read_text())
+        except RecursionError as error:
+            raise ValueError("lists in lists without end") from error
         if not isinstance(loaded, dict):
-            raise ValueError(f"{self.manifest}: not a JSON object")
+            raise ValueError("not a JSON object")
         return loaded
 
     def write_json(self, path: Path, value: Any) -> None:

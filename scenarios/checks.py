@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scenarios.model import RATED_ARRIVALS, Load, Scenario
+from scenarios.model import RATED_ARRIVALS, Load, Scenario, Telemetry
 from scenarios.pauses import FixedPause
 
 MOST_REQUESTS = 2_000_000
@@ -18,6 +18,7 @@ _SHAPE_EXAMPLES = {
 }
 _LONGEST_TRACE_WARMUP_NS = 30_000_000_000
 
+_OFTEN_NS = 50_000_000
 _MOST_CHANGES = 1_000_000
 _LONGEST_NS = 30 * 86_400_000_000_000
 
@@ -40,6 +41,7 @@ def problems(scenario: Scenario) -> Iterator[Problem]:
     yield from _loop(scenario.load)
     yield from _size(scenario.load)
     yield from _periods(scenario.load)
+    yield from _sampled(scenario.telemetry)
     yield from _lengths(scenario)
     yield from _users(scenario)
     if scenario.server.engine == "attach" and scenario.server.url is None:
@@ -101,6 +103,17 @@ def _periods(load: Load) -> Iterator[Problem]:
         yield "load.onoff", f"the rate changes more than {_MOST_CHANGES:,} times; write longer on and off"
     if load.diurnal is not None and 1e9 * seconds * len(load.diurnal.hours) / load.diurnal.day_ns > _MOST_CHANGES:
         yield "load.diurnal", f"the rate changes more than {_MOST_CHANGES:,} times; write a longer day"
+
+
+def _sampled(telemetry: Telemetry) -> Iterator[Problem]:
+    """How often is often: nothing within a run, or a load of its own."""
+    if 0 < telemetry.hz < 0.01:
+        yield (
+            "telemetry.hz",
+            f"{telemetry.hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none",
+        )
+    if 0 < telemetry.metrics_every_ns < _OFTEN_NS:
+        yield "telemetry.metrics_every", "so often is a load of its own; write 50ms or more, or 0 for never"
 
 
 def _users(scenario: Scenario) -> Iterator[Problem]:

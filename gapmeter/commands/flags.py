@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from gapmeter import errors
+from gapmeter.errors import UserError
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -43,7 +46,14 @@ def add_runs_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(arguments: argparse.Namespace) -> list[str]:
-    """Named flags as the ``KEY=VALUE`` that they stand for, before those that the user wrote out."""
+    """Named flags as the ``KEY=VALUE`` that they stand for, before those that the user wrote out.
+
+    Raises UserError for one that is there and says nothing, as a variable that was never set does: what it should have
+    named must not silently be something else.
+    """
+    for flag in ("engine", "url", "model", "tokenizer"):
+        if getattr(arguments, flag) == "":
+            raise UserError(f"--{flag} is empty; write what it stands for, or leave it out", errors.USAGE)
     written: list[str] = arguments.overrides
     named = [
         ("server.engine", "attach" if arguments.url else arguments.engine),

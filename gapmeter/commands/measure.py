@@ -91,6 +91,8 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from gapmeter.running.resolve import resolve
 
+    if not 0 <= arguments.live_port < 65536:
+        raise UserError(f"--live-port {arguments.live_port} is not a port; write one from 1 to 65535", errors.USAGE)
     changed = overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:

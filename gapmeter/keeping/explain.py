@@ -21,6 +21,7 @@ from analysis.requests.metrics import measured_requests, request_values_ns
 from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.damage import rederivable
 from gapmeter.keeping.parts import want_one_run
 from recording import RunFolder
 
@@ -34,8 +35,9 @@ def explain(path: Path, group: str, against: str, metric: str, *, as_json: bool,
 
     Raises UserError when the folder was not analysed, has no ledger, or a condition is wrong or leaves too few.
     """
-    summary, manifest, requests, rows = _read(RunFolder(path), metric)
-    columns = columns_of(requests, rows)
+    with rederivable(path):
+        summary, manifest, requests, rows = _read(RunFolder(path), metric)
+        columns = columns_of(requests, rows)
     a = _group(group, columns)
     b = ~a if against == REST else _group(against, columns)
     names = (group, "the rest" if against == REST else against)
@@ -68,11 +70,15 @@ def _read(folder: RunFolder, metric: str) -> tuple[dict[str, Any], dict[str, Any
         summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
         requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))
         ledger = pd.read_parquet(folder.path / "ledger.parquet")
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         name = Path(error.filename).name if error.filename else "summary.json"
         raise UserError(
             f"{folder.path}: no {name}; analyse it with: gapmeter report {folder.path}", errors.USAGE
         ) from error
+    except OSError as error:
+        if error.filename is not None:  # a right or a name, no content
+            raise
+        raise ValueError(str(error)) from error
     if not summary["stages"]:
         raise UserError(f"{folder.path}: the run has no ledger, so nothing says where its time went", errors.NOT_VALID)
     rows = ledgers_of(ledger, requests, METRICS[metric])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.keeping.damage import in_a_line, rederivable
 from gapmeter.keeping.opened import open_run
 
 
@@ -25,13 +26,17 @@ def export(run: Path, *, csv: Path | None, prometheus: Path | None, otlp: str | 
         wanted.append(lambda: _otlp(run, otlp))
     if not wanted:
         raise UserError("export what? --csv FOLDER, --prometheus FILE, --perfetto FILE or --otlp ADDRESS", errors.USAGE)
-    if opened.verdict == "INVALID":
+    with rederivable(run):
+        verdict = opened.verdict
+    if verdict == "INVALID":
         print(f"gapmeter: {run} is INVALID; every file says so", file=sys.stderr)
     for make in wanted:
         try:
-            done = make()
+            with rederivable(run):
+                done = make()
         except OSError as error:
-            raise UserError(f"not exported: {error.strerror or error}", errors.USAGE) from error
+            where = f"{error.filename}: " if error.filename else ""
+            raise UserError(f"not exported: {where}{error.strerror or in_a_line(error)}", errors.USAGE) from error
         print(*done, sep="\n", flush=True)
     return errors.OK
 

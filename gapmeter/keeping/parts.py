@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
 from gapmeter.running.parent import NAMES, SEARCH, SWEEP
 from recording import RunFolder
 
@@ -27,7 +27,11 @@ def parts_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def want_one_run(folder: RunFolder) -> None:
     """Raises UserError for a sweep or a search: it says where its runs lie."""
-    kind = folder.read_manifest().get("kind")
+    try:
+        kind = folder.read_manifest().get("kind")
+    except (OSError, ValueError) as error:
+        why = reason_of(error) if isinstance(error, OSError) else error
+        raise UserError(f"{folder.path} is not a run's folder: manifest.json: {why}", errors.USAGE) from error
     if kind not in _PLACES:
         return
     place = _PLACES[kind]

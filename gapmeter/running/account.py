@@ -64,6 +64,8 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:
+        if (where := str(error.filename or "")).startswith((str(folder.requests), str(folder.probe))):
+            raise UserError(f"the records cannot be read: {where}: {reason_of(error)}", errors.NOT_VALID) from error
         text = f"the results cannot be written: {reason_of(error)}; the records are kept. Make room, then"
         raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
     interrupted = manifest.get("ended_because") == INTERRUPTED

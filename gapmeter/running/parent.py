@@ -32,8 +32,8 @@ def take_up(path: Path, scenario: Scenario, kind: str) -> tuple[RunFolder, dict[
         raise UserError(f"--resume: {path} is not the folder of {what}: {error}", errors.USAGE) from error
     if manifest.get("kind") != kind:
         raise UserError(f"--resume: {path} is not the folder of {what}", errors.USAGE)
-    if manifest["scenario_digest"] != scenario.digest():
-        text = f"--resume: {path} is {what} of another scenario; begun with: {manifest['command']}"
+    if manifest.get("scenario_digest") != scenario.digest():
+        text = f"--resume: {path} is {what} of another scenario; begun with: {manifest.get('command', 'nobody knows')}"
         raise UserError(text, errors.USAGE)
     manifest["status"] = "running"
     return folder, manifest

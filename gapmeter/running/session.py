@@ -191,6 +191,8 @@ class _LogPart:
 
 def prepare_session(scenario: Scenario, options: Options, *, model_named: bool = False) -> Session:
     """Everything that can be known before a server is started. Raises UserError as ``serve.prepare``."""
+    if options.probe_dir is not None and scenario.server.engine != "attach":
+        raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
     placement = placed(scenario)
     say = silent if options.quiet else tell
     target = prepare(scenario, placement.server, say, api_key=options.api_key, model_named=model_named)

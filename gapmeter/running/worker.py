@@ -54,7 +54,7 @@ def workers(count: int, listen: str, patience: str) -> Workers | None:
 def address(text: str, flag: str) -> tuple[str, int]:
     """HOST, or HOST:PORT. Raises UserError."""
     host, colon, port = text.rpartition(":") if text.count(":") == 1 else (text, "", "")
-    if not host or (colon and not (port.isdigit() and int(port) < 65536)):
+    if not host or (colon and not (port.isdecimal() and int(port[:9]) < 65536)):
         raise UserError(
             f"{flag} {text} is not an address; write HOST or HOST:PORT, for instance 10.0.0.5:{PORT}", errors.USAGE
         )
@@ -63,6 +63,6 @@ def address(text: str, flag: str) -> tuple[str, int]:
 
 def _cores(text: str) -> tuple[int, ...]:
     here = os.sched_getaffinity(0)
-    if not all(part.isdigit() and int(part) in here for part in text.split(",") if text):
+    if not all(part.isdecimal() and int(part[:9]) in here for part in text.split(",") if text):
         raise UserError(f"--cores {text}: this machine has cores {', '.join(map(str, sorted(here)))}", errors.USAGE)
     return tuple(int(part) for part in text.split(",") if text)

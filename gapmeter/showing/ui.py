@@ -15,6 +15,8 @@ from gapmeter.web.ui import serve
 
 def serve_ui(runs: Path, port: int) -> int:
     """Serve until Ctrl-C; the address is on standard output. Raises UserError when the port is taken."""
+    if not 0 <= port < 65536:
+        raise UserError(f"--port {port} is not a port; write one from 1 to 65535, or 0 for any", errors.USAGE)
     if not runs.is_dir():
         raise UserError(f"{runs} is no folder; name another with --runs", errors.USAGE)
     tell(f"the runs in {runs}, for this machine only; Ctrl-C ends it")

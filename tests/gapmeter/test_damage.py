@@ -1,0 +1,176 @@
+"""A run's folder with parts that are gone, cut or of other bytes: every command says so in a sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gapmeter.cli import main
+
+pytestmark = pytest.mark.whole_run
+Copy = Callable[[], Path]
+Harm = Callable[[Path], object]
+
+
+def manifest(change: Callable[[dict[str, Any]], object]) -> Harm:
+    def harm(run: Path) -> None:
+        value = json.loads((run / "manifest.json").read_text())
+        change(value)
+        (run / "manifest.json").write_text(json.dumps(value))
+
+    return harm
+
+
+def files(pattern: str, data: Callable[[bytes], bytes]) -> Harm:
+    def harm(run: Path) -> None:
+        for path in run.glob(pattern):
+            path.write_bytes(data(path.read_bytes()))
+
+    return harm
+
+
+def folder_instead(name: str) -> Harm:
+    def harm(run: Path) -> None:
+        (run / name).unlink()
+        (run / name).mkdir()
+
+    return harm
+
+
+def other(data: bytes) -> bytes:
+    return random.Random(7).randbytes(len(data))
+
+
+def turned(data: bytes) -> bytes:
+    """Every reference to a request is another one."""
+    at = random.Random(3)
+    out = bytearray(data)
+    for _ in range(60):
+        out[at.randrange(64, len(out))] ^= 0xFF
+    return bytes(out)
+
+
+EXPLAIN = ("explain", "{run}", "--group", "ttft_ms > 1")
+CSV, PROMETHEUS = ("export", "{run}", "--csv", "{tmp}/csv"), ("export", "{run}", "--prometheus", "{tmp}/p.prom")
+COMPARE = ("compare", "{run}", "{whole}", "--runs", "{tmp}/compared")
+# What happened to the folder, what is typed, the exit code, and what the sentence says.
+DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
+    "no plan's time": (
+        manifest(lambda m: m["plan"].update(end_ns="soon")), ("report", "{run}"), 98,
+        "is damaged: plan.end_ns in manifest.json is 'soon'",
+    ),
+    "no scenario": (
+        manifest(lambda m: m.pop("scenario")), ("report", "{run}"), 98, "is damaged: manifest.json says no scenario",
+    ),
+    "no SLOs": (
+        manifest(lambda m: m.update(slo=None)), ("report", "{run}"), 98, "is damaged: slo in manifest.json is 'None'",
+    ),
+    "a manifest without end": (
+        files("manifest.json", lambda _: b"[" * 99_999), ("report", "{run}"), 2, "manifest.json: lists in lists",
+    ),
+    "half a manifest, explained": (
+        files("manifest.json", lambda data: data[: len(data) // 2]), EXPLAIN, 2,
+        "is not a run's folder: manifest.json:",
+    ),
+    "half a manifest, exported": (
+        files("manifest.json", lambda data: data[: len(data) // 2]), CSV, 2, "is not a run's folder: manifest.json:",
+    ),
+    "records of other bytes": (
+        files("requests/*.gap", other), ("report", "{run}"), 98, "worker-0.gap: not a record file of schema version",
+    ),
+    "records that are a folder": (
+        folder_instead("requests/worker-0.gap"), ("report", "{run}"), 98, "worker-0.gap: Is a directory",
+    ),
+    "empty probe records": (
+        files("probe/*.gap", lambda _: b""), ("report", "{run}"), 98, "too short to be a record file",
+    ),
+    "a summary of nothing": (
+        files("summary.json", lambda _: b"{}"), EXPLAIN, 2, "KeyError: 'stages'; analyse it again: gapmeter report",
+    ),
+    "a summary that is no JSON": (
+        files("summary.json", lambda _: b"{"), PROMETHEUS, 2, "cannot be read as an analysed run: JSONDecodeError",
+    ),
+    "a summary that is a list": (
+        files("summary.json", lambda _: b"[]"), CSV, 2, "cannot be read as an analysed run: TypeError",
+    ),
+    "a table of other bytes": (
+        files("requests.parquet", other), EXPLAIN, 2, "cannot be read as an analysed run: ArrowInvalid",
+    ),
+    "another table in its place": (
+        lambda run: shutil.copy(run / "steps.parquet", run / "ledger.parquet"), EXPLAIN, 2, "analyse it again",
+    ),
+    "a manifest without SLOs that is to be compared": (
+        manifest(lambda m: m.update(slo=None)), COMPARE, 98, "is damaged: slo in manifest.json is 'None'",
+    ),
+    "a table that is to be compared": (
+        files("ledger.parquet", other), COMPARE, 2, "analyse it again: gapmeter report",
+    ),
+    "a summary that is to be compared": (
+        files("summary.json", lambda _: b"[]"), COMPARE, 2, "analyse it again: gapmeter report",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_what_is_damaged_is_named_with_what_to_do(
+    case: str, run_copy: Copy, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm, words, code, says = DAMAGE[case]
+    run = run_copy()
+    harm(run)
+    assert main([word.format(run=run, tmp=tmp_path, whole=finished_run) for word in words]) == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert len([line for line in said.splitlines() if line.startswith("gapmeter: ")]) == 1
+
+
+@pytest.mark.parametrize("part", ["requests/*.gap", "probe/*.gap"])
+def test_records_with_a_few_other_bits_are_reported_or_refused_and_never_a_pass(
+    part: str, run_copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_copy()
+    files(part, turned)(run)
+    assert main(["verify", str(run)]) == 98
+    code = main(["report", str(run)])
+    said = capsys.readouterr().err
+    assert code == 98, said
+
+
+@pytest.mark.parametrize(
+    "words", [("verify",), ("archive",), ("report",), ("explain", "--group", "ttft_ms > 1"), ("export", "--csv", "x")]
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([words[0], "/" + "x" * 300, *words[1:]]) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--url", "--engine", "--model", "--tokenizer"])
+def test_a_flag_that_says_nothing_is_no_reason_to_measure_something_else(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "smoke", flag, ""]) == 2
+    assert f"{flag} is empty; write what it stands for, or leave it out" in capsys.readouterr().err
+
+
+def test_a_probe_s_folder_is_for_servers_that_are_attached_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "smoke", "--engine", "simulated", "--probe-dir", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert main(words) == 2
+    assert "--probe-dir: a server that we launch has its own" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ports_that_there_are_not_are_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui", "--runs", str(tmp_path), "--port", "70000"]) == 2
+    assert "--port 70000 is not a port; write one from 1 to 65535" in capsys.readouterr().err
+    assert main(["run", "smoke", "--engine", "simulated", "--live", "--live-port", "-1"]) == 2
+    assert "--live-port -1 is not a port" in capsys.readouterr().err
