@@ -77,6 +77,7 @@ class Remote(Environment):
 
     def work(self) -> None:
         """Serve the master to the end. Raises Refused, ConnectionError when no master answers."""
+        self._say(f"calling the master at {self._call.host}:{self._call.port}, for five minutes if none answers")
         runner = self.create_worker_runner(self._call.host, self._call.port)
         runner.register_message(TYPE, lambda msg, **_: self._words[msg.data["word"]](msg.data))
         self.events.report_to_master.add_listener(self._report)
