@@ -83,8 +83,10 @@ def derive(
             if not run.count:
                 raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
     how = {"force": asked["force"], "in_turn": asked["in_turn"]}
+    firsts = [side.first for side in read]
     try:
         document = compare(read, asked["factors"], **how, command=command)
+        facts = provenance(document, firsts).facts()
     except NotReadable as error:
         raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
     except UNDERIVABLE as error:
@@ -92,8 +94,7 @@ def derive(
             if what := lacking(RunFolder(path).read_manifest()):
                 raise UserError(f"{path} is damaged: {what}", errors.NOT_VALID) from error
         raise
-    firsts = [side.first for side in read]
-    return document | {"provenance": provenance(document, firsts).facts(), "asked": dict(asked)}, firsts
+    return document | {"provenance": facts, "asked": dict(asked)}, firsts
 
 
 def write_comparison(folder: Path, document: Mapping[str, Any], firsts: Sequence[Any]) -> None:

@@ -46,7 +46,7 @@ MISTAKES = {
     "a value without a unit": Mistake(
         ("run", "smoke", "--set", 'slo=["ttft p99 <= 200"]'), 104, ("--set", "slo", "200 ms"),
     ),
-    "an address that is none": Mistake(("run", "smoke", "--url", "localhost:8000"), 104, ("http://127.0.0.1:8000",)),
+    "an address that is none": Mistake(("run", "smoke", "--url", "localhost:8000"), 104, ("write http://localhost:8000",)),
     "an unknown built-in model": Mistake(
         (*SIMULATED, "--model", "builtin:tinny"), 104, ("tinny", "builtin:tiny"),
     ),

@@ -105,8 +105,8 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
     "another table in its place": (
         lambda run: shutil.copy(run / "steps.parquet", run / "ledger.parquet"), EXPLAIN, 2, "analyse it again",
     ),
-    "a manifest without SLOs that is to be compared": (
-        manifest(lambda m: m.update(slo=None)), COMPARE, 98, "is damaged: slo in manifest.json is 'None'",
+    "a manifest without its scenario that is to be compared": (
+        manifest(lambda m: m.pop("scenario")), COMPARE, 98, "is damaged: manifest.json says no scenario",
     ),
     "a table that is to be compared": (
         files("ledger.parquet", other), COMPARE, 2, "analyse it again: gapmeter report",
