@@ -22,7 +22,7 @@ def find(path_or_name: str, search: Sequence[Path]) -> Path:
     as_path = Path(path_or_name)
     if as_path.suffix in (".yaml", ".yml") or len(as_path.parts) > 1:
         if not _is_file(as_path):
-            raise ScenarioError(_no_file(as_path), place=Place(path_or_name))
+            raise ScenarioError(_no_file(as_path, search), place=Place(path_or_name))
         return as_path
     for folder in search:
         if _is_file(folder / f"{path_or_name}.yaml"):
@@ -49,7 +49,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _no_file(path: Path) -> str:
+def _no_file(path: Path, search: Sequence[Path]) -> str:
     """Why a path does not lead to a scenario, with the nearest that does."""
     try:
         if path.is_dir():
@@ -58,6 +58,8 @@ def _no_file(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"no such file: {unread(error)}"
     close = nearest(path.name, beside)
+    if not close and any(_is_file(folder / path.name) for folder in search):
+        return f"no such file; the scenario of that name is written {path.stem}"
     return f"no such file; did you mean {path.parent / close}?" if close else "no such file; write its path from here"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.keeping.damage import in_a_line, rederivable
+from gapmeter.keeping.damage import rederivable
 from gapmeter.keeping.opened import open_run
 
 
@@ -36,7 +36,9 @@ def export(run: Path, *, csv: Path | None, prometheus: Path | None, otlp: str | 
                 done = make()
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            raise UserError(f"not exported: {where}{error.strerror or in_a_line(error)}", errors.USAGE) from error
+            raise UserError(
+                f"not exported: {where}{error.strerror or str(error).splitlines()[0]}", errors.USAGE
+            ) from error
         print(*done, sep="\n", flush=True)
     return errors.OK
 

@@ -147,5 +147,7 @@ def test_a_file_that_is_too_large_for_a_scenario_is_not_read(tmp_path: Path) -> 
         load_scenario(f"{tmp_path}/", [], {})
     with pytest.raises(ScenarioError, match=rf"no such file; did you mean {tmp_path}/large.yaml\?"):
         load_scenario(tmp_path / "larg.yaml", [], {})
+    with pytest.raises(ScenarioError, match=r"smoke\.yaml: no such file; the scenario of that name is written smoke"):
+        load_scenario(tmp_path / "none" / "smoke.yaml", [], {})
     with pytest.raises(ScenarioError, match=r"no such file: File name too long"):
         load_scenario(f"/{'x' * 300}.yaml", [], {})
