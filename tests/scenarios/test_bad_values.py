@@ -16,6 +16,8 @@ from scenarios.fields import FIELDS
 from scenarios.prompt_files import read_prompts
 from scenarios.replay import read_trace
 
+_LEAF = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+_FLAT = _LEAF | st.lists(_LEAF, max_size=3) | st.dictionaries(st.text(max_size=5), _LEAF, max_size=3)
 # As they would be typed: of the wrong kind, out of range, with odd units, deep, or of a tag of their own.
 WORDS = st.one_of(
     st.sampled_from(
@@ -32,11 +34,8 @@ WORDS = st.one_of(
         ]
     ),
     st.floats().map(str), st.integers().map(str), st.text(max_size=20).map(json.dumps),
-    st.recursive(
-        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-        max_leaves=8,
-    ).map(json.dumps),
+    (_FLAT | st.lists(_FLAT, max_size=3) | st.dictionaries(st.text(max_size=5), st.lists(_FLAT), max_size=3))
+    .map(json.dumps),
 )  # fmt: skip
 BESIDE = {
     "rate": "poisson", "burstiness": "gamma", "onoff": "onoff", "ramp": "ramp", "steps": "steps", "diurnal": "diurnal",
