@@ -113,7 +113,8 @@ def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_his
     merged = HdrHistogram.decode(report["histograms"]["ttft"])
     assert merged.get_total_count() == 150
     assert merged.values_are_equivalent(merged.get_max_value(), expected[-1])
-    assert HdrHistogram.decode(report["histograms"]["itl"]).get_total_count() == 150 * 3
+    gaps = sum(len(set(parse_answer(record).token_ns)) - 1 for record in found)  # tokens read at once have none
+    assert HdrHistogram.decode(report["histograms"]["itl"]).get_total_count() == gaps > 0
 
 
 def clock_is_within_its_half_width(worker: dict[str, Any]) -> bool:
