@@ -152,6 +152,7 @@ def _evidence(
         ledger_refused=ledger.refused,
         slo_on_errors=any(slo["metric"] == "errors" for slo in manifest["slo"]),
         floor=read_floor(manifest),
+        suspended_ns=manifest.get("suspended_ns"),
         rate_knots=knots,
         window_ns=window,
         prefix_share=plan.get("prefix_share"),

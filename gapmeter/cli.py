@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from gapmeter import errors
 from gapmeter.commands import around, measure, recorded
 from gapmeter.errors import UserError, reason_of, say_exit
+from gapmeter.signals import be_deaf, hear, output_is_gone, speak_unheard
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,10 +18,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A failure's last line there names its exit code, since ``make`` turns every failure into 2.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    own = argv is None  # a process of its own, not a call from Python
+    if own:
+        hear()
+        speak_unheard()
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        if own:
+            be_deaf()
+        print("gapmeter: interrupted", file=sys.stderr)
+        return say_exit(errors.INTERRUPTED)
+    finally:
+        if own:
+            be_deaf()
+
+
+def _run(words: list[str]) -> int:
     arguments = parser().parse_args(words)
     arguments.words = words
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the server ended, the partial run reported
     try:
         code: int = arguments.call(arguments)
         sys.stdout.flush()
@@ -30,20 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"gapmeter: {error}", file=sys.stderr)
         code = say_exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
-        print("gapmeter: whoever read the standard output has left", file=sys.stderr)
-        code = say_exit(errors.USAGE)
-    except (
-        OSError
-    ) as error:  # a disk, a name or a right that no command foresaw: about the user's file, if it names one
-        if arguments.debug or error.filename is None:
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or output_is_gone():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
+            print("gapmeter: whoever read the standard output has left", file=sys.stderr)
+        elif arguments.debug or error.filename is None:
             raise
-        print(f"gapmeter: {str(error.filename)[:200]}: {reason_of(error)}; name another, or mend that", file=sys.stderr)
+        else:  # a disk, a name or a right that no command foresaw: about the user's file, if it names one
+            text = f"gapmeter: {str(error.filename)[:200]}: {reason_of(error)}; name another, or mend that"
+            print(text, file=sys.stderr)
         code = say_exit(errors.USAGE)
-    except KeyboardInterrupt:
-        print("gapmeter: interrupted", file=sys.stderr)
-        code = say_exit(errors.INTERRUPTED)
     return code
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -117,6 +118,7 @@ class ServerProcess:
 
         A second call does nothing. Raises ServerFailed if even the guard does not answer.
         """
+        self._guard.send_signal(signal.SIGCONT)  # a guard that is held could not hear us
         if self._guard.stdin and not self._guard.stdin.closed:
             with contextlib.suppress(BrokenPipeError), self._guard.stdin as pipe:  # broken: it has ended by itself
                 pipe.write(f"stop {grace_s}\n".encode())

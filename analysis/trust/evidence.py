@@ -24,7 +24,8 @@ class Evidence:
     of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths were forced on the server,
     and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed piece of work.
     ``slo_on_errors``: an SLO judges them, so no rule does.
-    ``floor``: what calibration found of the load tester on the machine of the run.
+    ``floor``: what calibration found of the load tester on the machine of the run. ``suspended_ns``: how long that
+    slept meanwhile.
     """
 
     loop: str
@@ -51,6 +52,7 @@ class Evidence:
     beyond_end: int | None = None
     think_time_ns: int = 0
     floor: Floor | None = None
+    suspended_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def null_server(
     command += ["--first-ms", str(timing.first_ms), "--gap-ms", str(timing.gap_ms), "--processes", str(processes)]
     command += ["--cores", ",".join(map(str, cores.server))] if cores.server else []
     command += ["--log", str(log)] if log is not None else []
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:  # Ctrl-C is for its parent
         try:
             assert process.stdout is not None
             yield int(process.stdout.readline())

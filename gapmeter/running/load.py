@@ -12,6 +12,7 @@ from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.options import Options, silent, tell
 from gapmeter.running.account import INTERRUPTED
+from gapmeter.running.held import Held
 from gapmeter.running.locustfile import ended_ns, own_users
 from gapmeter.running.placement import Placement
 from gapmeter.running.serve import Target
@@ -27,6 +28,7 @@ from scenarios import Scenario
 from servers.launch import ServerProcess
 
 _LOOK_EVERY_S = 0.25
+_CLOCKS_NS = 1_000_000  # between the readings of two clocks
 
 
 def issue(
@@ -37,6 +39,7 @@ def issue(
 
     Raises UserError when the target takes no connections, or the load cannot begin.
     """
+    slept_ns = _slept_ns()
     try:
         with _generators(scenario, plan, target, placement, folder, options) as fleet:
             manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
@@ -57,7 +60,13 @@ def issue(
         raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
     finally:
         _note_workers(folder, manifest)
+        manifest["suspended_ns"] = slept if (slept := _slept_ns() - slept_ns) > _CLOCKS_NS else 0
     manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
+
+
+def _slept_ns() -> int:
+    """How long the machine was suspended since it was started: one of the clocks goes on meanwhile."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
 
 
 def _progress(
@@ -97,10 +106,15 @@ def _watch(
     manifest: dict[str, Any], page: Page | None,
 ) -> None:  # fmt: skip
     """Show progress until the load has ended; note why, if it ended early."""
+    held = Held(fleet.processes)
 
     def look() -> None:
         if progress is not None:
             progress.update()
+        if trouble := held.look() or "; ".join(fleet.troubles()):  # without it all, nothing more is worth measuring
+            if "ended_because" not in manifest:
+                fleet.stop()
+            manifest.setdefault("ended_because", trouble)
         if process is not None and "ended_because" not in manifest and (failure := process.failure()):
             manifest["ended_because"] = str(failure)
             fleet.stop()
@@ -115,9 +129,6 @@ def _watch(
     finally:
         if progress is not None:
             progress.close()
-    troubles = fleet.troubles()
-    if troubles:
-        manifest.setdefault("ended_because", "; ".join(troubles))
 
 
 def _shorten(fleet: Fleet, stop: Stop, manifest: dict[str, Any]) -> None:

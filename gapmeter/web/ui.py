@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gapmeter.errors import UserError
 from gapmeter.keeping.listing import Listed, listing, look
+from gapmeter.signals import ending
 from gapmeter.web.door import HOST, Door
 from gapmeter.web.live import LivePage
 from gapmeter.web.runs_page import Wish, delete_page, message_page, runs_page
@@ -123,7 +124,10 @@ def _html(text: str, status: int = 200) -> web.Response:
 
 
 async def serve(runs: Path, port: int, compare: Compare, say: Callable[[str], None]) -> None:
-    """Serve until cancelled; ``port`` 0: any free one. Raises OSError when it is taken."""
+    """Serve until a signal ends it; ``port`` 0: any free one. Raises OSError when it is taken."""
+    over = asyncio.Event()
+    for number in ending():
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
     sock = socket.create_server((HOST, port))
     door = Door.make(sock.getsockname()[1])
     site = RunsSite(runs, compare)
@@ -134,7 +138,7 @@ async def serve(runs: Path, port: int, compare: Compare, say: Callable[[str], No
     try:
         await web.SockSite(runner, sock).start()
         say(door.address)
-        await asyncio.Event().wait()
+        await over.wait()
     finally:
         await site.close()
         await runner.cleanup()

@@ -220,8 +220,9 @@ def work(call: Call, say: Callable[[str], None]) -> None:
     """Be one worker of the master at ``call``. Raises Refused, or ConnectionError when there is no master."""
     folder = Path(tempfile.mkdtemp(prefix="gapmeter-worker-"))
     remote = Remote(call, folder, say)
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(signum, remote.leave)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # by nohup
+            gevent.signal_handler(signum, remote.leave)
     kept = False
     try:
         remote.work()

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.tables import every_beat
 from analysis.trust import arrivals, validity
 from analysis.trust.evidence import BROKEN, OK, UNMEASURED, WARN, Evidence
 from analysis.trust.floor import Floor, Limit, busiest_second, read_floor
@@ -72,6 +73,8 @@ def test_sound_poisson_runs_are_hardly_ever_refused() -> None:
         ({"client_loop_lag_ns": np.full(100, 3e6)}, "loop_lag", WARN),
         ({"client_loop_lag_ns": np.full(100, 20e6)}, "loop_lag", BROKEN),
         ({"client_loop_lag_ns": None}, "loop_lag", UNMEASURED),
+        ({"client_loop_lag_ns": np.append(np.full(500, 0.1e6), 400e6)}, "loop_lag", WARN),
+        ({"suspended_ns": 3_000_000_000}, "awake", BROKEN),
         ({"cores_shared": True}, "cores", WARN),
         ({"canary_spread": 1.5}, "machine", WARN),
         ({"records_dropped": 1}, "records", BROKEN),
@@ -87,6 +90,15 @@ def test_evidence_against_a_run_touches_its_own_rule_alone(change: dict[str, Any
     assert set(found.values()) == {OK}
     told = validity.warnings_of(validity.check_run(poisson_run(), evidence), evidence)
     assert [w.code for w in told] == ([] if expected == UNMEASURED else [rule])
+
+
+def test_a_loop_that_stood_still_was_late_for_every_beat_meanwhile() -> None:
+    due = np.array([0, 20, 40, 1020, 1040]) * MS  # held from 45 to 1,035 ms: beats 60 to 1,020 passed unseen
+    at = np.array([0, 20, 1035, 1035, 1040]) * MS
+    lags = every_beat(due, at)
+    assert sorted(lags) == sorted([0, 0, *range(15 * MS, 1000 * MS, 20 * MS), 0])
+    assert list(every_beat(due[:2], at[:2])) == [0, 0]
+    assert len(every_beat(due[:0], at[:0])) == 0
 
 
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])

@@ -22,7 +22,7 @@ from recording.tail import RecordTail
 from recording.wire import FINISHED
 
 ROOT = Path(__file__).resolve().parents[2]
-_MARK = "GAPMETER_TEST_MARK"
+MARK = "GAPMETER_TEST_MARK"
 _LONGEST_S = 300  # a hang takes for ever; a busy machine may take long
 
 # Thirty short requests in half a second.
@@ -96,7 +96,7 @@ class Command:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gapmeter", *self.words, *own], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, **self.env, _MARK: self.mark}, preexec_fn=_hear_ctrl_c,
+            env={**os.environ, **self.env, MARK: self.mark}, preexec_fn=_hear_ctrl_c,
         )  # fmt: skip
 
     def done(self) -> Done:
@@ -155,7 +155,7 @@ def marked(mark: str) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes():
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if line:  # a zombie has none
                     found[int(folder.name)] = line

@@ -104,11 +104,19 @@ def generator_killed(runs: Path) -> Done:
     return command.done()
 
 
+def held(runs: Path) -> Done:
+    """One of two generator processes is stopped, and nobody lets it go on."""
+    command = Command((*SIMULATED, *LONG, "--set", "load.processes=2"), runs)
+    command.await_load(answered=5)
+    os.kill(command.children("loadgen.worker")[0], signal.SIGSTOP)
+    return command.done()
+
+
 SCENES: dict[str, Callable[[Path], Done]] = {
     scene.__name__: scene
     for scene in (
         pressed_twice, never_ready, wrong_flag, dies, wire, only_errors, pressed_once, told_to_end, killed,
-        generator_killed,
+        generator_killed, held,
     )
 }  # fmt: skip
 
@@ -241,6 +249,14 @@ def test_a_generator_process_that_was_killed_is_named(scenes: dict[str, Future[D
     assert done.code == 98
     assert done.manifest["ended_because"] == "generator process 0 was killed by SIGKILL"
     assert len(done.requests) >= 5
+
+
+def test_a_generator_process_that_is_held_does_not_hold_the_run(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["held"].result()
+    assert done.code == 98
+    assert "was held (SIGSTOP) for 5 s" in done.manifest["ended_because"]
+    assert len(done.requests) < 400
+    assert set(done.requests["worker"]) == {0, 1}, "also what it had measured is kept"
 
 
 @contextlib.contextmanager

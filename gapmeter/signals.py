@@ -1,0 +1,91 @@
+"""What ends a command from outside: Ctrl-C, SIGTERM, a terminal that is closed. Each is one KeyboardInterrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ONCE_NS = 1_000_000_000  # a terminal that is closed says so twice: the kernel, and then the shell
+_AGAIN_S = 0.02
+_IMPORT = "<frozen importlib._bootstrap>"
+
+
+def hear() -> None:
+    """Signals that end a command raise KeyboardInterrupt from now on, in the main thread, never within an import.
+
+    An import that is broken off leaves half of a module behind, and sometimes the interpreter's import lock held. What
+    this process was started to ignore (by ``nohup``, or in a script's background) stays ignored.
+    """
+    heard_ns = -_ONCE_NS
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal heard_ns
+        if number == signal.SIGHUP:
+            again = time.monotonic_ns() < heard_ns + _ONCE_NS
+            heard_ns = time.monotonic_ns()
+            if again:
+                return
+            _leave_terminal()
+        if _importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    for number in ending():
+        signal.signal(number, interrupt)
+
+
+def ending() -> list[signal.Signals]:
+    """The signals that end this process, but for those that it was started to ignore."""
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def be_deaf() -> None:
+    """The exit code stands: what comes now is too late to change it, and only breaks off the interpreter's leaving."""
+    for number in (*_ENDING, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def speak_unheard() -> None:
+    """What is said on standard error is lost where nobody reads it (a closed terminal or pipe): that ends no run."""
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+        raw = io.BufferedWriter(_Said(sys.stderr.fileno(), "w", closefd=False))
+        encoding = sys.stderr.encoding
+        sys.stderr = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace", line_buffering=True)
+
+
+def output_is_gone() -> bool:
+    """Whether standard output was a terminal that has been closed."""
+    try:
+        return os.write(1, b"") < 0
+    except OSError:
+        return True
+
+
+class _Said(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data)
+        return memoryview(data).nbytes
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leave_terminal() -> None:
+    """Where standard output was the terminal that is gone, what is said there has nowhere to go."""
+    if output_is_gone():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

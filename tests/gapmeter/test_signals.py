@@ -1,0 +1,94 @@
+"""What ends a command from outside, at any moment of it, ends it as documented."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from recording import RunFolder
+from tests.gapmeter.command import MARK, ROOT, SIMULATED, Command, await_gone
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# A module whose import takes a second, and a program that hears a signal in the middle of it.
+SLOW = "import sys, time\nprint('began', flush=True)\ntime.sleep(0.5)\nprint('whole', flush=True)\n"
+IMPORTS = """
+import sys
+from gapmeter.signals import hear
+hear()
+try:
+    import slow
+    import time
+    time.sleep(9)
+except KeyboardInterrupt:
+    print("interrupted", "slow" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_in_the_middle_of_an_import_is_heard_when_it_is_over(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPORTS], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True,
+        stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        assert program.stdout.readline() == "began\n"
+        program.send_signal(number)
+        assert program.stdout.read() == "whole\ninterrupted True\n"
+
+
+def test_a_command_without_a_run_ends_with_105_too(tmp_path: Path) -> None:
+    command = Command(("calibrate", "--quick"), tmp_path, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert command.process.stderr is not None
+    assert "error and cost" in command.process.stderr.readline()
+    command.process.send_signal(signal.SIGHUP)
+    done = command.done()
+    assert (done.code, done.last_line, done.left) == (105, "exit=105 interrupted", [])
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.whole_run
+def test_a_run_whose_terminal_is_closed_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+    """The terminal says so twice (the kernel and the shell), and nothing can be written to it any more."""
+    mark = f"{os.getpid()}-{tmp_path.name}"
+    words = [sys.executable, "-m", "gapmeter", *SIMULATED, "--set", "load.requests=900", "--runs", str(tmp_path)]
+    ours, theirs = os.openpty()
+    command = subprocess.Popen(
+        words, cwd=ROOT, env={**os.environ, MARK: mark}, stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(theirs)
+    heard = b""
+    while b"in flight" not in heard:
+        heard += os.read(ours, 4096)
+    os.close(ours)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(command.pid, signal.SIGHUP)
+    assert command.wait() == 105
+    assert await_gone(mark) == []
+    (folder,) = tmp_path.iterdir()
+    assert RunFolder(folder).read_manifest()["ended_because"] == "interrupted"
+    assert RunFolder(folder).report.exists()
+
+
+@pytest.mark.whole_run
+def test_a_run_to_whom_nobody_listens_any_more_goes_to_its_end(tmp_path: Path) -> None:
+    command = Command(SIMULATED, tmp_path)
+    assert command.process.stderr is not None and command.process.stdout is not None
+    command.process.stderr.readline()
+    command.process.stderr.close()
+    with command.process.stdout as said:
+        folder = RunFolder(Path(said.read().strip()))
+    assert command.process.wait() in (0, 98, 99)
+    assert folder.report.exists()
+    assert folder.read_manifest()["status"] == "complete"
