@@ -33,7 +33,7 @@ def hear() -> None:
             if again:
                 return
             _leave_terminal()
-        if _importing(frame):
+        if _deep(frame):
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
         else:
             raise KeyboardInterrupt
@@ -77,9 +77,10 @@ class _Said(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _importing(frame: FrameType | None) -> bool:
+def _deep(frame: FrameType | None) -> bool:
+    """Whether this is within an import, or within a destructor, where an exception is shown and forgotten."""
     while frame is not None:
-        if frame.f_code.co_filename == _IMPORT:
+        if frame.f_code.co_filename == _IMPORT or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False
