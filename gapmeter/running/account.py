@@ -37,12 +37,20 @@ def accounted_for(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]
 
 def _note_end(folder: RunFolder, manifest: dict[str, Any], why: str) -> None:
     """Why a run ended early, unless its load is over already, or an earlier reason is there."""
-    if manifest["status"] != "running":
-        return
-    manifest["status"] = "incomplete"
-    manifest.setdefault("ended_because", why)
+    if manifest["status"] == "running":
+        manifest["status"] = "incomplete"
+        manifest.setdefault("ended_because", why)
     with contextlib.suppress(OSError):  # a full disk: the sentence that the user gets says so
-        folder.write_json(folder.manifest, manifest)
+        if not _is_settled(folder):
+            folder.write_json(folder.manifest, manifest)
+
+
+def _is_settled(folder: RunFolder) -> bool:
+    """Whether the manifest on disk is the one of a load that is over."""
+    try:
+        return folder.read_manifest()["status"] != "running"
+    except (OSError, ValueError):
+        return False
 
 
 def _has_begun(manifest: dict[str, Any]) -> bool:
