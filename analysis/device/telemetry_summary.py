@@ -87,14 +87,17 @@ def _source(telemetry: Telemetry, source: str, since: int, until: int) -> dict[s
     at = np.unique(telemetry.of(source, since, until)["at_ns"].to_numpy(np.int64))
     gaps = [gap for gap in telemetry.gaps if gap.source == source and since <= gap.since_ns <= until]
     every = telemetry.about(source).get("every_ns")
+    silent_ns = 0 if every is None or telemetry.ended else until - int(at[-1] if len(at) else since)
+    unseen = max(0, silent_ns // every - 1) if every else 0  # a sampler that was killed noted no gap
+    longest_ns = max([silent_ns if unseen else 0, *np.diff(at).tolist()])
     return {
         "absent": telemetry.absent.get(source) if not len(at) else None,
         "samples": len(at),
         "expected": None if every is None else int((until - since) // every),
-        "missed": sum(gap.missed for gap in gaps),
-        "gaps": len(gaps),
-        "longest_gap_s": float(np.diff(at).max()) / 1e9 if len(at) > 1 else None,
-        "why": next((gap.why for gap in gaps), None),
+        "missed": sum(gap.missed for gap in gaps) + unseen,
+        "gaps": len(gaps) + bool(unseen),
+        "longest_gap_s": longest_ns / 1e9 if longest_ns and len(at) else None,
+        "why": next((gap.why for gap in gaps), "the sampler was ended before the run" if unseen else None),
     }
 
 

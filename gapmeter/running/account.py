@@ -30,9 +30,16 @@ def accounted_for(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]
         _note_end(folder, manifest, str(error))
         raise
     except OSError as error:
+        _raise_if_gone(folder)
         _note_end(folder, manifest, str(error))
         text = f"; make room, then see what was recorded: {report}" if _has_begun(manifest) else ""
         raise UserError(f"{folder.path} cannot be written: {reason_of(error)}{text}", errors.NOT_VALID) from error
+
+
+def _raise_if_gone(folder: RunFolder) -> None:
+    if not folder.path.is_dir():
+        text = f"{folder.path} was removed while the run went on; nothing of it is left"
+        raise UserError(text, errors.NOT_VALID) from None
 
 
 def _note_end(folder: RunFolder, manifest: dict[str, Any], why: str) -> None:
@@ -72,6 +79,7 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:
+        _raise_if_gone(folder)
         if (where := str(error.filename or "")).startswith((str(folder.requests), str(folder.probe))):
             raise UserError(f"the records cannot be read: {where}: {reason_of(error)}", errors.NOT_VALID) from error
         text = f"the results cannot be written: {reason_of(error)}; the records are kept. Make room, then"
