@@ -55,7 +55,7 @@ def _note_end(folder: RunFolder, manifest: dict[str, Any], why: str) -> None:
 def _is_settled(folder: RunFolder) -> bool:
     """Whether the manifest on disk is the one of a load that is over."""
     try:
-        return folder.read_manifest()["status"] != "running"
+        return bool(folder.read_manifest()["status"] != "running")
     except (OSError, ValueError):
         return False
 

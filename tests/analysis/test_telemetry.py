@@ -170,6 +170,17 @@ def described(folder: Path, **more: Any) -> dict[str, Any]:
     return found
 
 
+def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", samples(5, 100, 500, 2))
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S))
+    assert found is not None
+    assert (found["sources"]["gpu"]["samples"], found["sources"]["gpu"]["missed"]) == (31, 69)
+    (warning,) = telemetry_warnings(found, MANIFEST)
+    assert warning.text == "telemetry of gpu: 69 of 100 samples are missing"
+    assert warning.cause == "the sampler was ended before the run; the longest gap is 7.00 s"
+
+
 def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> None:
     found = described(tmp_path, throttle_mask=4 | 1)
     assert found["gpus"][0]["throttled"] == {"power cap": 1.0}
