@@ -39,6 +39,8 @@ TAIL = (1 - CONFIDENCE) / 2
 _FEW_SPELLS = 100
 _LEAST_OF_SEVERAL = 0.6
 _LEVELS = (50.0, 75.0, 90.0, 95.0)
+# One percentile of each part of a sample that has an n_eff of its own, whose bounds hold for those below or above it.
+_ABOVE, _BELOW = (75.0, 95.0), (50.0, 90.0)
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +69,10 @@ class Sample:
         if percentile >= 95:
             return self.n_eff_tail
         return self.n_eff_body if percentile >= 75 or self.n_eff_middle is None else self.n_eff_middle
+
+    def n_th(self, rank: int | None) -> float | None:
+        """The value of a 1-based rank."""
+        return float(self.ordered[rank - 1]) if rank else None
 
     def plain(self, percentile: float) -> float:
         """What a run must grow from in a forecast: at least ``n_eff``, and that where nothing else is known.
@@ -111,20 +117,28 @@ def sample(values: ArrayLike, clusters: Iterable[NDArray[np.int64]] = ()) -> Sam
 
 
 def estimate(values: Sample, percentile: float) -> Estimate:
-    """A percentile, by HdrHistogram's rank, and its 95 % interval by order statistics."""
+    """A percentile, by HdrHistogram's rank, and its 95 % interval by order statistics.
+
+    What bounds a higher percentile from above bounds this one, and what bounds a lower one from below: where the tail
+    is worth more values than the body, whose slow drift means nothing there, its bounds count for the body too.
+    """
     count, n_eff = values.count, values.n_eff(percentile)
     if not count:
         return Estimate(percentile, None, None, None, 0, 0.0)
-    low, high = interval_ranks(count, n_eff, percentile)
-    pick = values.ordered
+    lows = [values.n_th(_ranks(values, p)[0]) for p in (percentile, *_BELOW) if p <= percentile]
+    highs = [values.n_th(_ranks(values, p)[1]) for p in (percentile, *_ABOVE) if p >= percentile]
     return Estimate(
         percentile,
-        _value(pick, percentile),
-        float(pick[low - 1]) if low else None,
-        float(pick[high - 1]) if high else None,
+        _value(values.ordered, percentile),
+        max((low for low in lows if low is not None), default=None),
+        min((high for high in highs if high is not None), default=None),
         count,
         n_eff,
     )
+
+
+def _ranks(values: Sample, percentile: float) -> tuple[int | None, int | None]:
+    return interval_ranks(values.count, values.n_eff(percentile), percentile)
 
 
 def more_values(values: Sample, percentile: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -208,3 +209,25 @@ def test_a_curve_ends_at_the_last_percentile_that_is_supported() -> None:
     assert 99 < points[-1].percentile < 99.7
     assert quantiles.values_needed(points[-1].percentile) <= 1000
     assert quantiles.curve(quantiles.sample([])) == []
+
+
+def test_where_the_body_drifts_its_percentiles_have_the_tails_bounds() -> None:
+    """Four thousand answers between 50 and 52 ms, whose order drifts: p90 is known to be below what p95 is below."""
+    drifting = quantiles.Sample(np.linspace(50.0, 52.0, 4000), 6.0, 400.0, 6.0)
+    body, tail = (quantiles.estimate(drifting, p) for p in (90.0, 95.0))
+    assert quantiles.interval_ranks(4000, 6.0, 90.0)[1] is None, "which the body alone does not have"
+    assert tail.supported and body.supported
+    assert body.high == tail.high
+
+
+@given(st.lists(st.floats(1, 400), min_size=3, max_size=3), st.integers(1, 2000))
+def test_ends_grow_with_the_percentile_whatever_its_parts_are_worth(worths: list[float], count: int) -> None:
+    values = quantiles.Sample(np.arange(1.0, count + 1), *(min(worth, count) for worth in worths))
+    found = [quantiles.estimate(values, p) for p in (50.0, 75.0, 90.0, 95.0, 99.0)]
+    for lower, higher in itertools.pairwise(found):
+        assert lower.high is not None or higher.high is None
+        assert higher.low is not None or lower.low is None
+        if higher.high is not None and lower.high is not None:
+            assert lower.high <= higher.high
+        if higher.low is not None and lower.low is not None:
+            assert lower.low <= higher.low
