@@ -20,7 +20,7 @@ from analysis import verdict
 from analysis.attribution.tail import Anatomy, inside_measured
 from analysis.attribution.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
 from analysis.jsonable import SCHEMA_VERSION, json_safe
-from analysis.report.numbers import duration, share
+from analysis.numbers import duration, share
 from analysis.requests import failures, omission, turns
 from analysis.requests import figures as fig
 from analysis.requests.attempts import attempts_warning

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.tail import Anatomy
-from analysis.report.numbers import DASH, duration, share
-from analysis.report.numbers import count as count_text
+from analysis.numbers import DASH, duration, share
+from analysis.numbers import count as count_text
 from analysis.requests.metrics import METRICS, metric_sample, succeeded, window_s
 from analysis.statistics import quantiles
 

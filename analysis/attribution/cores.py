@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.report.numbers import share
+from analysis.numbers import share
 from analysis.stages import column
 from analysis.trust.evidence import RunWarning
 

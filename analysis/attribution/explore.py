@@ -150,7 +150,7 @@ def _described(requests: pd.DataFrame, rows: pd.DataFrame, limits_ns: Mapping[st
 
 def sentence(found: Mapping[str, Any], a: str, b: str, device: str = "GPU") -> str:
     """A difference in a sentence, with its uncertainty; ``device`` is what computed the forwards."""
-    from analysis.report.numbers import duration
+    from analysis.numbers import duration
 
     first = found["ranked"][0]
     low, high = found["difference_ci_ms"]

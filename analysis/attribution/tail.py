@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.report.numbers import duration
+from analysis.numbers import duration
 from analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column, owner_words
 from analysis.statistics.quantiles import Floats
 from analysis.statistics.resample import Bools, Ints, drawn_means, interval, stretches

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.report.numbers import duration
+from analysis.numbers import duration
 from analysis.stages import column
 from analysis.statistics import quantiles
 from analysis.statistics.quantiles import Estimate, Floats

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.export.markdown import origin_line, plain
-from analysis.report.numbers import DASH
+from analysis.numbers import DASH
 
 
 def markdown_of_search(summary: Mapping[str, Any]) -> str:

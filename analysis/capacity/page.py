@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from analysis.capacity.pictures import density, goodput, verdicts
 from analysis.capacity.trial import FAILS, HOLDS
+from analysis.numbers import DASH, duration, rate, share, significant
 from analysis.provenance import UNKNOWN, Provenance, hardware_words
 from analysis.report.cost import economy_section
 from analysis.report.figure import Row, Table, Value, figure, written
-from analysis.report.numbers import DASH, duration, rate, share, significant
 from analysis.report.shell import Section, how_section, page_shell
 from analysis.report.svg import el, group
 from recording import RunFolder

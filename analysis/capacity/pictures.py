@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.capacity.trial import FAILS, HOLDS
+from analysis.numbers import rate, share, significant, ticks
 from analysis.points.scale import Scale, along
-from analysis.report.numbers import rate, share, significant, ticks
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stretched
 
 _HEIGHT, _SHARES, _DENSITY = 260, 120, 170

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import search
-from analysis.report.numbers import count, rate, share, significant
+from analysis.numbers import count, rate, share, significant
 
 
 def headline(found: Mapping[str, Any]) -> list[str]:

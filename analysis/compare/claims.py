@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.compare.differences import CONFIDENCE, Difference, Differences
-from analysis.report.numbers import duration, in_unit, share, significant, unit_of
+from analysis.numbers import duration, in_unit, share, significant, unit_of
 from analysis.stages import BY_NAME, owner_words
 from analysis.statistics.quantiles import Floats
 

@@ -19,7 +19,7 @@ from analysis.compare.lineup import line_up
 from analysis.compare.protocol import Fact, Protocol
 from analysis.compare.sides import Run
 from analysis.jsonable import json_safe
-from analysis.report.numbers import share
+from analysis.numbers import share
 from analysis.requests.figures import percentile_key
 from analysis.requests.metrics import METRICS
 from analysis.trust.floor import read_floor

@@ -11,10 +11,10 @@ from analysis.compare import pictures, words
 from analysis.compare.claims import NAMES
 from analysis.compare.protocol import BLOCKS
 from analysis.compare.sides import Run
+from analysis.numbers import DASH, bounds, count, duration, share
 from analysis.provenance import Provenance, hardware_words, provenance_of
 from analysis.report import marks
 from analysis.report.figure import Row, Table, Value, figure, written
-from analysis.report.numbers import DASH, bounds, count, duration, share
 from analysis.report.shell import Section, page_shell
 from analysis.report.svg import NOTHING, Fragment, el, group
 from analysis.stages import owner_words

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.compare.words import difference, interval
+from analysis.numbers import in_unit, ticks, unit_of
 from analysis.report import marks
-from analysis.report.numbers import in_unit, ticks, unit_of
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, percent
 from analysis.stages import owner_words
 

@@ -13,7 +13,7 @@ from typing import Any
 from analysis.compare.claims import NAMES, holm, signed_share
 from analysis.compare.differences import CONFIDENCE
 from analysis.compare.words import difference, interval
-from analysis.report.numbers import duration, share
+from analysis.numbers import duration, share
 from analysis.requests.figures import percentile_key
 
 REGRESSED, UNDECIDED, WITHIN, UNKNOWN = "REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.compare.claims import NAMES, between, signed, signed_share
 from analysis.compare.protocol import BLOCKS
 from analysis.export.markdown import origin_line
-from analysis.report.numbers import DASH, duration, share, significant
+from analysis.numbers import DASH, duration, share, significant
 
 _WIDTH = 100
 RARE = (("capacity", "req/s"), ("cost", "USD"), ("energy", "J"))  # figures that only some runs have

@@ -23,7 +23,7 @@ from scipy import stats
 
 from analysis.cost.price import NoPrice, Price, price_of
 from analysis.device.devices import CPU
-from analysis.report.numbers import share, significant
+from analysis.numbers import share, significant
 from analysis.requests.metrics import succeeded
 from analysis.requests.rate_curve import CHANGING
 from analysis.statistics import quantiles

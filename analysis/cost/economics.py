@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.cost.cost import describe_cost, describe_tokens
 from analysis.cost.energy import Energy, describe_energy
-from analysis.report.numbers import large, share
+from analysis.numbers import large, share
 from analysis.trust.evidence import RunWarning
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from analysis.device.binding_evidence import BindingEvidence
-from analysis.report.numbers import share
+from analysis.numbers import share
 from analysis.stages import BY_NAME
 
 LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (

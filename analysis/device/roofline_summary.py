@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.attribution.trace import Trace
 from analysis.device.devices import UnknownDevice, find_device, recognise
 from analysis.device.roofline import Rate, ratio, step_work
-from analysis.report.numbers import duration, share
+from analysis.numbers import duration, share
 
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound

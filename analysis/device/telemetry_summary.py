@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.attribution.trace import Trace
 from analysis.device.telemetry import SOURCES, EnergyEstimate, Ints, Telemetry, energy_of, servers_gpus
 from analysis.device.utilisation import ForwardShares, forward_shares
-from analysis.report.numbers import duration, share
+from analysis.numbers import duration, share
 from analysis.trust.evidence import RunWarning
 
 # GB/s of one PCIe lane in one direction, after encoding (PCI Express base specification, by generation).

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.report.numbers import bounds, count, duration, share
+from analysis.numbers import bounds, count, duration, share
 from analysis.verdict import FAIL, INVALID, PASS
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

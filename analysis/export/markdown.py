@@ -7,9 +7,9 @@ from typing import Any
 
 from analysis.attribution.tail import owner_of
 from analysis.export.junit import slo_interval, slo_value
+from analysis.numbers import count, duration, rate, share
 from analysis.provenance import Provenance
 from analysis.report.head import users
-from analysis.report.numbers import count, duration, rate, share
 from analysis.requests.figures import percentile_key
 from analysis.requests.turns import turns_sentence
 from analysis.stages import owner_words

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.numbers import significant
+from analysis.numbers import significant
 
 # What a load is, then the server's size, then whatever else has numbers.
 _FIRST = ("load.concurrency", "load.rate", "server.max_batch", "workload.prompt_tokens", "workload.output_tokens")

@@ -10,11 +10,11 @@ import pandas as pd
 from analysis.cost.cost import MILLION, describe_cost, describe_tokens, price_words, usd
 from analysis.cost.economics import describe_value
 from analysis.cost.price import Price
+from analysis.numbers import DASH, bounds, duration, large, significant
 from analysis.points.compared import figure_key
 from analysis.provenance import Provenance
 from analysis.report import head
 from analysis.report.figure import Row, Table, Value, written
-from analysis.report.numbers import DASH, bounds, duration, large, significant
 from analysis.report.shell import Section
 from analysis.report.svg import el
 

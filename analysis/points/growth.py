@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.attribution.tail import FEWEST_SLOW, owner_of, slow_count
+from analysis.numbers import duration, share
 from analysis.points.compared import figure_words
 from analysis.points.level import Level, difference
 from analysis.report.marks import words
-from analysis.report.numbers import duration, share
 from analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from analysis.statistics.quantiles import Floats
 from analysis.statistics.resample import Bools, drawn_means, interval, stretches

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.numbers import DASH, bounds, duration, share
 from analysis.points.compared import figure_words
 from analysis.points.growth import SLOW_LEVEL, is_sure
 from analysis.provenance import Provenance
 from analysis.report import marks
 from analysis.report.figure import Row, Table, written
-from analysis.report.numbers import DASH, bounds, duration, share
 from analysis.report.shell import Section
 from analysis.report.svg import el, group
 from analysis.stages import owner_words

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.export.markdown import origin_line, plain
+from analysis.numbers import DASH, bounds, duration
 from analysis.points.compared import figure_key
 from analysis.points.read import written_tokens
-from analysis.report.numbers import DASH, bounds, duration
 
 
 def markdown_of_points(summary: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from analysis.numbers import DASH, bounds, duration, significant
 from analysis.points.compared import figure_key
 from analysis.points.economy import economy_section
 from analysis.points.growth_page import growth_section
@@ -14,7 +15,6 @@ from analysis.points.read import tokens_per_s, written_tokens
 from analysis.provenance import UNKNOWN, Provenance, hardware_words
 from analysis.report import marks
 from analysis.report.figure import Row, Table, Value, figure, written
-from analysis.report.numbers import DASH, bounds, duration, significant
 from analysis.report.shell import Section, how_section, page_shell
 from analysis.report.svg import NOTHING, Fragment, el, group
 from recording import RunFolder

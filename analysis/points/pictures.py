@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.numbers import bounds, duration, share, significant
 from analysis.points.compared import figure_key, figure_words
 from analysis.points.read import tokens_per_s
 from analysis.points.scale import Scale, along, levels_ms, limit_line
 from analysis.report import marks
-from analysis.report.numbers import bounds, duration, share, significant
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stretched
 from analysis.stages import UNEXPLAINED
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.numbers import DASH, significant
 from analysis.points.level import block_rates
-from analysis.report.numbers import DASH, significant
 from analysis.requests import figures as fig
 from analysis.requests.metrics import measured_requests
 from analysis.statistics.quantiles import Floats

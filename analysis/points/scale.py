@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.report.numbers import in_unit, significant, ticks, unit_of
+from analysis.numbers import in_unit, significant, ticks, unit_of
 from analysis.report.svg import NOTHING, Fragment, el, group, percent
 
 _NEAR, _SIDE = 22.0, 0.24  # px, share of the width: as large as a limit's name

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from analysis.numbers import duration, share
 from analysis.report import head
 from analysis.report.figure import Row, Table, Value, figure, panel, switch
-from analysis.report.numbers import duration, share
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, percent, stamp_across

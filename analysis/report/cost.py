@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.cost.cost import many_requests, usd
+from analysis.numbers import DASH, large, significant
 from analysis.provenance import Provenance
 from analysis.report.figure import Table, Value, figure, written
-from analysis.report.numbers import DASH, large, significant
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, chart, el, group, percent

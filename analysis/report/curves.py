@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.numbers import count, duration, in_unit, ticks, unit_of
 from analysis.report.figure import Table, Value, figure
-from analysis.report.numbers import count, duration, in_unit, ticks, unit_of
 from analysis.report.run import Run
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stamp_across, stretched
 from analysis.statistics.quantiles import Sample

@@ -11,10 +11,10 @@ import pandas as pd
 
 from analysis.device.telemetry import Telemetry, read_telemetry
 from analysis.device.telemetry_summary import cpu_series
+from analysis.numbers import DASH, duration, share, significant
 from analysis.report import timeline
 from analysis.report.figure import Row, Table, Value, figure, written
 from analysis.report.levels import Level, level_panel
-from analysis.report.numbers import DASH, duration, share, significant
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group

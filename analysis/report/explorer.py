@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.attribution.explore import sentence
+from analysis.numbers import duration, in_unit, share, ticks, unit_of
 from analysis.report import head, marks
 from analysis.report.figure import Row, Table, Value, chooser, figure, panel, switch
-from analysis.report.numbers import duration, in_unit, share, ticks, unit_of
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, chart, el, group, percent, stamp_across

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.numbers import count, duration, over, share
+from analysis.numbers import count, duration, over, share
 
 _WORDS = {
     "refused": "refused the connection",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.numbers import duration, share
 from analysis.report.head import SloLine, slo_lines
-from analysis.report.numbers import duration, share
 from analysis.report.svg import Fragment, el, group, percent
 
 _LIMIT_AT = 0.78  # of the width; beyond it is what breaks the objective

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.export.junit import slo_interval, slo_value
+from analysis.numbers import count, duration, rate
 from analysis.report import marks
-from analysis.report.numbers import count, duration, rate
 from analysis.requests.turns import turns_sentence
 
 WORDS = {"PASS": "met", "FAIL": "missed", "INCONCLUSIVE": "undecided", "INVALID": "not measured"}

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.report.numbers import significant, ticks
+from analysis.numbers import significant, ticks
 from analysis.report.svg import Fragment, chart, el, group, path, percent, stretched
 from analysis.report.timeline import Span, thin
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.numbers import count, duration
+from analysis.numbers import count, duration
 
 _TITLES = {"ttft": "TTFT", "itl": "ITL", "icl": "ICL", "tpot": "TPOT", "e2e": "E2E"}
 _OURS = {

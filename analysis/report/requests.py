@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.numbers import duration
 from analysis.report import marks
 from analysis.report.figure import Row, Table, Value, folded, origin, stamped
-from analysis.report.numbers import duration
 from analysis.report.picked import STAGE_NAMES, picked, request_data
 from analysis.report.run import Run
 from analysis.report.shell import Section

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.numbers import duration
 from analysis.report import marks
-from analysis.report.numbers import duration
 from analysis.report.run import Run, stage_columns
 from analysis.report.svg import Fragment, el, percent
 

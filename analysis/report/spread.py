@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis.numbers import duration, in_unit, share, ticks, unit_of
 from analysis.report import marks
-from analysis.report.numbers import duration, in_unit, share, ticks, unit_of
 from analysis.report.svg import Fragment, chart, el, group, percent, stamp_across
 from analysis.stages import UNEXPLAINED
 

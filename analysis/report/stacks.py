@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analysis.numbers import duration, in_unit, share, significant, ticks, unit_of
 from analysis.report import marks
-from analysis.report.numbers import duration, in_unit, share, significant, ticks, unit_of
 from analysis.report.svg import NOTHING, Fragment, chart, el, group, percent
 from analysis.stages import UNEXPLAINED
 

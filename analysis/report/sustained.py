@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.numbers import DASH, significant
 from analysis.report.figure import Row, Table, Value, written
-from analysis.report.numbers import DASH, significant
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import el, group

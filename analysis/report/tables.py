@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.numbers import count, duration, over, share
 from analysis.report import marks
-from analysis.report.numbers import count, duration, over, share
 from analysis.report.svg import Fragment, el
 from analysis.requests.figures import percentile_key
 from analysis.stages import STAGES

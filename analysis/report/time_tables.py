@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from analysis.numbers import DASH, duration, significant, ticks
 from analysis.report.figure import Row, Table, Value
 from analysis.report.levels import Level
-from analysis.report.numbers import DASH, duration, significant, ticks
 from analysis.report.timeline import Dots, Floats, Series, envelope
 
 _ROWS = 20

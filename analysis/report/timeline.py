@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.report.numbers import duration, in_unit, significant, ticks, unit_of
+from analysis.numbers import duration, in_unit, significant, ticks, unit_of
 from analysis.report.svg import Fragment, chart, el, group, path, percent, stamp_across, stretched
 
 _DOTS = 2000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.attribution.bands import SLOW, slow_key
+from analysis.numbers import duration
 from analysis.report import head, marks, spread, stacks
 from analysis.report.figure import Row, Table, Value, figure, panel, switch
-from analysis.report.numbers import duration
 from analysis.report.run import Run
 from analysis.report.shell import Section
 from analysis.report.svg import Fragment, el, group

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.report.numbers import count, duration
+from analysis.numbers import count, duration
 from analysis.requests.figures import percentile_key, plain_percentile
 from analysis.requests.metrics import request_values_ns, succeeded
 from analysis.statistics import quantiles

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.report.numbers import count, share, significant
+from analysis.numbers import count, share, significant
 from analysis.requests.metrics import stamps_ns, succeeded
 from analysis.trust.evidence import RunWarning
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.report.numbers import duration
+from analysis.numbers import duration
 from analysis.requests import figures
 from analysis.requests.metrics import metric_sample, window_s
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from analysis.report.numbers import count, share, significant
+from analysis.numbers import count, share, significant
 from analysis.requests.metrics import Ints, stamps_ns
 from analysis.requests.rate_curve import Knots, expected_counts
 from analysis.statistics.quantiles import Floats

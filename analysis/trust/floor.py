@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.report.numbers import duration
+from analysis.numbers import duration
 from analysis.requests.metrics import stamps_ns
 
 COMMAND = "gapmeter calibrate"

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from analysis.report.numbers import count, duration, share, significant
+from analysis.numbers import count, duration, share, significant
 from analysis.requests.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
 from analysis.statistics.hdr import nearest_rank
 from analysis.statistics.quantiles import Floats

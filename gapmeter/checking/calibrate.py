@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.report.numbers import duration
+from analysis.numbers import duration
 from gapmeter.checking.calibration import Floor, Limit, cache_file, fingerprint, save_calibration
 from gapmeter.checking.instrument import (
     Cores,

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from analysis.attribution.condition import ConditionError, holds
 from analysis.attribution.explore import FEWEST, METRICS, difference, sentence
+from analysis.numbers import DASH, bounds, duration, share
 from analysis.provenance import provenance_of
-from analysis.report.numbers import DASH, bounds, duration, share
 from analysis.requests.figures import ledgers_of
 from analysis.requests.metrics import measured_requests, request_values_ns
 from analysis.stages import STAGES, UNEXPLAINED, column, owner_words

@@ -148,7 +148,7 @@ def _time_of(path: Path) -> str:
 
 
 def _print_table(entries: list[Entry]) -> None:
-    from analysis.report.numbers import count, duration
+    from analysis.numbers import count, duration
     from gapmeter.showing.sheet import print_table
 
     rows = [

@@ -31,7 +31,6 @@ from gapmeter.running.probes import ProbeFolder
 from gapmeter.running.sampling import sampling
 from gapmeter.running.serve import Target, prepare, running
 from gapmeter.running.stopping import StopWhen
-from gapmeter.running.unbroken import unbroken
 from loadgen.errors import PlanError
 from loadgen.plan import Plan, make_plan
 from loadgen.tokenizer import PromptTokenizer, load_tokenizer
@@ -162,11 +161,10 @@ class Session:
 def _import_analysis() -> None:
     """What the end of a load needs takes a second to import: had while a server starts, it costs nobody time.
 
-    Not in a thread: where a signal finds the main thread inside an import, it keeps the interpreter's import lock, and
-    the other would wait for it for ever.
+    Not in a thread: a signal may find the main thread in an import of its own and keep the interpreter's import lock,
+    for which the other would wait for ever.
     """
-    with unbroken():
-        importlib.import_module("analysis.analyse")
+    importlib.import_module("analysis.analyse")
 
 
 class _LogPart:

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from analysis.numbers import duration, rate, share, significant
 from analysis.report.cost import economy_lines
-from analysis.report.numbers import duration, rate, share, significant
 from gapmeter import errors
 
 _WIDTH = 100

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from analysis.report.numbers import in_unit, ticks, unit_of
+from analysis.numbers import in_unit, ticks, unit_of
 from analysis.stages import BY_NAME, UNEXPLAINED, colour
 
 RESIDUAL_LETTER = "?"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from analysis.report.numbers import duration, significant
+from analysis.numbers import duration, significant
 
 REDRAW_S = 0.25
 PLAIN_S = 10.0

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from analysis.numbers import DASH, bounds, duration, significant
 from analysis.points.compared import figure_key
 from analysis.points.read import written_tokens
 from analysis.report.marks import words
-from analysis.report.numbers import DASH, bounds, duration, significant
 from gapmeter import errors
 
 _STYLES = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INVALID": "red", "FAILED": "red", "MISSING": ""}

@@ -9,10 +9,10 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from analysis.numbers import duration
 from analysis.report import failed, head, reconcile
 from analysis.report.cost import economy_lines
 from analysis.report.marks import words
-from analysis.report.numbers import duration
 from analysis.requests.turns import turns_sentence
 from gapmeter import errors
 from gapmeter.showing import bars

@@ -9,8 +9,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from analysis.numbers import DASH, count, duration
 from analysis.provenance import UNKNOWN, Provenance
-from analysis.report.numbers import DASH, count, duration
 from analysis.report.shell import Section, page_shell
 from gapmeter.keeping.listing import Listed
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.numbers import over
 from analysis.report import write_report
 from analysis.report.failed import censored_sentence, failed_classes, failed_sentence
-from analysis.report.numbers import over
 from analysis.requests.failures import bound_ns, censored, describe_failures
 from analysis.requests.figures import figures
 from analysis.requests.metrics import measured_requests

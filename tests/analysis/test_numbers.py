@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.report.numbers import bounds, duration, rate, share, significant, ticks
+from analysis.numbers import bounds, duration, rate, share, significant, ticks
 
 
 @pytest.mark.parametrize(
