@@ -156,7 +156,7 @@ def _latency_sentence(
     if status == INVALID:
         return f"{name} never occurred: no request had one"
     worth = count_text(found.n_eff) if found.n_eff >= 1 else "less than one"
-    size = f"n = {count_text(found.count)}, worth {worth}"
+    size = f"n = {count_text(found.count)}, worth {worth} independent"
     if found.supported and found.low == math.inf:
         return f"{name} never: more requests failed than it may leave out ({size})"
     if found.supported:
