@@ -96,7 +96,7 @@ class Command:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gapmeter", *self.words, *own], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, **self.env, MARK: self.mark}, preexec_fn=_hear_ctrl_c,
+            env={**os.environ, **self.env, MARK: self.mark}, preexec_fn=hear_signals,
         )  # fmt: skip
 
     def done(self) -> Done:
@@ -140,9 +140,10 @@ class Command:
         return found
 
 
-def _hear_ctrl_c() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so do its children; a command at a prompt does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def hear_signals() -> None:
+    """What a shell starts in the background, or nohup, ignores signals, and so do its children; not so at a prompt."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def gapmeter(*words: str, runs: Path, env: dict[str, str] | None = None) -> Done:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from recording import RunFolder
-from tests.gapmeter.command import MARK, ROOT, SIMULATED, Command, await_gone
+from tests.gapmeter.command import MARK, ROOT, SIMULATED, Command, await_gone, hear_signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -39,7 +39,7 @@ def test_a_signal_in_the_middle_of_an_import_is_heard_when_it_is_over(number: si
     paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     with subprocess.Popen(
         [sys.executable, "-c", IMPORTS], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True,
-        stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        stdout=subprocess.PIPE, preexec_fn=hear_signals,
     ) as program:  # fmt: skip
         assert program.stdout is not None
         assert program.stdout.readline() == "began\n"
@@ -57,6 +57,11 @@ def test_a_command_without_a_run_ends_with_105_too(tmp_path: Path) -> None:
     assert "Traceback" not in done.err
 
 
+def at_a_terminal() -> None:
+    hear_signals()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @pytest.mark.whole_run
 def test_a_run_whose_terminal_is_closed_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     """The terminal says so twice (the kernel and the shell), and nothing can be written to it any more."""
@@ -65,7 +70,7 @@ def test_a_run_whose_terminal_is_closed_is_reported_and_leaves_nothing(tmp_path:
     ours, theirs = os.openpty()
     command = subprocess.Popen(
         words, cwd=ROOT, env={**os.environ, MARK: mark}, stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        start_new_session=True, preexec_fn=at_a_terminal,
     )  # fmt: skip
     os.close(theirs)
     heard = b""
