@@ -140,7 +140,7 @@ class _Judge:
             a, b = self._ends(metric, part)
             least = min(short, key=lambda s: s.n_eff(percentile))
             worth = least.n_eff(percentile)
-            few = f", worth {worth:,.0f} independent one{'s' * (worth >= 1.5)}," if worth < 0.95 * least.count else ""
+            few = f", worth {_independent(worth)}," if worth < 0.95 * least.count else ""
             return Difference(a, b, why=f"{least.count:,} values on a side{few} do not support {name}")
         return self._difference(metric, part, _beyond(samples, percentile))
 
@@ -205,3 +205,7 @@ class _Judge:
 def _beyond(samples: Sequence[quantiles.Sample], percentile: float) -> float:
     """Twice the number of independent values beyond a percentile, on the side that has fewer."""
     return 2 * min(s.n_eff(percentile) for s in samples) * min(percentile, 100 - percentile) / 100
+
+
+def _independent(worth: float) -> str:
+    return "less than one independent value" if worth < 1 else f"{worth:,.0f} independent one{'s' * (worth >= 1.5)}"

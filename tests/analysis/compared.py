@@ -60,7 +60,7 @@ def put(into: dict[str, Any], keys: list[str], value: Any) -> None:
 
 def folder(path: Path, *, slots: int = 8, changes: Mapping[str, Any] | None = None, **simulation: Any) -> Path:
     """A run's folder, with ``slots`` as ``server.max_batch``; the same arrivals whatever the slots."""
-    made = write_run(path, slos=("ttft p90 <= 9 s", "e2e p50 <= 9 s"), slots=slots, count=200, **simulation)
+    made = write_run(path, slos=("ttft p90 <= 9 s", "e2e p50 <= 9 s"), slots=slots, count=240, **simulation)
     told = json.loads(made.manifest.read_text())
     told |= {"status": "complete", "repeat": 0, "device": "CPU", "scenario_digest": f"d{slots}"}
     told |= {"plan": {"digest": "abc", "loop": "open", "t0_ns": 0}}

@@ -68,7 +68,7 @@ def test_three_sides_are_also_told_in_one_table_and_how_far_identical_devices_li
     out, err = capsys.readouterr()
     lines = err.splitlines()
     (head,) = (at for at, line in enumerate(lines) if "per request at the SLA" in line)
-    assert [line.split()[:2] for line in lines[head + 1 : head + 4]] == [[side, "200"] for side in "ABC"]
+    assert [line.split()[:2] for line in lines[head + 1 : head + 4]] == [[side, "240"] for side in "ABC"]
     assert "capacity: not in this run" in err
     page = (Path(out.strip()) / "report.html").read_text()
     for part in ("capacity", "per request at the SLA", "energy a request", "Spread between identical devices (A, B"):
