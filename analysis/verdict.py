@@ -4,6 +4,9 @@
 the exact binomial, n_eff in place of n, each side at 97.5 %; which is the same as asking whether the 95 % interval
 of the percentile lies below the limit (PASS), above it (FAIL), or on both sides (INCONCLUSIVE). One side is enough: a
 sample too small for an upper end can still prove a FAIL. Failed requests exceed every limit.
+
+Where no request exceeds the limit, and few or none its half, less is needed (analysis.statistics.far): that way has a
+quarter of a side's 2.5 %, on top.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from analysis.attribution.tail import Anatomy
 from analysis.numbers import DASH, duration, share
 from analysis.numbers import count as count_text
 from analysis.requests.metrics import METRICS, metric_sample, succeeded, window_s
-from analysis.statistics import quantiles
+from analysis.statistics import far, quantiles
 
 PASS, FAIL, INCONCLUSIVE, INVALID = "PASS", "FAIL", "INCONCLUSIVE", "INVALID"
 EXIT_CODES = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
@@ -95,6 +98,10 @@ def _judge_latency(
     status = _status(found.low, found.high, limit) if found.count else INVALID
     over = values.count - int(np.searchsorted(values.ordered, limit, side="right"))
     more, minutes = None, None
+    beyond_half = values.count - int(np.searchsorted(values.ordered, limit / 2, side="right"))
+    is_far = status == INCONCLUSIVE and not over and _is_far_below(beyond_half, found)
+    if is_far:
+        status = PASS
     if status == INCONCLUSIVE:
         growth = quantiles.growth_to_decide(
             over, values.count, found.n_eff, 1 - percentile / 100, values.plain(percentile)
@@ -106,11 +113,19 @@ def _judge_latency(
     sentence = _latency_sentence(slo, status, found, whole if more is None else None)
     if status != INVALID:
         sentence += _outcome(status, more, minutes, f"the limit of {_time(limit)}")
+    if is_far:
+        sentence += f", which no request exceeded, and {count_text(beyond_half) if beyond_half else 'none'} its half"
     return SloResult(
         str(slo["text"]), str(slo["metric"]), percentile, limit, status, value, found.low, found.high, found.count,
         found.n_eff, more, minutes, anatomy.stage if anatomy else None, anatomy.owner if anatomy else None, sentence,
         *whole,
     )  # fmt: skip
+
+
+def _is_far_below(beyond_half: int, found: quantiles.Estimate) -> bool:
+    """Whether a limit that nothing exceeds is far enough for less evidence to do."""
+    share_allowed = 1 - found.percentile / 100
+    return far.chance_far_below(beyond_half, found.count, found.n_eff, share_allowed) <= quantiles.TAIL / 4
 
 
 def _judge_errors(slo: Mapping[str, Any], requests: pd.DataFrame, each_s: float) -> SloResult:

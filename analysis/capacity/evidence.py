@@ -5,11 +5,8 @@ exceedances found are if the opposite were true, with n_eff in place of n, since
 promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one that fails
 suffices, so the strongest counts, times the number of promises (Bonferroni).
 
-*Far below the limit.* Without a single value beyond the limit, slow requests of two kinds could have been missed. Those
-that come alone are told by the plain number of values. Those that come in bursts, as queues make them, also show below
-the limit: where the tail falls at least as 1 / x^2 from half the limit on (a queue's falls exponentially), it is enough
-that at most 4 times the allowed share exceeds half the limit. Both must be proven, and this way is given a quarter of
-the trial's chance to be wrong, the plain one the rest.
+*Far below the limit* less is needed (analysis.statistics.far). This way is given a quarter of the trial's chance to be
+wrong, the plain one the rest.
 
 *A queue that grows.* A server that completes requests more slowly than they are asked for has no steady state, and once
 its latest values are beyond the limit they stay there (``chance_if_stable``). This has a tenth of the chance.
@@ -34,7 +31,7 @@ from scipy import special, stats
 
 from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
 from analysis.requests.metrics import Ints
-from analysis.statistics import dependence
+from analysis.statistics import dependence, far
 from analysis.statistics.hdr import nearest_rank
 from analysis.statistics.quantiles import Floats
 
@@ -48,8 +45,6 @@ _LATE_HOLD = (0.25, 0.25, 0.5)  # shares of the chance to claim wrongly that all
 _LATE_FAIL = (0.2, 0.2, 0.4)  # of the chance to claim wrongly that something fails; what is left, early
 _SIDE = 0.25  # of the chance of holding, for what is proven far below the limit
 _SIDE_GROWTH = 0.1  # of the chance of failing, for a queue that grows
-_HALF_TIMES = 4.0  # so many times the allowed share may exceed half the limit
-_FEWEST_FAR = 100.0  # independent values: below, n_eff itself is not known well enough
 _MOST_BATCHES, _FEWEST_BATCHES, _BATCH = 20, 5, 8
 _LATEST = 20  # of so many parts the last must be beyond the limit
 
@@ -113,12 +108,11 @@ def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, la
 
 def chance_if_broken(count: Count, share: float) -> float:
     """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
-    if count.over or count.over_half is None or count.n_eff < _FEWEST_FAR or _HALF_TIMES * share >= 1:
-        return _lower_tail(count.over, count.count, count.n_eff, share)
-    alone = _lower_tail(0.0, count.count, float(count.count), share)
-    bursts = _lower_tail(count.over_half, count.count, count.n_eff, _HALF_TIMES * share)
-    plain = _lower_tail(0.0, count.count, count.n_eff, share)
-    return min(1.0, plain / (1 - _SIDE), max(alone, bursts) / _SIDE)
+    plain = far.lower_tail(count.over, count.count, count.n_eff, share)
+    if count.over or count.over_half is None or not far.applies(count.n_eff, share):
+        return plain
+    below_half = far.chance_far_below(count.over_half, count.count, count.n_eff, share)
+    return min(1.0, plain / (1 - _SIDE), below_half / _SIDE)
 
 
 def chance_if_kept(count: Count, share: float) -> float:
@@ -150,13 +144,13 @@ def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) 
     return float(stats.t.sf(t, batches - 1))
 
 
-def values_to_hold(promise: Promise, *, far: bool) -> float:
+def values_to_hold(promise: Promise, *, is_far: bool) -> float:
     """How many independent values a promise takes to be held at the last look, without an exceedance.
 
-    ``far``: where no value exceeds half the limit.
+    ``is_far``: where no value exceeds half the limit.
     """
-    if far and _HALF_TIMES * promise.share < 1:
-        return max(_FEWEST_FAR, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], _HALF_TIMES * promise.share))
+    if is_far and far.HALF_TIMES * promise.share < 1:
+        return max(far.FEWEST, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], far.HALF_TIMES * promise.share))
     return _log_ratio((1 - SURE) * (1 - _SIDE) * _LATE_HOLD[-1], promise.share)
 
 
@@ -199,14 +193,6 @@ def worth_of_slow(values: Floats, limit: float) -> float:
     """
     middle = float(np.sort(values)[nearest_rank(50.0, len(values)) - 1])
     return min(dependence.exceedances(values, at, None).short() for at in (limit, middle))
-
-
-def _lower_tail(over: float, count: int, n_eff: float, share: float) -> float:
-    """P(at most so many) of a binomial distribution, in its beta form, which takes real numbers."""
-    if not count or share <= 0:
-        return 1.0
-    found = over * n_eff / count
-    return 1.0 if found >= n_eff else float(special.betainc(n_eff - found, found + 1, 1 - share))
 
 
 def _log_ratio(chance: float, share: float) -> float:

@@ -126,7 +126,7 @@ def requests_to_hold(goal: Goal, trial: Trial) -> float:
     """How many requests a trial at this one's rate takes to hold, if none is slow: what one of them was worth."""
     outcome = trial.outcome
     needed = [
-        values_to_hold(promise, far=count.over_half is not None and not count.over) * outcome.measured / count.n_eff
+        values_to_hold(promise, is_far=count.over_half is not None and not count.over) * outcome.measured / count.n_eff
         for promise, count in zip(goal.promises, outcome.counts, strict=True)
         if count.n_eff
     ]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from analysis import verdict
+from analysis.statistics import far
 from analysis.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
 
 MS = 1_000_000
@@ -204,3 +205,44 @@ def test_repeats_with_other_runs_between_them_need_the_minutes_that_they_were_as
     assert found.status == INCONCLUSIVE
     assert found.more_requests is not None
     assert found.more_minutes == pytest.approx(found.more_requests * 0.1 / 60)
+
+
+def drifting(count: int) -> pd.DataFrame:
+    """First tokens after 30 ms, give or take what a machine drifts by for a minute: worth a tenth of their number."""
+    requests = answers(np.full(count, 30.0))
+    wave = 1.0 * np.sin(np.arange(count) / 40) + np.random.default_rng(2).normal(0, 1, count)
+    requests["first_token_ns"] = pd.array(requests["due_ns"] + ((30 + wave) * MS).astype(np.int64), dtype="Int64")
+    return requests
+
+
+def test_a_limit_far_above_all_that_happened_is_kept_with_less_evidence_than_a_near_one() -> None:
+    requests = drifting(1500)
+    near, far_off = (one(slo("ttft", 99, limit), requests) for limit in (45, 500))
+    assert 125 < near.n_eff < 367
+    assert (near.status, far_off.status) == (INCONCLUSIVE, PASS)
+    assert near.high is far_off.high is None, "the interval is what it was"
+    assert far_off.sentence.endswith("within the limit of 500 ms, which no request exceeded, and none its half")
+    assert far_off.more_requests is None
+
+
+def test_one_request_beyond_a_far_limit_takes_the_evidence_that_a_near_one_does() -> None:
+    requests = drifting(1500)
+    requests.loc[7, "first_token_ns"] = int(requests.loc[7, "due_ns"]) + 501 * MS
+    assert one(slo("ttft", 99, 500), requests).status == INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("over_half", "count", "n_eff", "share", "proven"),
+    [
+        (0, 1500, 130, 0.01, True),  # 0.96^130 = 0.5 %
+        (0, 1500, 110, 0.01, False),  # 0.96^110 = 1.1 %
+        (0, 400, 130, 0.01, False),  # alone: 0.99^400 = 1.8 %
+        (0, 1500, 99, 0.1, False),  # of fewer than a hundred it is not known what they are worth
+        (75, 1500, 300, 0.01, False),  # one in twenty beyond half the limit, one in 25 allowed
+        (0, 1500, 300, 0.25, False),  # of p75 nothing follows
+    ],
+)
+def test_far_below_a_limit_both_kinds_of_slow_requests_are_ruled_out(
+    over_half: int, count: int, n_eff: float, share: float, proven: bool
+) -> None:
+    assert (far.chance_far_below(over_half, count, n_eff, share) <= 0.025 / 4) is proven
