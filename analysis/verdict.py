@@ -110,7 +110,7 @@ def _judge_latency(
     value = found.value if found.supported else None
     missing = quantiles.more_values(values, percentile) if found.count else 0
     whole = _more(1 + missing / found.count, requests, each_s) if missing else (None, None)
-    sentence = _latency_sentence(slo, status, found, whole if more is None else None)
+    sentence = _latency_sentence(slo, status, found, whole if more is None and not is_far else None)
     if status != INVALID:
         sentence += _outcome(status, more, minutes, f"the limit of {_time(limit)}")
     if is_far:
