@@ -48,7 +48,7 @@ loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=h
 	@test -n "$$SCENARIO" || { echo 'which scenario? make loadtest SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
 	$(setup) run
-	@$(own) -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
+	@$(own) -P -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(GENERATOR),--set load.generator=$(GENERATOR)) $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
 capacity: export GAPMETER_AGAIN = $(if $(ARGS),,make capacity SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
@@ -57,17 +57,17 @@ capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGI
 	@test -n "$$SCENARIO" || { echo 'which scenario? make capacity SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
 	$(setup) run
-	@$(own) -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") $(ARGS)
+	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") $(ARGS)
 
 report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
 	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name a folder: make report RUN=FOLDER' >&2; exit 2; }
 	$(setup) core
-	@$(own) -m gapmeter report "$(RUN)" $(ARGS)
+	@$(own) -P -m gapmeter report "$(RUN)" $(ARGS)
 
 compare:  ## what differs between runs, beyond chance: A=runs/... B=runs/... [ARGS='--factor server.max_batch']
 	@test -n "$(A)" -a -n "$(B)" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
 	$(setup) core
-	@$(own) -m gapmeter compare "$(A)" "$(B)" $(ARGS)
+	@$(own) -P -m gapmeter compare "$(A)" "$(B)" $(ARGS)
 
 screenshots:  ## take the docs' pictures, with Chromium: of the newest run, sweep, search, comparison [RUN='runs/A runs/B']
 	$(setup) core
@@ -75,7 +75,7 @@ screenshots:  ## take the docs' pictures, with Chromium: of the newest run, swee
 
 doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core
-	@$(own) -m gapmeter doctor $(ARGS)
+	@$(own) -P -m gapmeter doctor $(ARGS)
 
 test:  ## everything that proves it, both engines included (some 20 minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
@@ -104,7 +104,7 @@ bench:  ## the figures in docs/results, measured on this machine
 
 calibrate:  ## measure the load tester itself on this machine: its error, its cost, its limits (four minutes)
 	$(setup) core locust
-	@$(own) -m gapmeter calibrate $(ARGS)
+	@$(own) -P -m gapmeter calibrate $(ARGS)
 
 bench-peers:  ## gapmeter beside guidellm, aiperf, vllm bench serve and genai-bench, against the null server's log
 	$(setup) core transformers locust vllm

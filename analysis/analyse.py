@@ -7,36 +7,41 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.chosen import chosen
-from analysis.attribution.cores import core_warning
-from analysis.attribution.explained import explain_groups
-from analysis.attribution.interference import Interference
-from analysis.attribution.ledger import Ledger, make_ledger, timelines
-from analysis.attribution.trace import Trace, read_trace
-from analysis.cost.economics import describe_economics, emulation_warning
-from analysis.cost.energy import Energy
-from analysis.device.roofline_summary import describe_roofline
-from analysis.device.telemetry import EnergyEstimate, read_telemetry
-from analysis.device.telemetry_summary import describe_telemetry, measured_energy, measured_window, telemetry_warnings
-from analysis.export.perfetto import write_trace
-from analysis.jsonable import json_safe
-from analysis.made_by import made_by
-from analysis.provenance import provenance_of
-from analysis.report import write_report
-from analysis.requests.attempts import final
-from analysis.requests.definitions import describe_definitions
-from analysis.requests.figures import write_histograms
-from analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
-from analysis.requests.rate_curve import CHANGING, Knots, expected_counts
-from analysis.requests.streaming import streaming_warnings
-from analysis.summary import build_summary, write_summary
-from analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
-from analysis.trust.drift import describe_drift, throttled
-from analysis.trust.evidence import Evidence, RunWarning
-from analysis.trust.floor import read_floor
-from analysis.trust.steadiness import describe_steady, growth_warning
-from analysis.trust.steady import detect_warmup
-from recording import RunFolder
+from gapmeter.analysis.cost.economics import describe_economics, emulation_warning
+from gapmeter.analysis.cost.energy import Energy
+from gapmeter.analysis.device.roofline_summary import describe_roofline
+from gapmeter.analysis.device.telemetry import EnergyEstimate, read_telemetry
+from gapmeter.analysis.device.telemetry_summary import (
+    describe_telemetry,
+    measured_energy,
+    measured_window,
+    telemetry_warnings,
+)
+from gapmeter.analysis.jsonable import json_safe
+from gapmeter.analysis.judge.drift import describe_drift, throttled
+from gapmeter.analysis.judge.evidence import Evidence, RunWarning
+from gapmeter.analysis.judge.floor import read_floor
+from gapmeter.analysis.judge.steadiness import describe_steady, growth_warning
+from gapmeter.analysis.judge.steady import detect_warmup
+from gapmeter.analysis.ledger.chosen import chosen
+from gapmeter.analysis.ledger.cores import core_warning
+from gapmeter.analysis.ledger.explained import explain_groups
+from gapmeter.analysis.ledger.interference import Interference
+from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
+from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.made_by import made_by
+from gapmeter.analysis.provenance import provenance_of
+from gapmeter.analysis.requests.attempts import final
+from gapmeter.analysis.requests.definitions import describe_definitions
+from gapmeter.analysis.requests.figures import write_histograms
+from gapmeter.analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
+from gapmeter.analysis.requests.rate_curve import CHANGING, Knots, expected_counts
+from gapmeter.analysis.requests.streaming import streaming_warnings
+from gapmeter.analysis.summary import build_summary, write_summary
+from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
+from gapmeter.records import RunFolder
+from gapmeter.report import write_report
+from gapmeter.report.export.perfetto import write_trace
 
 
 def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
@@ -44,7 +49,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
 
     ``definitions``: also TTFT, ITL, TPOT and E2E by other tools' definitions.
 
-    Raises FileNotFoundError when this is no run's folder, recording.NotRecords when no request was recorded.
+    Raises FileNotFoundError when this is no run's folder, gapmeter.records.NotRecords when no request was recorded.
     """
     manifest = folder.read_manifest()
     plan = manifest["plan"]

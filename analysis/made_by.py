@@ -7,7 +7,7 @@ import importlib.metadata
 from functools import cache
 from pathlib import Path
 
-_PACKAGES = ("analysis", "recording")
+_PACKAGES = ("analysis", "records")
 
 
 @cache

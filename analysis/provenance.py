@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from analysis.report.head import engine_words, load
+from gapmeter.report.head import engine_words, load
 
 UNKNOWN = "unknown"
 STAMPS = ("INVALID", "NOT COMPARABLE")  # what a validity begins with whose figures must not be taken at their word

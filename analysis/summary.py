@@ -16,16 +16,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import verdict
-from analysis.attribution.tail import Anatomy, inside_measured
-from analysis.attribution.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
-from analysis.jsonable import SCHEMA_VERSION, json_safe
-from analysis.numbers import duration, share
-from analysis.requests import failures, omission, turns
-from analysis.requests import figures as fig
-from analysis.requests.attempts import attempts_warning
-from analysis.requests.load_summary import counts_part, goodput_part, load_part, throughput_part
-from analysis.requests.metrics import (
+from gapmeter.analysis.jsonable import SCHEMA_VERSION, json_safe
+from gapmeter.analysis.judge import validity, verdict
+from gapmeter.analysis.judge.evidence import WARN, Check, Evidence, RunWarning
+from gapmeter.analysis.judge.floor import floor_part
+from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.judge.verdict import SloResult
+from gapmeter.analysis.ledger.tail import Anatomy, inside_measured
+from gapmeter.analysis.ledger.tail_summary import LEDGER_OF, anatomies_of, tail_part, upgrade_part, upgrades_of
+from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.requests import failures, omission, turns
+from gapmeter.analysis.requests import figures as fig
+from gapmeter.analysis.requests.attempts import attempts_warning
+from gapmeter.analysis.requests.load_summary import counts_part, goodput_part, load_part, throughput_part
+from gapmeter.analysis.requests.metrics import (
     METRICS,
     generator_lag_ns,
     limits_of,
@@ -34,14 +38,9 @@ from analysis.requests.metrics import (
     succeeded,
     window_s,
 )
-from analysis.stages import BY_NAME
-from analysis.statistics import quantiles
-from analysis.statistics.hdr import PERCENTILES
-from analysis.trust import validity
-from analysis.trust.evidence import WARN, Check, Evidence, RunWarning
-from analysis.trust.floor import floor_part
-from analysis.trust.steady import Warmup
-from analysis.verdict import SloResult
+from gapmeter.analysis.stages import BY_NAME
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.hdr import PERCENTILES
 
 CONFIDENCE_PART = {"interval": quantiles.CONFIDENCE, "verdict": 1 - quantiles.TAIL}
 

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attribution.trace import Trace
-from analysis.requests.attempts import settle
-from recording import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records, wire
-from recording.reader import NotRecords
-from recording.stream import outcome_of, parse_answer
+from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.requests.attempts import settle
+from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records, wire
+from gapmeter.records.reader import NotRecords
+from gapmeter.records.stream import outcome_of, parse_answer
 
 Ints = NDArray[np.int64]
 
@@ -49,7 +49,7 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
     ``plan`` is the manifest's. A request is ``measured`` when it was due after the warm-up. One that was sent but whose
     end was never recorded is ``lost``. Only the last of several attempts is measured (``superseded`` marks the others),
     and its due time is the first one's. ``censored_ns`` is how long a failed request was given: its latency is longer.
-    Raises recording.NotRecords when no generator process recorded anything.
+    Raises gapmeter.records.NotRecords when no generator process recorded anything.
     """
     files = [read_records(path) for path in folder.record_files(folder.requests)]
     if not files:

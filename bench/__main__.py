@@ -33,8 +33,8 @@ from bench import (
     streams,
 )
 from bench.engine import ENGINES
-from gapmeter.checking.instrument import NotMeasured
-from loadgen.fleet import GENERATORS
+from gapmeter.loadgen.fleet import GENERATORS
+from gapmeter.machine.instrument import NotMeasured
 
 # Most have a make target.
 ON_REQUEST = ("peers", "streams", "soak", "sampler", "coverage", "capacity", "generators", "report")

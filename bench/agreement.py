@@ -23,9 +23,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attribution.trace import Trace, read_trace
 from bench.engine import Engine, Setting, running
-from recording import RunFolder, Span
+from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.records import RunFolder, Span
 
 TOLERANCE_MS = 0.1
 _NATIVE = {"queue": "queue_time_ms", "prefill": "time_to_first_token_ms", "decode": "generation_time_ms"}

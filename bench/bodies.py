@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from gapmeter.checking.instrument import Cores, Timing, null_server
-from loadgen.fleet import make_fleet
-from loadgen.plan import Plan, make_plan
-from loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from recording import Outcome, read_records
-from recording.wire import FINISHED, decode
-from scenarios import load_scenario
-from servers.models import resolve_model
+from gapmeter.loadgen.fleet import make_fleet
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.machine.instrument import Cores, Timing, null_server
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.wire import FINISHED, decode
+from gapmeter.scenarios import load_scenario
+from gapmeter.servers.models import resolve_model
 
 
 def main(arguments: list[str]) -> int:

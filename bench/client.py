@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.checking.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
-from recording.stream import parse_answer
+from gapmeter.machine.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
+from gapmeter.records.stream import parse_answer
 
 Ints = NDArray[np.int64]
 STREAMS = 64

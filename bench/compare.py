@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.compare import claims
-from analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, UNKNOWN
-from analysis.compare.differences import Differences, compare_sides
-from analysis.compare.sides import Run
-from analysis.statistics.quantiles import share_bounds
 from bench.virtual_run import Traffic, virtual_run
-from servers.simulated.scheduler import Limits
-from servers.simulated.times import StageTimes
-from servers.simulated.virtual import Settings
+from gapmeter.analysis.compare import claims
+from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, UNKNOWN
+from gapmeter.analysis.compare.differences import Differences, compare_sides
+from gapmeter.analysis.compare.sides import Run
+from gapmeter.analysis.stats.quantiles import share_bounds
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.times import StageTimes
+from gapmeter.servers.simulated.virtual import Settings
 
 PAIRS = 400
 RESAMPLES = 300

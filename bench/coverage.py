@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.statistics import quantiles
 from bench import false_alarms
 from bench.queues import QUEUES, Queue, simulate, sojourn_quantile, wait_quantile
+from gapmeter.analysis.stats import quantiles
 
 Floats = NDArray[np.float64]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.run import Options, RunResult, run_scenario
-from servers.launch import LaunchSpec, ServerProcess, free_port, launch
-from servers.models import resolve_model
-from servers.transformers import transformers_command
-from servers.vllm import find_python, installed, vllm_command
+from gapmeter.servers.launch import LaunchSpec, ServerProcess, free_port, launch
+from gapmeter.servers.models import resolve_model
+from gapmeter.servers.transformers import transformers_command
+from gapmeter.servers.vllm import find_python, installed, vllm_command
 
 ENGINES = ("transformers", "vllm")
 NAME = "gapmeter"

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.trust import steady
-from analysis.trust.steadiness import level_changes, queue_slope
 from bench.queues import lindley
+from gapmeter.analysis.judge import steady
+from gapmeter.analysis.judge.steadiness import level_changes, queue_slope
 
 Floats = NDArray[np.float64]
 

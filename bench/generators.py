@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.checking.instrument import Cores, Timing, equal_plan, errors, issue, poisson
+from gapmeter.machine.instrument import Cores, Timing, equal_plan, errors, issue, poisson
 
 RATE, TOKENS, WARM = 200, 64, 256
 NAMES = ("asyncio", "locust")

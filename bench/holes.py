@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.attribution.classes import CLASSES
-from analysis.attribution.sweep import Intervals
 from bench.transit import last_tokens
+from gapmeter.analysis.ledger.classes import CLASSES
+from gapmeter.analysis.ledger.critical_path import Intervals
 
 Ints = NDArray[np.int64]
 

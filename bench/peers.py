@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from bench.peer_tools import TOOLS, Load, Reported, Tool
-from gapmeter.checking.instrument import Cores, Timing, departures_by_ref, null_server
-from recording import read_records
-from servers.models import resolve_model
+from gapmeter.machine.instrument import Cores, Timing, departures_by_ref, null_server
+from gapmeter.records import read_records
+from gapmeter.servers.models import resolve_model
 
 OPEN = Load("open", rate=20.0, requests=400, tokens=64, streams=14)
 INTAKE = Load("intake", rate=0.0, requests=128, tokens=1000, streams=64)

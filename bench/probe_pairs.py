@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bench.engine import CHECKOUT, NAME, Engine, Setting, running
-from recording import Kind, RecordFile, Span, read_records
-from recording.reader import frames
-from servers.vllm import find_python
+from gapmeter.records import Kind, RecordFile, Span, read_records
+from gapmeter.records.reader import frames
+from gapmeter.servers.vllm import find_python
 
 USERS = 4
 TOKENS = 32
@@ -167,7 +167,7 @@ def hodges_lehmann(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 def _costs_us(python: str) -> tuple[float, float]:
     """CPU time of one stamped and recorded call in that interpreter, and of one look at a thread's waits for a core."""
-    path = os.pathsep.join(str(CHECKOUT / part) for part in ("servers/probe", "."))
+    path = os.pathsep.join(str(CHECKOUT / part) for part in ("probe", "."))
     told = subprocess.run(
         [python, "-c", _COST], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True
     )

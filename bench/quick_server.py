@@ -12,8 +12,8 @@ import random
 from collections import deque
 from dataclasses import fields
 
-from servers.simulated.times import StageTimes
-from servers.simulated.virtual import Settings
+from gapmeter.servers.simulated.times import StageTimes
+from gapmeter.servers.simulated.virtual import Settings
 
 _TAKES_TIME = {"forward_ns", "forward_prompt_token_ns", "forward_sequence_ns", "input_prep_ns"}
 

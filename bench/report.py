@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.checking.instrument import NotMeasured
+from gapmeter.machine.instrument import NotMeasured
 from gapmeter.run import Options, run_scenario
 from tests.browser import browser_tab
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.requests.metrics import generator_lag_ns, measured_requests
 from bench.probe_pairs import hodges_lehmann
+from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_requests
 from gapmeter.options import Options, RunResult
-from gapmeter.running.resolve import resolve
-from gapmeter.running.session import Session, open_session
+from gapmeter.study.resolve import resolve
+from gapmeter.study.session import Session, open_session
 
 PAIRS = 10
 HZ = 10

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from bench.streams import anonymous_kib
-from gapmeter.checking.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
-from loadgen.fleet import Fleet, make_fleet
-from recording import Outcome, read_records
-from recording.wire import FINISHED, decode
+from gapmeter.loadgen.fleet import Fleet, make_fleet
+from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.wire import FINISHED, decode
 
 _RATE, _TOKENS = 20, 32
 _GROWTH_KIB = 4096.0  # beyond what it had after the first tenth

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.checking.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
-from loadgen.fleet import Fleet, make_fleet
-from recording import Outcome, read_records
-from recording.files import allow_many_files, too_few_files
-from recording.stream import parse_answer
-from recording.wire import FINISHED, WireRecord, decode
+from gapmeter.loadgen.fleet import Fleet, make_fleet
+from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.files import allow_many_files, too_few_files
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import FINISHED, WireRecord, decode
 
 _PER_S = 1000  # opened
 _GAP_S = 2.0

@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attribution.classes import CLASSES
-from analysis.attribution.intervals import Client, build
-from analysis.attribution.sweep import Intervals, sweep
-from analysis.attribution.trace import Trace, read_trace
-from analysis.attribution.trace_index import MISSING, Events
-from analysis.tables import read_requests
-from recording import RunFolder
+from gapmeter.analysis.ledger.classes import CLASSES
+from gapmeter.analysis.ledger.critical_path import Intervals, sweep
+from gapmeter.analysis.ledger.intervals import Client, build
+from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.trace_index import MISSING, Events
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import RunFolder
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

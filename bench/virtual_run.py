@@ -16,10 +16,10 @@ import pandas as pd
 from gapmeter_probe.records import Span
 from numpy.typing import NDArray
 
-from analysis.compare.sides import Run, run_of
-from analysis.stages import STAGES, UNEXPLAINED, column
-from servers.simulated.scheduler import Emission, StepPlan
-from servers.simulated.virtual import Arrival, Outcome, Settings, simulate
+from gapmeter.analysis.compare.sides import Run, run_of
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.servers.simulated.scheduler import Emission, StepPlan
+from gapmeter.servers.simulated.virtual import Arrival, Outcome, Settings, simulate
 
 Ints = NDArray[np.int64]
 _STEP = {

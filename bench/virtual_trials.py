@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.capacity.counts import count_values
-from analysis.capacity.trial import Count, Enough, Outcome, Promise
-from analysis.statistics.quantiles import Floats
 from bench.quick_server import QuickServer
-from servers.simulated.scheduler import Limits
-from servers.simulated.times import StageTimes
-from servers.simulated.virtual import Settings
+from gapmeter.analysis.capacity.counts import count_values
+from gapmeter.analysis.capacity.trial import Count, Enough, Outcome, Promise
+from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.times import StageTimes
+from gapmeter.servers.simulated.virtual import Settings
 
 _BLOCK = 512
 

@@ -2,7 +2,7 @@
 
 from locust import LoadTestShape, between, task
 
-from loadgen.swarm.user import GapmeterUser
+from gapmeter.loadgen.locust.user import GapmeterUser
 
 
 class Reader(GapmeterUser):

@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gapmeter.checking.doctor import BROWSERS
-from gapmeter.keeping.listing import Listed, listing, look
+from gapmeter.machine.doctor import BROWSERS
+from gapmeter.runs.listing import Listed, listing, look
 from gapmeter.web.runs_page import Wish, runs_page
 from tests.browser import Tab, browser_tab
 

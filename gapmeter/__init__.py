@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gapmeter.keeping.opened import OpenedRun
+    from gapmeter.runs.opened import OpenedRun
 
 
 def open(path: str | Path) -> OpenedRun:
     """Open an analysed run's folder: its figures, tables and report. Raises gapmeter.errors.UserError."""
-    from gapmeter.keeping.opened import open_run
+    from gapmeter.runs.opened import open_run
 
     return open_run(path)

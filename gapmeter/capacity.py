@@ -11,21 +11,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.capacity import analyse_capacity, search
-from analysis.capacity.read import goal_of, read_outcome, read_trials
-from analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Trial
 from gapmeter import errors
+from gapmeter.analysis.capacity import analyse_capacity, search
+from gapmeter.analysis.capacity.read import goal_of, read_outcome, read_trials
+from gapmeter.analysis.capacity.trial import FAILS, INVALID, Count, Enough, Outcome, Trial
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.running.keys import Keys
-from gapmeter.running.looks import Looks
-from gapmeter.running.manifest import describe_run, without_keys
-from gapmeter.running.parent import SEARCH, make_parent, take_up
-from gapmeter.running.resolve import names_model, resolve
-from gapmeter.running.session import Session, open_session
+from gapmeter.records import RunFolder
+from gapmeter.scenarios import Scenario
+from gapmeter.study.keys import Keys
+from gapmeter.study.looks import Looks
+from gapmeter.study.manifest import describe_run, without_keys
+from gapmeter.study.parent import SEARCH, make_parent, take_up
+from gapmeter.study.resolve import names_model, resolve
+from gapmeter.study.session import Session, open_session
 from gapmeter.wanted import Wanted
-from recording import RunFolder
-from scenarios import Scenario
 
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
@@ -82,7 +82,7 @@ def find_capacity(
 
 def report_capacity(path: Path, *, quiet: bool = False) -> RunResult:
     """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
-    from gapmeter.showing.answer import print_capacity
+    from gapmeter.report.answer import print_capacity
 
     folder = RunFolder(path)
     manifest = folder.read_manifest()

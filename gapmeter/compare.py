@@ -14,9 +14,9 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.keeping.damage import UNDERIVABLE, in_a_line, lacking
-from gapmeter.running.resolve import resolve
-from recording import RunFolder
+from gapmeter.records import RunFolder
+from gapmeter.runs.damage import UNDERIVABLE, in_a_line, lacking
+from gapmeter.study.resolve import resolve
 
 DOCUMENT = "compare.json"
 
@@ -73,9 +73,9 @@ def derive(
 
     ``asked``: ``factors``, ``force`` and ``in_turn`` as of ``compare_folders``, which raises what this does.
     """
-    from analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
-    from analysis.compare.page import provenance
-    from analysis.compare.protocol import NotReadable
+    from gapmeter.analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.compare.protocol import NotReadable
+    from gapmeter.report.comparison.page import provenance
 
     read = [Side(tuple(_read(path) for path in side)) for side in sides]
     for side, paths in zip(read, sides, strict=True):
@@ -99,7 +99,7 @@ def derive(
 
 def write_comparison(folder: Path, document: Mapping[str, Any], firsts: Sequence[Any]) -> None:
     """``compare.json`` and ``report.html``. Raises OSError."""
-    from analysis.compare.page import write_page
+    from gapmeter.report.comparison.page import write_page
 
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     (folder / DOCUMENT).write_text(text, encoding="utf-8")
@@ -185,7 +185,7 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
 
 def show(result: Compared, outputs: Outputs) -> None:
     """Standard output for programs: the folder, or the document; people read standard error. Raises UserError."""
-    from analysis.compare.words import markdown, terminal
+    from gapmeter.report.comparison.words import markdown, terminal
 
     if outputs.markdown:
         try:
@@ -210,7 +210,7 @@ def _distinct(sides: Sequence[Sequence[Path]]) -> None:
 
 
 def _read(path: Path) -> Any:
-    from analysis.compare.sides import read_run
+    from gapmeter.analysis.compare.sides import read_run
 
     try:
         return read_run(path)

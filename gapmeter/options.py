@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapmeter.showing.locust_page import Page, Ui
-from loadgen.cluster import Workers
+from gapmeter.console.locust_page import Page, Ui
+from gapmeter.loadgen.cluster import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
+from gapmeter.console.live import live_page
+from gapmeter.console.locust_page import opened
 from gapmeter.errors import UserError, reason_of
-from gapmeter.keeping.damage import unless_damaged
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.running.account import accounted_for, finish
-from gapmeter.running.manifest import MANIFEST_VERSION
-from gapmeter.running.parent import SEARCH, SWEEP
-from gapmeter.running.resolve import names_model, resolve
-from gapmeter.running.session import make_folder, prepare_session
-from gapmeter.showing.live import live_page
-from gapmeter.showing.locust_page import opened
+from gapmeter.records import RunFolder
+from gapmeter.runs.damage import unless_damaged
+from gapmeter.scenarios import Scenario
+from gapmeter.study.account import accounted_for, finish
+from gapmeter.study.manifest import MANIFEST_VERSION
+from gapmeter.study.parent import SEARCH, SWEEP
+from gapmeter.study.resolve import names_model, resolve
+from gapmeter.study.session import make_folder, prepare_session
 from gapmeter.sweep import report_sweep
-from recording import RunFolder
-from scenarios import Scenario
 
 
 def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> RunResult:

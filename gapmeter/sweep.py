@@ -18,14 +18,14 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, RunResult, silent, tell
-from gapmeter.running.keys import Keys
-from gapmeter.running.manifest import describe_run, without_keys
-from gapmeter.running.order import Visit, visits
-from gapmeter.running.parent import SWEEP, make_parent, take_up
-from gapmeter.running.resolve import names_model, resolve, resolve_points
-from gapmeter.running.session import Session, open_session, placed
-from recording import RunFolder
-from scenarios import Point, Scenario
+from gapmeter.records import RunFolder
+from gapmeter.scenarios import Point, Scenario
+from gapmeter.study.keys import Keys
+from gapmeter.study.manifest import describe_run, without_keys
+from gapmeter.study.order import Visit, visits
+from gapmeter.study.parent import SWEEP, make_parent, take_up
+from gapmeter.study.resolve import names_model, resolve, resolve_points
+from gapmeter.study.session import Session, open_session, placed
 
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
 _COMPLETE, _INTERRUPTED = "complete", "interrupted"
@@ -90,8 +90,8 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
 
     ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
     """
-    from analysis.points import analyse_points  # its import takes a second: mistakes are told before
-    from gapmeter.showing.table import print_sweep
+    from gapmeter.analysis.sweep import analyse_points  # its import takes a second: mistakes are told before
+    from gapmeter.report.table import print_sweep
 
     try:
         summary = analyse_points(RunFolder(path))

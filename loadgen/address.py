@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from recording import tracing
+from gapmeter.records import tracing
 
 
 @dataclass(frozen=True, slots=True)

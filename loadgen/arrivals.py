@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.curve import Source, count_dispersion, source
-from loadgen.errors import PlanError
-from scenarios.arrivals import Trace
-from scenarios.checks import MOST_REQUESTS
-from scenarios.model import Load
+from gapmeter.loadgen.curve import Source, count_dispersion, source
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.scenarios.arrivals import Trace
+from gapmeter.scenarios.checks import MOST_REQUESTS
+from gapmeter.scenarios.model import Load
 
 Floats = NDArray[np.floating[Any]]
 

@@ -17,11 +17,11 @@ from typing import Any, cast
 
 import httptools
 
-from loadgen.address import Address
-from loadgen.exchange import Exchange
-from recording import Outcome
-from recording.stream import parse_answer
-from recording.wire import NO_FLAG, Flag
+from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.records import Outcome
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import NO_FLAG, Flag
 
 # A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.

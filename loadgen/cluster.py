@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadgen.fleet import Fleet, NotStarted, end_processes, last_line
-from loadgen.plan import Plan
-from loadgen.share import save_share
+from gapmeter.loadgen.fleet import Fleet, NotStarted, end_processes, last_line
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.share import save_share
 
 # Every worker must have heard of the start before it comes.
 _AHEAD_NS = 3_000_000_000
@@ -46,7 +46,8 @@ def make_cluster(
     spec.write_text(json.dumps(about))
     with log.open("wb") as errors:
         master = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.swarm.master", str(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.master", str(spec)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, process_group=0,
         )  # fmt: skip
     try:

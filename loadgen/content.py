@@ -9,11 +9,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.errors import PlanError
-from loadgen.lengths import draw_lengths
-from loadgen.prompts import Prompts, make_prompts
-from loadgen.tokenizer import PromptTokenizer
-from scenarios.model import Scenario
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.prompts import Prompts, make_prompts
+from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.model import Scenario
 
 Ints = NDArray[np.int64]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

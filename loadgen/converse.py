@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.plan import Plan
+from gapmeter.loadgen.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

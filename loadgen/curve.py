@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scenarios.arrivals import Diurnal, OnOff, Ramp, Step
-from scenarios.model import Load
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step
+from gapmeter.scenarios.model import Load
 
 Floats = NDArray[np.floating[Any]]
 

@@ -12,13 +12,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.content import CHAT, NOT_EXACT, Content, Ints, Openings, Seeds, Stream, check_size, draw_both, draw_groups
-from loadgen.errors import PlanError
-from loadgen.lengths import draw_lengths
-from loadgen.prompts import Words, pick, start_of_own, survey
-from loadgen.tokenizer import Message, PromptTokenizer
-from scenarios.checks import MOST_REQUESTS
-from scenarios.model import Scenario
+from gapmeter.loadgen.content import (
+    CHAT,
+    NOT_EXACT,
+    Content,
+    Ints,
+    Openings,
+    Seeds,
+    Stream,
+    check_size,
+    draw_both,
+    draw_groups,
+)
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.prompts import Words, pick, start_of_own, survey
+from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
+from gapmeter.scenarios.checks import MOST_REQUESTS
+from gapmeter.scenarios.model import Scenario
 
 _AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory than its bodies
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recording import Outcome, tracing
-from recording.wire import NO_FLAG, Flag, WireRecord
+from gapmeter.records import Outcome, tracing
+from gapmeter.records.wire import NO_FLAG, Flag, WireRecord
 
 if TYPE_CHECKING:
-    from loadgen.client import Connection
+    from gapmeter.loadgen.client import Connection
 
 _NO_STAMPS = np.empty(0, np.int64)
 _NO_SIZES = np.empty(0, np.uint32)

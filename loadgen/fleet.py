@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.plan import Plan
-from loadgen.share import save_share
-from loadgen.worker import API_KEY, Exit, Spec
-from recording.tail import dropped_records
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.share import save_share
+from gapmeter.loadgen.worker import API_KEY, Exit, Spec
+from gapmeter.records.tail import dropped_records
 
 _START_AHEAD_NS = 200_000_000
 _LEAVE_S = 5.0
 _MOST_WARM = 64
 # What issues the plan, by load.generator: a module that is run as a process, told and telling as loadgen.worker is.
-GENERATORS = {"asyncio": "loadgen.worker", "locust": "loadgen.swarm"}
+GENERATORS = {"asyncio": "gapmeter.loadgen.worker", "locust": "gapmeter.loadgen.locust"}
 
 
 class Unreachable(RuntimeError):
@@ -139,7 +139,7 @@ def _spawn(module: str, share: Plan, spec: Spec, api_key: str | None, log: Path)
     with log.open("wb") as errors:
         # A process group of its own: Ctrl-C reaches the parent, which decides.
         return subprocess.Popen(
-            [sys.executable, "-m", module, str(spec_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", module, str(spec_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, env=environment, process_group=0,
         )  # fmt: skip
 

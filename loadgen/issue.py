@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic_ns
 
-from loadgen.converse import Conversations
-from loadgen.exchange import Exchange
-from loadgen.session import Session
-from loadgen.users import Users
-from recording import Outcome
-from recording.timer import Timer
+from gapmeter.loadgen.converse import Conversations
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.users import Users
+from gapmeter.records import Outcome
+from gapmeter.records.timer import Timer
 
 # After so many the loop gets to read its sockets, however many more are due.
 _BURST = 16

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
+from gapmeter.scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadgen.content import CHAT, COMPLETION, NOT_EXACT, Content, Ints, Seeds, Stream
-from loadgen.errors import PlanError
-from loadgen.lengths import draw_lengths
-from loadgen.tokenizer import PromptTokenizer
-from scenarios.asked import Prompts
-from scenarios.model import Scenario
+from gapmeter.loadgen.content import CHAT, COMPLETION, NOT_EXACT, Content, Ints, Seeds, Stream
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.asked import Prompts
+from gapmeter.scenarios.model import Scenario
 
 
 def ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic_ns
 
-from loadgen.client import Connection
-from loadgen.exchange import Exchange
-from recording import Outcome
-from recording.timer import Readers, Timer
+from gapmeter.loadgen.client import Connection
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.records import Outcome
+from gapmeter.records.timer import Readers, Timer
 
 _LONGEST_PAUSE_NS = 8_000_000_000
 _ASK_LATER = (408, 425, 429)  # the 4xx that say: not now

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
-from loadgen.content import Content, Seeds, Stream, ask_once
-from loadgen.dialogue import converse
-from loadgen.errors import PlanError
-from loadgen.lengths import draw_lengths
-from loadgen.own_prompts import ask_own
-from loadgen.swaps import Swaps, swaps_of
-from loadgen.thinking import draw_pauses, mean_pause_ns
-from loadgen.tokenizer import PromptTokenizer
-from scenarios.model import Load, Scenario, Workload
-from scenarios.pauses import FixedPause
+from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
+from gapmeter.loadgen.content import Content, Seeds, Stream, ask_once
+from gapmeter.loadgen.dialogue import converse
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.own_prompts import ask_own
+from gapmeter.loadgen.swaps import Swaps, swaps_of
+from gapmeter.loadgen.thinking import draw_pauses, mean_pause_ns
+from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.model import Load, Scenario, Workload
+from gapmeter.scenarios.pauses import FixedPause
 
 _MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.errors import PlanError
-from loadgen.sharing import shared_beginnings, trace_blocks
-from loadgen.tokenizer import PromptTokenizer
-from scenarios.arrivals import Trace
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.sharing import shared_beginnings, trace_blocks
+from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.arrivals import Trace
 
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """

@@ -6,9 +6,9 @@ import resource
 import time
 from time import monotonic_ns
 
-from loadgen.session import Session
-from recording import Span
-from recording.timer import Timer
+from gapmeter.loadgen.session import Session
+from gapmeter.records import Span
+from gapmeter.records.timer import Timer
 
 EVERY_NS = 20_000_000
 _SECOND = 50  # beats

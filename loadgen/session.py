@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from loadgen.address import Address
-from loadgen.client import Client, Pool
-from loadgen.exchange import Exchange
-from loadgen.patience import Retries, Stalls
-from loadgen.plan import Plan
-from recording import Outcome, RecordWriter
-from recording.timer import Readers
-from recording.wire import FINISHED, ISSUED, encode
+from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.client import Client, Pool
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.patience import Retries, Stalls
+from gapmeter.loadgen.plan import Plan
+from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.timer import Readers
+from gapmeter.records.wire import FINISHED, ISSUED, encode
 
 
 class Loop(Readers, Protocol):

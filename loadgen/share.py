@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.plan import Plan
-from loadgen.swaps import Swaps
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.swaps import Swaps
 
 _ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "places")
 _APART = (*_ARRAYS, "bodies", "swaps")

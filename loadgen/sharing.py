@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scenarios.arrivals import Trace
+from gapmeter.scenarios.arrivals import Trace
 
 Ints = NDArray[np.int64]
 Write = Callable[[int, int], list[str]]  # (which text, how many words) → its first words, the same ones every time

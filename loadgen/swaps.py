@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.content import PATHS, Content
+from gapmeter.loadgen.content import PATHS, Content
 
 
 @dataclass(frozen=True, slots=True, eq=False)

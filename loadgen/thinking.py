@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.lengths import Z95
-from scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+from gapmeter.loadgen.lengths import Z95
+from gapmeter.scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
 
 
 def draw_pauses(pause: Pause, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

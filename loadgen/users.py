@@ -6,8 +6,8 @@ import heapq
 
 import numpy as np
 
-from loadgen.converse import Abandoned
-from loadgen.plan import Plan
+from gapmeter.loadgen.converse import Abandoned
+from gapmeter.loadgen.plan import Plan
 
 # A user whose request failed asks again no sooner: a server that refuses at once would eat the plan in a second.
 _AFTER_FAILURE_NS = 100_000_000

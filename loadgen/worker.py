@@ -1,6 +1,6 @@
 """One generator process: reads its share of the plan, waits for the common start, issues, records, leaves.
 
-``python -m loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open, then reads the
+``-m loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open, then reads the
 start (CLOCK_MONOTONIC ns) from standard input. When that closes, its parent is gone: it stops as on SIGINT and SIGTERM,
 with what is in flight recorded as aborted.
 """
@@ -22,16 +22,16 @@ from typing import Any
 
 import uvloop
 
-from loadgen.address import Address, authorization
-from loadgen.client import reason
-from loadgen.issue import issue_closed, issue_open
-from loadgen.plan import Plan
-from loadgen.pulse import Pulse
-from loadgen.session import Session
-from loadgen.share import load_share
-from recording import RecordWriter
-from recording.files import allow_many_files, too_few_files
-from recording.slices import ask_for_short_slices
+from gapmeter.loadgen.address import Address, authorization
+from gapmeter.loadgen.client import reason
+from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.pulse import Pulse
+from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.share import load_share
+from gapmeter.records import RecordWriter
+from gapmeter.records.files import allow_many_files, too_few_files
+from gapmeter.records.slices import ask_for_short_slices
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26

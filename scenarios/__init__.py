@@ -1,8 +1,8 @@
 """What to ask: scenario files, and the one place that parses them into plain values."""
 
-from scenarios.errors import Place, ScenarioError
-from scenarios.find import list_scenarios
-from scenarios.model import (
+from gapmeter.scenarios.errors import Place, ScenarioError
+from gapmeter.scenarios.find import list_scenarios
+from gapmeter.scenarios.model import (
     Constant,
     Cost,
     Lengths,
@@ -15,7 +15,7 @@ from scenarios.model import (
     Uniform,
     Workload,
 )
-from scenarios.parse import Point, Setting, load_points, load_scenario, place_of, provenance
+from gapmeter.scenarios.parse import Point, Setting, load_points, load_scenario, place_of, provenance
 
 __all__ = [
     "Constant",

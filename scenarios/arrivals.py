@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scenarios.pauses import seconds
+from gapmeter.scenarios.pauses import seconds
 
 HOURS = 24
 

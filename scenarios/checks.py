@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scenarios.model import RATED_ARRIVALS, Load, Scenario, Telemetry
-from scenarios.pauses import FixedPause
+from gapmeter.scenarios.model import RATED_ARRIVALS, Load, Scenario, Telemetry
+from gapmeter.scenarios.pauses import FixedPause
 
 MOST_REQUESTS = 2_000_000
 _SHAPE_EXAMPLES = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scenarios.prompt_files import prompts
-from scenarios.shapes import diurnal, onoff, ramp, steps, trace
-from scenarios.slo import slos
-from scenarios.sweeping import SAME_FOR_ALL, sweep
-from scenarios.thinking import pause
-from scenarios.values import (
+from gapmeter.scenarios.prompt_files import prompts
+from gapmeter.scenarios.shapes import diurnal, onoff, ramp, steps, trace
+from gapmeter.scenarios.slo import slos
+from gapmeter.scenarios.sweeping import SAME_FOR_ALL, sweep
+from gapmeter.scenarios.thinking import pause
+from gapmeter.scenarios.values import (
     MOST_RATE,
     Type,
     arguments,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from scenarios.errors import Place, ScenarioError, nearest, quoted, unread
-from scenarios.source import compose, plain
+from gapmeter.scenarios.errors import Place, ScenarioError, nearest, quoted, unread
+from gapmeter.scenarios.source import compose, plain
 
 
 def search_path() -> tuple[Path, ...]:

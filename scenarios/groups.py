@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from scenarios.errors import BadValue, nearest, quoted
-from scenarios.values import Schema, Type
+from gapmeter.scenarios.errors import BadValue, nearest, quoted
+from gapmeter.scenarios.values import Schema, Type
 
 NEEDED: Final = object()
 Parts = Mapping[str, tuple[Type, Any]]

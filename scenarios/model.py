@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from scenarios.arrivals import Diurnal, OnOff, Ramp, Shape, Step, Trace, spelled
-from scenarios.asked import Prompts
-from scenarios.pauses import Pause, seconds, spell_pause
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Shape, Step, Trace, spelled
+from gapmeter.scenarios.asked import Prompts
+from gapmeter.scenarios.pauses import Pause, seconds, spell_pause
 
 # Those whose mean is load.rate, and those that bring rates or times of their own.
 RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")

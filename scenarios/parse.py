@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scenarios.checks import problems, whole_trace
-from scenarios.errors import BadValue, Place, ScenarioError
-from scenarios.fields import BY_KEY, FIELDS, REQUIRED
-from scenarios.find import find, search_path
-from scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Cost, Load, Scenario, Server, Telemetry, Workload
-from scenarios.source import Given, Layer, one_key, read_environment, read_file, read_flag
-from scenarios.sweeping import Written, spelled_points
+from gapmeter.scenarios.checks import problems, whole_trace
+from gapmeter.scenarios.errors import BadValue, Place, ScenarioError
+from gapmeter.scenarios.fields import BY_KEY, FIELDS, REQUIRED
+from gapmeter.scenarios.find import find, search_path
+from gapmeter.scenarios.model import RATED_ARRIVALS, UNRATED_ARRIVALS, Cost, Load, Scenario, Server, Telemetry, Workload
+from gapmeter.scenarios.source import Given, Layer, one_key, read_environment, read_file, read_flag
+from gapmeter.scenarios.sweeping import Written, spelled_points
 
 # Mappings to which a later layer may add parts that they did not have.
 _GROWING = ("server.args", "load.trace", "load.onoff", "load.ramp")

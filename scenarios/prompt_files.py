@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from scenarios.asked import Asked, Prompts
-from scenarios.errors import BadValue, quoted, unread
-from scenarios.values import Type, text
+from gapmeter.scenarios.asked import Asked, Prompts
+from gapmeter.scenarios.errors import BadValue, quoted, unread
+from gapmeter.scenarios.values import Type, text
 
 MOST_LINES = 2_000_000
 _MOST_TOKENS = 10_000_000

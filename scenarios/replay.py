@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from scenarios.arrivals import Trace
-from scenarios.errors import BadValue, quoted, unread
+from gapmeter.scenarios.arrivals import Trace
+from gapmeter.scenarios.errors import BadValue, quoted, unread
 
 FORMATS = ("mooncake", "azure")
 BLOCK_TOKENS = 512

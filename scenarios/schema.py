@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scenarios.fields import FIELDS, REQUIRED, SECTIONS, Field
-from scenarios.values import Schema
+from gapmeter.scenarios.fields import FIELDS, REQUIRED, SECTIONS, Field
+from gapmeter.scenarios.values import Schema
 
 PATH = Path(__file__).with_name("schema.json")
 

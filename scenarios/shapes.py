@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from scenarios.arrivals import HOURS, Diurnal, OnOff, Ramp, Step, Trace, daily
-from scenarios.errors import BadValue, quoted
-from scenarios.groups import NEEDED, group, inside
-from scenarios.replay import FORMATS, read_trace
-from scenarios.values import MOST_RATE, Type, choice, duration, is_number, positive, share, text
+from gapmeter.scenarios.arrivals import HOURS, Diurnal, OnOff, Ramp, Step, Trace, daily
+from gapmeter.scenarios.errors import BadValue, quoted
+from gapmeter.scenarios.groups import NEEDED, group, inside
+from gapmeter.scenarios.replay import FORMATS, read_trace
+from gapmeter.scenarios.values import MOST_RATE, Type, choice, duration, is_number, positive, share, text
 
 _SOME_TIME = duration(least_ns=1)
 _PERIOD = duration(least_ns=1_000_000)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from scenarios.errors import BadValue, either, nearest, quoted
-from scenarios.model import Slo
-from scenarios.values import Type
+from gapmeter.scenarios.errors import BadValue, either, nearest, quoted
+from gapmeter.scenarios.model import Slo
+from gapmeter.scenarios.values import Type
 
 TIMES = ("ttft", "itl", "tpot", "e2e")
 METRICS = (*TIMES, "errors")

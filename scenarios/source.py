@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from scenarios.errors import Place, ScenarioError, nearest, quoted, unread
-from scenarios.fields import BY_KEY, SECTIONS
+from gapmeter.scenarios.errors import Place, ScenarioError, nearest, quoted, unread
+from gapmeter.scenarios.fields import BY_KEY, SECTIONS
 
 ENVIRONMENT_PREFIX = "GAPMETER_"
 _MOST_BYTES = 1_000_000

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scenarios.errors import BadValue, nearest, quoted
-from scenarios.values import Schema, Type
+from gapmeter.scenarios.errors import BadValue, nearest, quoted
+from gapmeter.scenarios.values import Schema, Type
 
 # What names a scenario or judges it is one for all points.
 SAME_FOR_ALL = ("name", "summary", "slo", "repeat")

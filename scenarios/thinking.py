@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from scenarios.errors import BadValue, nearest, quoted
-from scenarios.groups import NEEDED, group, inside
-from scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
-from scenarios.values import Schema, Type, duration
+from gapmeter.scenarios.errors import BadValue, nearest, quoted
+from gapmeter.scenarios.groups import NEEDED, group, inside
+from gapmeter.scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+from gapmeter.scenarios.values import Schema, Type, duration
 
 _TIME, _SOME_TIME = duration(), duration(least_ns=1)
 _SHAPES = "5s, {exponential: 5s}, {uniform: [1s, 9s]} or {lognormal: {median: 4s, p95: 20s}}"

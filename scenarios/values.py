@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
-from scenarios.errors import BadValue, either, nearest, quoted, unread
-from scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
+from gapmeter.scenarios.errors import BadValue, either, nearest, quoted, unread
+from gapmeter.scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)(?![eE][-+\d])")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers.launch import LaunchSpec, ServerFailed, flag_words, with_own
-from servers.models import has_weights
+from gapmeter.servers.launch import LaunchSpec, ServerFailed, flag_words, with_own
+from gapmeter.servers.models import has_weights
 
 INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
 _DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}

@@ -215,11 +215,11 @@ def plan(parts: Sequence[str]) -> list[Step]:
         wanted = ("-r", f"setup/peers/{parts[0]}.txt", *_torch_index())
         return [Step(f"{parts[0]}, another load tester", "1 to 2 GB on disk, a minute or two", wanted)]
     if "fuzz" in parts:
-        wanted = ("-r", "setup/fuzz.txt", *_constraints(""), "-eservers/probe", "-e.")
+        wanted = ("-r", "setup/fuzz.txt", *_constraints(""), "-eprobe", "-e.")
         return [Step("atheris, a fuzzer, beside gapmeter", "half a minute", wanted)]
     extras = [part for part in parts if part != "core"]
     own = f"-e.[{','.join(extras)}]" if extras else "-e."
-    steps = [Step("gapmeter and its libraries", "half a minute", (*_constraints(""), "-eservers/probe", own))]
+    steps = [Step("gapmeter and its libraries", "half a minute", (*_constraints(""), "-eprobe", own))]
     if "transformers" in parts:
         steps.insert(0, _torch_step())
     return steps
@@ -236,7 +236,7 @@ def _torch_step() -> Step:
 
 def _vllm_steps() -> list[Step]:
     version = vllm_version()
-    probe = Step("the probe that stamps vLLM's stages", "seconds", ("-eservers/probe",))
+    probe = Step("the probe that stamps vLLM's stages", "seconds", ("-eprobe",))
     if torch_build() == "cuda":
         return [Step(f"vLLM {version} for CUDA", "several GB, minutes", (f"vllm=={version}", *_torch_index())), probe]
     tested = (f"torch=={torch_version()}+cpu", *_constraints("-vllm")) if version == VLLM_VERSION else ()

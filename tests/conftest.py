@@ -13,7 +13,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gapmeter.checking.doctor import BROWSERS
+from gapmeter.machine.doctor import BROWSERS
 from tests import quick
 from tests.browser import Tab, browser_tab
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gapmeter.cli import parser
-from gapmeter.running.worker import address, workers
-from scenarios import list_scenarios
+from gapmeter.scenarios import list_scenarios
+from gapmeter.study.worker import address, workers
 
 DEPLOY = Path(__file__).resolve().parent.parent / "docs" / "deploy"
 

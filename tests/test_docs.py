@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.cli import main
-from scenarios import list_scenarios
+from gapmeter.scenarios import list_scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "LICENSE"])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs.screenshots import FIRST, chosen, newest, pictures_of
-from gapmeter.keeping.history import Entry
-from gapmeter.keeping.listing import Listed
+from gapmeter.runs.history import Entry
+from gapmeter.runs.listing import Listed
 
 
 def listed(folder: Path, name: str, kind: str, engine: str, verdict: str | None, *, page: bool = True) -> Listed:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from recording import RunFolder
+from gapmeter.records import RunFolder
 
 
 def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
     """``summary.json`` and ``report.html`` of a search's folder, from it alone; returns the summary. Raises OSError."""
-    from analysis.capacity.page import provenance, write_page  # what only searches needs neither pictures nor tables
-    from analysis.capacity.read import goal_of, read_trials
-    from analysis.capacity.summary import build_summary
-    from analysis.cost.search_economy import search_economy
+    from gapmeter.analysis.capacity.read import goal_of, read_trials
+    from gapmeter.analysis.capacity.summary import build_summary
+    from gapmeter.analysis.cost.search_economy import search_economy
+    from gapmeter.report.capacity.page import (  # what only searches needs neither pictures nor tables
+        provenance,
+        write_page,
+    )
 
     manifest = folder.read_manifest()
     summary = build_summary(goal_of(manifest), read_trials(folder.path, manifest), manifest)

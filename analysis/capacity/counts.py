@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.capacity.evidence import chance_if_stable, worth, worth_of_clusters, worth_of_slow
-from analysis.capacity.trial import Count, Promise
-from analysis.requests.metrics import (
+from gapmeter.analysis.capacity.evidence import chance_if_stable, worth, worth_of_clusters, worth_of_slow
+from gapmeter.analysis.capacity.trial import Count, Promise
+from gapmeter.analysis.requests.metrics import (
     Bools,
     Ints,
     good_requests,
@@ -21,8 +21,8 @@ from analysis.requests.metrics import (
     stamps_ns,
     succeeded,
 )
-from analysis.statistics import quantiles
-from analysis.statistics.quantiles import Floats
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.quantiles import Floats
 
 Slo = Mapping[str, Any]
 

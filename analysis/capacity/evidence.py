@@ -5,7 +5,7 @@ exceedances found are if the opposite were true, with n_eff in place of n, since
 promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one that fails
 suffices, so the strongest counts, times the number of promises (Bonferroni).
 
-*Far below the limit* less is needed (analysis.statistics.far). This way is given a quarter of the trial's chance to be
+*Far below the limit* less is needed (stats.far). This way is given a quarter of the trial's chance to be
 wrong, the plain one the rest.
 
 *A queue that grows.* A server that completes requests more slowly than they are asked for has no steady state, and once
@@ -29,11 +29,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
-from analysis.requests.metrics import Ints
-from analysis.statistics import dependence, far
-from analysis.statistics.hdr import nearest_rank
-from analysis.statistics.quantiles import Floats
+from gapmeter.analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
+from gapmeter.analysis.requests.metrics import Ints
+from gapmeter.analysis.stats import dependence, far
+from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.quantiles import Floats
 
 FIRST_LOOK = 60
 GROWTH = 1.5

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.trial import HOLDS, INVALID, Trial
-from analysis.statistics.quantiles import Floats
+from gapmeter.analysis.capacity.trial import HOLDS, INVALID, Trial
+from gapmeter.analysis.stats.quantiles import Floats
 
 REACH = math.log(2)
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.capacity.counts import count_all, count_good, promises_of
-from analysis.capacity.evidence import find, plan_looks
-from analysis.capacity.search import Goal
-from analysis.capacity.trial import Count, Outcome, Trial
-from analysis.requests.metrics import measured_requests, request_values_ns
+from gapmeter.analysis.capacity.counts import count_all, count_good, promises_of
+from gapmeter.analysis.capacity.evidence import find, plan_looks
+from gapmeter.analysis.capacity.search import Goal
+from gapmeter.analysis.capacity.trial import Count, Outcome, Trial
+from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "lag", "loop_lag", "client_cpu", "token_rate", "request_rate")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.evidence import FIRST_LOOK, find, hopeless, plan_looks, values_to_hold
-from analysis.capacity.posterior import Posterior, posterior
-from analysis.capacity.trial import FAILS, HOLDS, INVALID, UNDECIDED, Count, Oracle, Promise, Trial
+from gapmeter.analysis.capacity.evidence import FIRST_LOOK, find, hopeless, plan_looks, values_to_hold
+from gapmeter.analysis.capacity.posterior import Posterior, posterior
+from gapmeter.analysis.capacity.trial import FAILS, HOLDS, INVALID, UNDECIDED, Count, Oracle, Promise, Trial
 
 # How a search ended.
 FOUND, BUDGET, UNMEETABLE, CLIENT, NOT_MEASURED, DIED, INTERRUPTED = (

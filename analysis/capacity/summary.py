@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.capacity import search
-from analysis.capacity.planning import plan_fleet
-from analysis.capacity.posterior import Posterior, posterior
-from analysis.capacity.read import Measured
-from analysis.capacity.search import Goal
-from analysis.capacity.sentences import headline
-from analysis.capacity.trial import FAILS, HOLDS, INVALID, Trial
-from analysis.jsonable import SCHEMA_VERSION, json_safe
-from analysis.stages import owner_words
-from analysis.statistics import quantiles
+from gapmeter.analysis.capacity import search
+from gapmeter.analysis.capacity.planning import plan_fleet
+from gapmeter.analysis.capacity.posterior import Posterior, posterior
+from gapmeter.analysis.capacity.read import Measured
+from gapmeter.analysis.capacity.search import Goal
+from gapmeter.analysis.capacity.trial import FAILS, HOLDS, INVALID, Trial
+from gapmeter.analysis.jsonable import SCHEMA_VERSION, json_safe
+from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.stats import quantiles
+from gapmeter.report.capacity.sentences import headline
 
 EXIT_CODES = {
     search.FOUND: 0, search.BUDGET: 98, search.CLIENT: 98, search.NOT_MEASURED: 98, search.UNMEETABLE: 99,

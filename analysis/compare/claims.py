@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.compare.differences import CONFIDENCE, Difference, Differences
-from analysis.numbers import duration, in_unit, share, significant, unit_of
-from analysis.stages import BY_NAME, owner_words
-from analysis.statistics.quantiles import Floats
+from gapmeter.analysis.compare.differences import CONFIDENCE, Difference, Differences
+from gapmeter.analysis.numbers import duration, in_unit, share, significant, unit_of
+from gapmeter.analysis.stages import BY_NAME, owner_words
+from gapmeter.analysis.stats.quantiles import Floats
 
 FASTER, SLOWER, MIXED, NOTHING, UNKNOWN = "faster", "slower", "mixed", "no difference found", "not estimable"
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)

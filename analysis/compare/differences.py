@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from analysis.compare.resample import Figures, Pair, align, pooled_sample
-from analysis.compare.sides import STAGE_NAMES, Run
-from analysis.requests.metrics import METRICS
-from analysis.statistics import quantiles
-from analysis.statistics.quantiles import Floats
+from gapmeter.analysis.compare.resample import Figures, Pair, align, pooled_sample
+from gapmeter.analysis.compare.sides import STAGE_NAMES, Run
+from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.quantiles import Floats
 
 CONFIDENCE = 0.95
 POWER = 0.8

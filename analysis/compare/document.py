@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from string import ascii_uppercase
 from typing import Any
 
-from analysis.attribution.tail import owner_of
-from analysis.compare import claims, protocol
-from analysis.compare.claims import Change, Claim, Verdict
-from analysis.compare.differences import CONFIDENCE, POWER, Difference, Differences, compare_sides
-from analysis.compare.lineup import line_up
-from analysis.compare.protocol import Fact, Protocol
-from analysis.compare.sides import Run
-from analysis.jsonable import json_safe
-from analysis.numbers import share
-from analysis.requests.figures import percentile_key
-from analysis.requests.metrics import METRICS
-from analysis.trust.floor import read_floor
+from gapmeter.analysis.compare import claims, protocol
+from gapmeter.analysis.compare.claims import Change, Claim, Verdict
+from gapmeter.analysis.compare.differences import CONFIDENCE, POWER, Difference, Differences, compare_sides
+from gapmeter.analysis.compare.lineup import line_up
+from gapmeter.analysis.compare.protocol import Fact, Protocol
+from gapmeter.analysis.compare.sides import Run
+from gapmeter.analysis.jsonable import json_safe
+from gapmeter.analysis.judge.floor import read_floor
+from gapmeter.analysis.ledger.tail import owner_of
+from gapmeter.analysis.numbers import share
+from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.requests.metrics import METRICS
 
 SCHEMA_VERSION = 1
 NOT_COMPARABLE = "NOT COMPARABLE"

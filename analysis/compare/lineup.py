@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.compare.resample import pooled_sample
-from analysis.compare.sides import Run
-from analysis.provenance import hardware_words, provenance_of
-from analysis.requests.figures import percentile_key
-from analysis.statistics import quantiles
+from gapmeter.analysis.compare.resample import pooled_sample
+from gapmeter.analysis.compare.sides import Run
+from gapmeter.analysis.provenance import hardware_words, provenance_of
+from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.stats import quantiles
 
 _SHOWN = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
 # Of the parts that a summary may have: the figure's key, and what would measure it.

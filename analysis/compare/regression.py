@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.compare.claims import NAMES, holm, signed_share
-from analysis.compare.differences import CONFIDENCE
-from analysis.compare.words import difference, interval
-from analysis.numbers import duration, share
-from analysis.requests.figures import percentile_key
+from gapmeter.analysis.compare.claims import NAMES, holm, signed_share
+from gapmeter.analysis.compare.differences import CONFIDENCE
+from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.report.comparison.words import difference, interval
 
 REGRESSED, UNDECIDED, WITHIN, UNKNOWN = "REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"
 NOT_COMPARABLE = "NOT COMPARABLE"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.compare import bootstrap
-from analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
-from analysis.requests.metrics import METRICS
-from analysis.statistics import quantiles
-from analysis.statistics.quantiles import Floats
+from gapmeter.analysis.compare import bootstrap
+from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
+from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.quantiles import Floats
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 FEWEST = 16

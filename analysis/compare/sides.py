@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.requests import figures as fig
-from analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
-from analysis.stages import STAGES, UNEXPLAINED, column
-from analysis.statistics import quantiles
-from analysis.statistics.quantiles import Floats
-from recording import RunFolder
+from gapmeter.analysis.requests import figures as fig
+from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.records import RunFolder
 
 Ints = NDArray[np.int64]
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")

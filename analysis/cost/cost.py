@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.cost.price import NoPrice, Price, price_of
-from analysis.device.devices import CPU
-from analysis.numbers import share, significant
-from analysis.requests.metrics import succeeded
-from analysis.requests.rate_curve import CHANGING
-from analysis.statistics import quantiles
+from gapmeter.analysis.cost.price import NoPrice, Price, price_of
+from gapmeter.analysis.device.devices import CPU
+from gapmeter.analysis.numbers import share, significant
+from gapmeter.analysis.requests.metrics import succeeded
+from gapmeter.analysis.requests.rate_curve import CHANGING
+from gapmeter.analysis.stats import quantiles
 
 MILLION = 1_000_000
 _CHEAP = 0.001  # USD, from which a request's own cost is told

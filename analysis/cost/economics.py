@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cost.cost import describe_cost, describe_tokens
-from analysis.cost.energy import Energy, describe_energy
-from analysis.numbers import large, share
-from analysis.trust.evidence import RunWarning
+from gapmeter.analysis.cost.cost import describe_cost, describe_tokens
+from gapmeter.analysis.cost.energy import Energy, describe_energy
+from gapmeter.analysis.judge.evidence import RunWarning
+from gapmeter.analysis.numbers import large, share
 
 
 def describe_economics(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.numbers import DASH, share, significant
+from gapmeter.analysis.numbers import DASH, share, significant
 
 
 @dataclass(frozen=True, slots=True)

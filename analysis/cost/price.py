@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.device.devices import CPU, Device, UnknownDevice, catalogue, find_device, recognise
+from gapmeter.analysis.device.devices import CPU, Device, UnknownDevice, catalogue, find_device, recognise
 
 _PARALLEL = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 _SET_PRICE = "write cost.usd_per_hour"

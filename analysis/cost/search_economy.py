@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.cost.economics import SearchTrial, describe_search
-from analysis.jsonable import json_safe
-from recording import RunFolder
+from gapmeter.analysis.cost.economics import SearchTrial, describe_search
+from gapmeter.analysis.jsonable import json_safe
+from gapmeter.records import RunFolder
 
 _HELD, _INVALID = "holds", "invalid"  # a trial's verdicts
 

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from analysis.device.binding_evidence import BindingEvidence
-from analysis.numbers import share
-from analysis.stages import BY_NAME
+from gapmeter.analysis.device.binding_evidence import BindingEvidence
+from gapmeter.analysis.numbers import share
+from gapmeter.analysis.stages import BY_NAME
 
 LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (
     "load tester", "queue", "KV memory", "host", "network", "device",

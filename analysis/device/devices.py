@@ -64,7 +64,7 @@ class UnknownDevice(ValueError):
 @cache
 def catalogue() -> Mapping[str, Device]:
     """Every device by its key, in the file's order."""
-    loaded: dict[str, Any] = yaml.safe_load((files("analysis") / "gpus.yaml").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = yaml.safe_load((files("gapmeter.analysis") / "gpus.yaml").read_text(encoding="utf-8"))
     return {key: _device(key, entry) for key, entry in loaded.items()}
 
 

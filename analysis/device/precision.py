@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from analysis.device.devices import Device
+from gapmeter.analysis.device.devices import Device
 
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _QUANTIZED = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8", "w8a8": "int8"}

@@ -24,9 +24,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attribution.trace import Trace
-from analysis.statistics import quantiles
-from recording import EntryFlag, Span
+from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.stats import quantiles
+from gapmeter.records import EntryFlag, Span
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

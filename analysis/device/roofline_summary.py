@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.trace import Trace
-from analysis.device.devices import UnknownDevice, find_device, recognise
-from analysis.device.roofline import Rate, ratio, step_work
-from analysis.numbers import duration, share
+from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognise
+from gapmeter.analysis.device.roofline import Rate, ratio, step_work
+from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.numbers import duration, share
 
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from recording import RunFolder
+from gapmeter.records import RunFolder
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.trace import Trace
-from analysis.device.telemetry import SOURCES, EnergyEstimate, Ints, Telemetry, energy_of, servers_gpus
-from analysis.device.utilisation import ForwardShares, forward_shares
-from analysis.numbers import duration, share
-from analysis.trust.evidence import RunWarning
+from gapmeter.analysis.device.telemetry import SOURCES, EnergyEstimate, Ints, Telemetry, energy_of, servers_gpus
+from gapmeter.analysis.device.utilisation import ForwardShares, forward_shares
+from gapmeter.analysis.judge.evidence import RunWarning
+from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.numbers import duration, share
 
 # GB/s of one PCIe lane in one direction, after encoding (PCI Express base specification, by generation).
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.attribution.sweep import union
-from analysis.attribution.trace import Trace
-from recording import Span
+from gapmeter.analysis.ledger.critical_path import union
+from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.records import Span
 
 Ints = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.trust.evidence import RunWarning
+from gapmeter.analysis.judge.evidence import RunWarning
 
 
 def settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:

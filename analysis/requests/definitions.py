@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.requests.metrics import measured_requests, succeeded
-from analysis.requests.peers import PEERS, Measured, Peer, Seen
-from recording import RunFolder, read_records, wire
-from recording.chunks import chunks
+from gapmeter.analysis.requests.metrics import measured_requests, succeeded
+from gapmeter.analysis.requests.peers import PEERS, Measured, Peer, Seen
+from gapmeter.records import RunFolder, read_records, wire
+from gapmeter.records.chunks import chunks
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 WEIGHTED = "guidellm"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.requests.figures import plain_percentile
-from analysis.requests.metrics import stamps_ns, succeeded
+from gapmeter.analysis.requests.figures import plain_percentile
+from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
 
 EXAMPLES = 3
 

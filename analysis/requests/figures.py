@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.requests.metrics import METRICS, metric_sample
-from analysis.stages import GROUPS, STAGES, column
-from analysis.statistics import hdr, quantiles
-from analysis.statistics.quantiles import Estimate, Floats, Sample
+from gapmeter.analysis.requests.metrics import METRICS, metric_sample
+from gapmeter.analysis.stages import GROUPS, STAGES, column
+from gapmeter.analysis.stats import hdr, quantiles
+from gapmeter.analysis.stats.quantiles import Estimate, Floats, Sample
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 

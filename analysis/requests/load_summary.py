@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.requests import figures as fig
-from analysis.requests.attempts import count_attempts, final
-from analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
-from analysis.requests.rate_curve import lowest_and_highest
-from analysis.statistics import quantiles
-from analysis.trust import arrivals, validity
-from analysis.trust.evidence import Evidence
+from gapmeter.analysis.judge import arrivals, validity
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.requests import figures as fig
+from gapmeter.analysis.requests.attempts import count_attempts, final
+from gapmeter.analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
+from gapmeter.analysis.requests.rate_curve import lowest_and_highest
+from gapmeter.analysis.stats import quantiles
 
 
 def load_part(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics import quantiles
-from analysis.statistics.hdr import nearest_rank
-from analysis.statistics.quantiles import Floats, Sample
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.quantiles import Floats, Sample
 
 METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
 Ints = NDArray[np.int64]

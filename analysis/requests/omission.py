@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.numbers import count, duration
-from analysis.requests.figures import percentile_key, plain_percentile
-from analysis.requests.metrics import request_values_ns, succeeded
-from analysis.statistics import quantiles
-from analysis.statistics.hdr import PERCENTILES
-from analysis.statistics.quantiles import Floats
-from analysis.trust.evidence import Evidence
-from analysis.trust.validity import percentile_of
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.validity import percentile_of
+from gapmeter.analysis.numbers import count, duration
+from gapmeter.analysis.requests.figures import percentile_key, plain_percentile
+from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.stats.quantiles import Floats
 
 LABEL = (
     "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.numbers import count, share, significant
-from analysis.requests.metrics import stamps_ns, succeeded
-from analysis.trust.evidence import RunWarning
+from gapmeter.analysis.judge.evidence import RunWarning
+from gapmeter.analysis.numbers import count, share, significant
+from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
 
 Floats = NDArray[np.float64]
 _WORTH_SAYING = 0.01  # of the answers

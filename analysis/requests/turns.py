@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.numbers import duration
-from analysis.requests import figures
-from analysis.requests.metrics import metric_sample, window_s
+from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.requests import figures
+from gapmeter.analysis.requests.metrics import metric_sample, window_s
 
 _PERCENTILES = (50.0, 90.0, 99.0)
 

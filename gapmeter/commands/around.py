@@ -34,7 +34,7 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from gapmeter.running.resolve import explain_config
+    from gapmeter.study.resolve import explain_config
 
     for key, value, source in explain_config(arguments.scenario, arguments.overrides):
         print(f"{key:<32} {json.dumps(value):<36} {source}")
@@ -42,7 +42,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _scenarios(_: argparse.Namespace) -> int:
-    from scenarios import list_scenarios
+    from gapmeter.scenarios import list_scenarios
 
     for name, summary in list_scenarios():
         print(f"{name:<16} {summary}")
@@ -50,12 +50,12 @@ def _scenarios(_: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from gapmeter.checking.doctor import print_findings
+    from gapmeter.machine.doctor import print_findings
 
     return print_findings(as_json=arguments.json)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from gapmeter.checking.calibrate import run_calibration
+    from gapmeter.machine.calibrate import run_calibration
 
     return run_calibration(arguments.generator, quick=arguments.quick, as_json=arguments.json)

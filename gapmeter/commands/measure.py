@@ -89,7 +89,7 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from gapmeter.running.resolve import resolve
+    from gapmeter.study.resolve import resolve
 
     if not 0 <= arguments.live_port < 65536:
         raise UserError(f"--live-port {arguments.live_port} is not a port; write one from 1 to 65535", errors.USAGE)
@@ -97,13 +97,13 @@ def _run(arguments: argparse.Namespace) -> int:
     scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
-    from gapmeter.keeping.regression import held_against, read_baseline
+    from gapmeter.runs.regression import held_against, read_baseline
 
     baseline = read_baseline(arguments.baseline, arguments.max_regression, arguments.factor, scenario)
+    from gapmeter.console.locust_page import ui
     from gapmeter.run import Options, run_repeats
-    from gapmeter.running.locustfile import checked
-    from gapmeter.running.worker import workers
-    from gapmeter.showing.locust_page import ui
+    from gapmeter.study.locustfile import checked
+    from gapmeter.study.worker import workers
     from gapmeter.sweep import run_sweep
 
     options = Options(
@@ -131,7 +131,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _capacity(arguments: argparse.Namespace) -> int:
-    from gapmeter.running.resolve import resolve
+    from gapmeter.study.resolve import resolve
     from gapmeter.wanted import read_wanted
 
     changed = overrides(arguments)
@@ -154,7 +154,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    from gapmeter.running.worker import serve
+    from gapmeter.study.worker import serve
 
     return serve(arguments.master, arguments.cores, arguments.api_key or os.environ.get("GAPMETER_API_KEY"))
 
@@ -168,8 +168,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
     """Standard output is for programs: a line with each run's folder, or one document; the worst exit code."""
-    from gapmeter.keeping.regression import annotate, wants_annotations
-    from gapmeter.showing.publish import Outlets, print_document, publish
+    from gapmeter.console.publish import Outlets, print_document, publish
+    from gapmeter.runs.regression import annotate, wants_annotations
 
     outlets = Outlets(arguments.json, arguments.junit, arguments.markdown)
     outlets.check()

@@ -95,45 +95,45 @@ def _add_archive(parser: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from gapmeter.compare import compare_as_asked
-    from gapmeter.running.keys import Keys
+    from gapmeter.study.keys import Keys
 
     command = Keys.within({}).out_of_command(shlex.join(["gapmeter", *arguments.words]))
     return say_exit(compare_as_asked(arguments, command))
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from gapmeter.keeping.explain import explain
+    from gapmeter.runs.explain import explain
 
     return explain(arguments.run, arguments.group, arguments.against, arguments.metric, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from gapmeter.keeping.export import export
+    from gapmeter.runs.export import export
 
     a = arguments
     return export(a.run, csv=a.csv, prometheus=a.prometheus, otlp=a.otlp, perfetto=a.perfetto)
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from gapmeter.showing.ui import serve_ui
+    from gapmeter.console.ui import serve_ui
 
     return serve_ui(arguments.runs, arguments.port)
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
-    from gapmeter.keeping.history import print_runs
+    from gapmeter.runs.history import print_runs
 
     return print_runs(arguments.runs, as_json=arguments.json)
 
 
 def _sql(arguments: argparse.Namespace) -> int:
-    from gapmeter.keeping.sql import print_answer
+    from gapmeter.runs.sql import print_answer
 
     return print_answer(arguments.query, arguments.runs, form=arguments.form)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from gapmeter.keeping.verify import verify
+    from gapmeter.runs.verify import verify
 
     code = verify(arguments.run, as_json=arguments.json)
     if code != errors.OK:
@@ -142,7 +142,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _archive(arguments: argparse.Namespace) -> int:
-    from gapmeter.keeping.archive import archive
+    from gapmeter.runs.archive import archive
 
     print(archive(arguments.run, arguments.output))
     return errors.OK

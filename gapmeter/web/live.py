@@ -20,11 +20,11 @@ from typing import Any
 from aiohttp import web
 from markupsafe import Markup
 
-from analysis.provenance import UNKNOWN, Provenance
-from analysis.report.shell import Section, page_shell
+from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.records import RunFolder
+from gapmeter.report.shell import Section, page_shell
 from gapmeter.web.door import HOST, Door
 from gapmeter.web.stream import Stream
-from recording import RunFolder
 
 _EVERY_S = 1.0
 _PATIENCE_S = 5.0  # for open pages to fetch the report at the end

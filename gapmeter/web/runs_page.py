@@ -9,10 +9,10 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from analysis.numbers import DASH, count, duration
-from analysis.provenance import UNKNOWN, Provenance
-from analysis.report.shell import Section, page_shell
-from gapmeter.keeping.listing import Listed
+from gapmeter.analysis.numbers import DASH, count, duration
+from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.report.shell import Section, page_shell
+from gapmeter.runs.listing import Listed
 
 PER_PAGE = 200
 # A comparison's answer in the colour of a run's.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gapmeter.showing.follow import Answered, Follower, phase
-from recording import RunFolder
+from gapmeter.console.follow import Answered, Follower, phase
+from gapmeter.records import RunFolder
 
 _DOTS = 2000  # the most that a page which comes later is given
 _METRICS = ("ttft", "itl", "e2e")

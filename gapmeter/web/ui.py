@@ -11,12 +11,12 @@ from pathlib import Path
 from aiohttp import web
 
 from gapmeter.errors import UserError
-from gapmeter.keeping.listing import Listed, listing, look
+from gapmeter.records import RunFolder
+from gapmeter.runs.listing import Listed, listing, look
 from gapmeter.signals import ending
 from gapmeter.web.door import HOST, Door
 from gapmeter.web.live import LivePage
 from gapmeter.web.runs_page import Wish, delete_page, message_page, runs_page
-from recording import RunFolder
 
 # What a folder holds for eyes: reports, also those of a sweep's points, and what other tools read.
 _SERVED = {".html": "text/html", ".json": "application/json", ".gz": "application/gzip", ".csv": "text/csv",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from servers.api.ask import Ask
+from gapmeter.servers.api.ask import Ask
 
 DONE = "data: [DONE]\n\n"
 _quote = json.dumps

@@ -17,18 +17,18 @@ from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
-from recording import Outcome, RecordWriter, Span
-from recording.slices import ask_for_short_slices
-from servers.api.answer import Events, Piece, whole
-from servers.api.ask import Ask, parse_ask, room
-from servers.api.engine import Engine, EngineDead, GenerationRequest, QueueFull
-from servers.api.errors import ApiError, bad
-from servers.api.generation import EngineFailed, Generation
-from servers.api.http import StampedRequest, StampedServer
-from servers.api.metrics import Metrics
-from servers.api.options import ApiOptions
-from servers.api.stamps import RequestStamps, now
-from servers.api.text import TemplateRefused, TextModel
+from gapmeter.records import Outcome, RecordWriter, Span
+from gapmeter.records.slices import ask_for_short_slices
+from gapmeter.servers.api.answer import Events, Piece, whole
+from gapmeter.servers.api.ask import Ask, parse_ask, room
+from gapmeter.servers.api.engine import Engine, EngineDead, GenerationRequest, QueueFull
+from gapmeter.servers.api.errors import ApiError, bad
+from gapmeter.servers.api.generation import EngineFailed, Generation
+from gapmeter.servers.api.http import StampedRequest, StampedServer
+from gapmeter.servers.api.metrics import Metrics
+from gapmeter.servers.api.options import ApiOptions
+from gapmeter.servers.api.stamps import RequestStamps, now
+from gapmeter.servers.api.text import TemplateRefused, TextModel
 
 _INLINE_CHARS = 8192  # longer texts are tokenized in a thread: a millisecond or more of a busy event loop
 _CLOSE_S = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servers.api.errors import ApiError, bad
+from gapmeter.servers.api.errors import ApiError, bad
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEED_RANGE = 1 << 63

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from servers.api.answer import Piece, Usage
-from servers.api.engine import Output
-from servers.api.stamps import RequestStamps, now
-from servers.api.text import Decoder, StopFinder
+from gapmeter.servers.api.answer import Piece, Usage
+from gapmeter.servers.api.engine import Output
+from gapmeter.servers.api.stamps import RequestStamps, now
+from gapmeter.servers.api.text import Decoder, StopFinder
 
 
 class EngineFailed(RuntimeError):

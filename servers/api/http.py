@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 from gapmeter_probe.cores import CoreWaits
 
-from recording import CoreThread
-from servers.api.stamps import now
+from gapmeter.records import CoreThread
+from gapmeter.servers.api.stamps import now
 
 _MOST_BODY_BYTES = 64 << 20
 _LOOP = int(CoreThread.LOOP)

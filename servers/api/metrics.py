@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from recording import Outcome
-from servers.api.engine import EngineStats
+from gapmeter.records import Outcome
+from gapmeter.servers.api.engine import EngineStats
 
 
 class Metrics:

@@ -6,7 +6,7 @@ import time
 
 from gapmeter_probe.cores import CoreWaits
 
-from recording import CoreThread, Outcome, RecordWriter, Span
+from gapmeter.records import CoreThread, Outcome, RecordWriter, Span
 
 now = time.monotonic_ns
 _LOOP = int(CoreThread.LOOP)

@@ -1,4 +1,4 @@
-"""``python -m servers.null --port 0 --first-ms 50 --gap-ms 10``: prints its port, then serves until it is ended."""
+"""``python -m gapmeter.servers.null --port 0 --gap-ms 10``: prints its port, then serves until it is ended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import uvloop
 
-from recording import RecordWriter
-from recording.files import allow_many_files
-from servers.null.faults import FAULTS
-from servers.null.server import Schedule, Server
+from gapmeter.records import RecordWriter
+from gapmeter.records.files import allow_many_files
+from gapmeter.servers.null.faults import FAULTS
+from gapmeter.servers.null.server import Schedule, Server
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,7 +67,7 @@ async def _serve(server: Server, sock: socket.socket, announce: int | None) -> N
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m servers.null", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.null", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--first-ms", type=float, default=50.0, help="from the request to its first token")

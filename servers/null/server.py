@@ -16,10 +16,10 @@ from typing import Any, cast
 
 import httptools
 
-from recording import Outcome, RecordWriter, Span
-from recording.timer import Timer
-from servers.null.faults import AT_ONCE, FAULTS, MIDWAY
-from servers.null.script import Script, chunk, event
+from gapmeter.records import Outcome, RecordWriter, Span
+from gapmeter.records.timer import Timer
+from gapmeter.servers.null.faults import AT_ONCE, FAULTS, MIDWAY
+from gapmeter.servers.null.script import Script, chunk, event
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -1,4 +1,4 @@
-"""``python -m servers.simulated``: the simulated server (docs/simulated.md)."""
+"""``python -m gapmeter.servers.simulated``: the simulated server (docs/simulated.md)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from servers.api.app import serve
-from servers.api.options import ApiOptions
-from servers.simulated.engine import SimulatedEngine
-from servers.simulated.front import Front
-from servers.simulated.options import ServerOptions, parse_options
-from servers.simulated.pause import Pause, exact_timers
-from servers.simulated.text import TimedText, byte_model
-from servers.simulated.times import Durations
-from servers.simulated.truth import open_truth
+from gapmeter.servers.api.app import serve
+from gapmeter.servers.api.options import ApiOptions
+from gapmeter.servers.simulated.engine import SimulatedEngine
+from gapmeter.servers.simulated.front import Front
+from gapmeter.servers.simulated.options import ServerOptions, parse_options
+from gapmeter.servers.simulated.pause import Pause, exact_timers
+from gapmeter.servers.simulated.text import TimedText, byte_model
+from gapmeter.servers.simulated.times import Durations
+from gapmeter.servers.simulated.truth import open_truth
 
 
 def main(words: list[str]) -> int:

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from servers.api.engine import Deliver, EngineDead, EngineStats, GenerationRequest, Output, QueueFull
-from servers.simulated.faults import Faults
-from servers.simulated.options import import_path
-from servers.simulated.process import ABORT, ADD, OUTPUTS
-from servers.simulated.realtime import Channel
-from servers.simulated.scheduler import Limits
-from servers.simulated.times import StageTimes
-from servers.simulated.truth import TruthFile
+from gapmeter.servers.api.engine import Deliver, EngineDead, EngineStats, GenerationRequest, Output, QueueFull
+from gapmeter.servers.simulated.faults import Faults
+from gapmeter.servers.simulated.options import import_path
+from gapmeter.servers.simulated.process import ABORT, ADD, OUTPUTS
+from gapmeter.servers.simulated.realtime import Channel
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.times import StageTimes
+from gapmeter.servers.simulated.truth import TruthFile
 
 _START_S = 10.0
 _END_S = 2.0
@@ -203,7 +203,14 @@ def _spawn(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], socket.soc
     """The engine's process, and our end of the socket that it has inherited."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", "servers.simulated.process", str(theirs.fileno()), json.dumps(told)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "gapmeter.servers.simulated.process",
+            str(theirs.fileno()),
+            json.dumps(told),
+        ]
         environment = {**os.environ, "PYTHONPATH": import_path()}
         return subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment), ours
 

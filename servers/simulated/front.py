@@ -8,14 +8,14 @@ from typing import Any
 
 from aiohttp import web
 
-from servers.api.app import Handler
-from servers.api.errors import ApiError
-from servers.api.http import StampedRequest
-from servers.simulated.faults import Faults
-from servers.simulated.pause import Pause, now
-from servers.simulated.text import current
-from servers.simulated.times import Durations
-from servers.simulated.truth import TruthFile
+from gapmeter.servers.api.app import Handler
+from gapmeter.servers.api.errors import ApiError
+from gapmeter.servers.api.http import StampedRequest
+from gapmeter.servers.simulated.faults import Faults
+from gapmeter.servers.simulated.pause import Pause, now
+from gapmeter.servers.simulated.text import current
+from gapmeter.servers.simulated.times import Durations
+from gapmeter.servers.simulated.truth import TruthFile
 
 _LINES = 4  # of truth, written with each chunk: as many as one leaves behind, so that they do not heap up
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from gapmeter_probe.records import Span
 
-from servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
-from servers.simulated.times import Durations
+from gapmeter.servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
+from gapmeter.servers.simulated.times import Durations
 
 Action = Callable[[int], None]
 _Work = tuple[tuple[Span, int], ...]  # the worker's stages of a step, with how long each is meant to take

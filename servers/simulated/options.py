@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from servers.launch import LaunchSpec, flag_words, with_own
-from servers.simulated.faults import Faults
-from servers.simulated.scheduler import Limits
-from servers.simulated.times import LAWS, StageTimes
+from gapmeter.servers.launch import LaunchSpec, flag_words, with_own
+from gapmeter.servers.simulated.faults import Faults
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.times import LAWS, StageTimes
 
 ROOT = Path(__file__).resolve().parents[2]
 _MAX_MODEL_LEN = 8192
@@ -51,7 +51,7 @@ class ServerOptions:
 
 def parse_options(words: Sequence[str]) -> ServerOptions:
     """From the command line. A mistake ends the process with a sentence (argparse, exit code 2)."""
-    parser = argparse.ArgumentParser(prog="python -m servers.simulated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.simulated", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder with tokenizer.json (default: one token a byte)")
     parser.add_argument("--served-name", default="simulated")
     parser.add_argument("--host", default="127.0.0.1")
@@ -133,7 +133,7 @@ def simulated_command(
         "max-batch": max_batch,
     }
     words = flag_words(with_own(flags, args))
-    return LaunchSpec((str(python), "-m", "servers.simulated", *words), {"PYTHONPATH": import_path()})
+    return LaunchSpec((str(python), "-P", "-m", "gapmeter.servers.simulated", *words), {"PYTHONPATH": import_path()})
 
 
 def import_path() -> str:

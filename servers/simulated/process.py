@@ -1,4 +1,4 @@
-"""The engine's own process: ``python -m servers.simulated.process FD SETTINGS``, started by engine.py.
+"""The engine's own process: ``python -m gapmeter.servers.simulated.process FD SETTINGS``, started by engine.py.
 
 It speaks over an inherited socket: requests and aborts in, outputs out. It ends when the other side does.
 """
@@ -19,14 +19,14 @@ from typing import Any
 from gapmeter_probe.records import Span
 from gapmeter_probe.writer import open_probe
 
-from servers.simulated.faults import Faults
-from servers.simulated.loop import EngineLoop
-from servers.simulated.pause import go_first
-from servers.simulated.realtime import Channel, RealTimeline
-from servers.simulated.records import ProbeListener
-from servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
-from servers.simulated.times import Durations, StageTimes
-from servers.simulated.truth import TruthListener, open_truth
+from gapmeter.servers.simulated.faults import Faults
+from gapmeter.servers.simulated.loop import EngineLoop
+from gapmeter.servers.simulated.pause import go_first
+from gapmeter.servers.simulated.realtime import Channel, RealTimeline
+from gapmeter.servers.simulated.records import ProbeListener
+from gapmeter.servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
+from gapmeter.servers.simulated.times import Durations, StageTimes
+from gapmeter.servers.simulated.truth import TruthListener, open_truth
 
 _LINE_NS = 10_000  # what formatting a line of truth takes at most, on average
 

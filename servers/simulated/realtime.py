@@ -12,8 +12,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from servers.simulated.loop import Action
-from servers.simulated.pause import SPIN_NS, exact_timers, now
+from gapmeter.servers.simulated.loop import Action
+from gapmeter.servers.simulated.pause import SPIN_NS, exact_timers, now
 
 _LATE_NS = 100_000  # beyond this, what follows counts from the time itself, not from when it was due
 _GLANCE_NS = 20_000  # how often a busy wait looks for messages

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from gapmeter_probe.records import Outcome, Span, StepFlag
 from gapmeter_probe.writer import RecordWriter
 
-from servers.simulated.pause import now
-from servers.simulated.scheduler import Emission, Request, StepPlan
+from gapmeter.servers.simulated.pause import now
+from gapmeter.servers.simulated.scheduler import Emission, Request, StepPlan
 
 
 class _Known(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from servers.api.text import Decoder, TextModel
-from servers.simulated.pause import Pause, now
-from servers.simulated.times import Durations
-from servers.simulated.truth import TruthFile
+from gapmeter.servers.api.text import Decoder, TextModel
+from gapmeter.servers.simulated.pause import Pause, now
+from gapmeter.servers.simulated.times import Durations
+from gapmeter.servers.simulated.truth import TruthFile
 
 _WORD = re.compile(r"[Ġ▁][a-z]{1,12}")
 _LETTER = re.compile(r"[a-z]")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from servers.simulated.scheduler import StepPlan
+from gapmeter.servers.simulated.scheduler import StepPlan
 
 LAWS = ("none", "exponential", "lognormal", "uniform")
 

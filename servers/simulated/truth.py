@@ -14,8 +14,8 @@ from typing import Any
 
 from gapmeter_probe.records import Span
 
-from servers.simulated.pause import now
-from servers.simulated.scheduler import Emission, Request, StepPlan
+from gapmeter.servers.simulated.pause import now
+from gapmeter.servers.simulated.scheduler import Emission, Request, StepPlan
 
 TRUTH_DIR = "GAPMETER_TRUTH_DIR"
 _BUFFER_BYTES = 1 << 20

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from gapmeter_probe.records import Span
 
-from servers.simulated.loop import Action, EngineLoop, Listener
-from servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
-from servers.simulated.times import Durations, StageTimes
+from gapmeter.servers.simulated.loop import Action, EngineLoop, Listener
+from gapmeter.servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
+from gapmeter.servers.simulated.times import Durations, StageTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""``python -m servers.telemetry SPEC``: the sampler process."""
+"""``python -m gapmeter.servers.telemetry SPEC``: the sampler process."""
 
 import sys
 
-from servers.telemetry.sampler import main
+from gapmeter.servers.telemetry.sampler import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

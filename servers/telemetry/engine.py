@@ -12,7 +12,7 @@ import re
 import time
 from urllib.parse import urlsplit
 
-from servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
 
 # Our name for a figure, and what engines call it. Those that end in _share lie between 0 and 1.
 NAMES = {

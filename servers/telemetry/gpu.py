@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
 
 # What one reading gives: the fields of a row, from a handle.
 Reading = Callable[[ModuleType, Any], Row]

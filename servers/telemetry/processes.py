@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
 
 _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
 

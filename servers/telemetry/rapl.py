@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
 
 POWERCAP = Path("/sys/class/powercap")
 

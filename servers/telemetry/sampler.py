@@ -1,6 +1,6 @@
 """The sampler process: sources in lanes, each lane a thread on absolute deadlines of CLOCK_MONOTONIC.
 
-``python -m servers.telemetry SPEC`` (JSON) prints ``ready`` once it samples, and leaves when its standard input closes,
+``-m servers.telemetry SPEC`` (JSON) prints ``ready`` once it samples, and leaves when its standard input closes,
 that is also when its parent is killed. It never hurries to catch up: deadlines that have passed (it was stopped, or
 got no core) are written down as missed, and the next one is kept.
 """
@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from servers.telemetry.engine import EngineMetrics
-from servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
-from servers.telemetry.journal import Journal
-from servers.telemetry.processes import open_processes
-from servers.telemetry.rapl import open_rapl
-from servers.telemetry.source import Absent, ReadFailed, Source
+from gapmeter.servers.telemetry.engine import EngineMetrics
+from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
+from gapmeter.servers.telemetry.journal import Journal
+from gapmeter.servers.telemetry.processes import open_processes
+from gapmeter.servers.telemetry.rapl import open_rapl
+from gapmeter.servers.telemetry.source import Absent, ReadFailed, Source
 
 NICE = 10
 API_KEY = "GAPMETER_API_KEY"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers.launch import LaunchSpec, flag_words, with_own
+from gapmeter.servers.launch import LaunchSpec, flag_words, with_own
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -26,7 +26,7 @@ def transformers_command(
 ) -> LaunchSpec:
     """The command and environment that serve ``model_dir`` as ``served_name``.
 
-    ``args`` are further flags of ``python -m servers.transformers`` (``{"max_queue": 64}``; True is a bare flag, False
+    ``args`` are further flags of ``-m servers.transformers`` (``{"max_queue": 64}``; True is a bare flag, False
     its negation, None leaves it out) and win over ours; the model's threads are as many as ``cores`` (empty: all).
     """
     flags = {
@@ -42,4 +42,4 @@ def transformers_command(
     if cores:
         wanted |= dict.fromkeys(_THREADS, str(len(cores)))
     env = {name: value for name, value in wanted.items() if name not in os.environ}
-    return LaunchSpec((str(python), "-m", "servers.transformers", *words), env)
+    return LaunchSpec((str(python), "-P", "-m", "gapmeter.servers.transformers", *words), env)

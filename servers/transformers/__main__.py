@@ -1,4 +1,4 @@
-"""``python -m servers.transformers --model FOLDER ...``: the API process, which starts the engine process."""
+"""``python -m gapmeter.servers.transformers --model FOLDER ...``: the API process, which starts the engine process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import sys
 from pathlib import Path
 
-from servers.api.app import serve
-from servers.api.options import ApiOptions
-from servers.api.text import TextModel
-from servers.models import ModelError, check_weights, resolve_model
-from servers.transformers.client import TransformersEngine, environment_threads
-from servers.transformers.options import PRECISIONS, EngineOptions
+from gapmeter.servers.api.app import serve
+from gapmeter.servers.api.options import ApiOptions
+from gapmeter.servers.api.text import TextModel
+from gapmeter.servers.models import ModelError, check_weights, resolve_model
+from gapmeter.servers.transformers.client import TransformersEngine, environment_threads
+from gapmeter.servers.transformers.options import PRECISIONS, EngineOptions
 
 _MODEL_LEN = 2048
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m servers.transformers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.transformers", description=__doc__)
     parser.add_argument("--model", required=True, help="a folder, a hub id, or builtin:NAME")
     parser.add_argument("--served-model-name", help="what clients call it (default: as in --model)")
     parser.add_argument("--host", default="127.0.0.1")

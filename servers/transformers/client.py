@@ -9,10 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
-from servers.api.engine import Deliver, EngineDead, EngineStats, GenerationRequest, Output, QueueFull
-from servers.api.stamps import now
-from servers.transformers.channel import BUFFER_BYTES, Frames, encode
-from servers.transformers.options import EngineOptions
+from gapmeter.servers.api.engine import Deliver, EngineDead, EngineStats, GenerationRequest, Output, QueueFull
+from gapmeter.servers.api.stamps import now
+from gapmeter.servers.transformers.channel import BUFFER_BYTES, Frames, encode
+from gapmeter.servers.transformers.options import EngineOptions
 
 _LEAVE_S = 5.0
 
@@ -96,7 +96,7 @@ class TransformersEngine:
         return EngineStats(0, 0, last.kv_blocks, last.kv_blocks_free, last.steps, last.preemptions)
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "servers.transformers.engine", str(fd), self._options.to_json()]
+        command = [sys.executable, "-P", "-m", "gapmeter.servers.transformers.engine", str(fd), self._options.to_json()]
         return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL)
 
     # -- the socket

@@ -16,8 +16,8 @@ from typing import Any
 
 from gapmeter_probe.vllm.install import now
 
-from servers.transformers.channel import Frames, encode
-from servers.transformers.probe import EngineProbe
+from gapmeter.servers.transformers.channel import Frames, encode
+from gapmeter.servers.transformers.probe import EngineProbe
 
 
 @dataclass(slots=True)

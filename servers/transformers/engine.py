@@ -1,6 +1,6 @@
 """The engine process: a model, Transformers' continuous batching around it, and the socket to the API process.
 
-Run as ``python -m servers.transformers.engine FD OPTIONS``. The manager's own thread generates; this module gives it
+Run as ``-m gapmeter.servers.transformers.engine FD OPTIONS``. The manager's own thread generates; this module gives it
 the ends of ``ends.py`` to take requests from and to put outputs into, and waits for the end.
 """
 
@@ -27,12 +27,12 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from servers.models import RANDOM_WEIGHTS_KEY, has_weights
-from servers.transformers.channel import BUFFER_BYTES, encode
-from servers.transformers.ends import Inbox, Open, Outbox, Wake
-from servers.transformers.options import EngineOptions
-from servers.transformers.probe import EngineProbe
-from servers.transformers.sampling import MinTokens, Noise, Temperature
+from gapmeter.servers.models import RANDOM_WEIGHTS_KEY, has_weights
+from gapmeter.servers.transformers.channel import BUFFER_BYTES, encode
+from gapmeter.servers.transformers.ends import Inbox, Open, Outbox, Wake
+from gapmeter.servers.transformers.options import EngineOptions
+from gapmeter.servers.transformers.probe import EngineProbe
+from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature
 
 _from_config: Any = AutoModelForCausalLM.from_config
 _SEED_BITS = 63

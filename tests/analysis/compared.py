@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.compare.sides import Run
 from bench.virtual_run import Traffic, virtual_run
-from servers.simulated.scheduler import Limits
-from servers.simulated.times import StageTimes
-from servers.simulated.virtual import Settings
+from gapmeter.analysis.compare.sides import Run
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.times import StageTimes
+from gapmeter.servers.simulated.virtual import Settings
 from tests.analysis.report_frames import write_run
 
 TRAFFIC = Traffic(requests=200, rate=25.0, output_median=5.0, warmup=20)

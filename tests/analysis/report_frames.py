@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.explained import explain_groups
-from analysis.requests.metrics import limits_of
-from analysis.stages import STAGES, column
-from analysis.summary import build_summary, write_summary
-from analysis.tables import write_tables
-from analysis.trust.evidence import Evidence
-from recording import RunFolder
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.ledger.explained import explain_groups
+from gapmeter.analysis.requests.metrics import limits_of
+from gapmeter.analysis.stages import STAGES, column
+from gapmeter.analysis.summary import build_summary, write_summary
+from gapmeter.analysis.tables import write_tables
+from gapmeter.records import RunFolder
 
 _ORIGIN_NS = 5_000_000_000
 _FIXED_US = {

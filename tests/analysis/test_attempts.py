@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attribution.ledger import make_ledger
-from analysis.requests.attempts import attempts_warning, count_attempts, final
-from analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
-from analysis.summary import build_summary
-from analysis.tables import read_requests
-from analysis.trust.evidence import Evidence
-from recording import Outcome, RecordWriter, RunFolder
-from recording.wire import FINISHED, WireRecord, encode
-from tests.recording.test_stream import chat, sse
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.requests.attempts import attempts_warning, count_attempts, final
+from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
+from gapmeter.analysis.summary import build_summary
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import Outcome, RecordWriter, RunFolder
+from gapmeter.records.wire import FINISHED, WireRecord, encode
+from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
 PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.capacity import search as capacity
-from analysis.capacity.counts import count_values
-from analysis.capacity.evidence import (
+from gapmeter.analysis.capacity import search as capacity
+from gapmeter.analysis.capacity.counts import count_values
+from gapmeter.analysis.capacity.evidence import (
     FIRST_LOOK,
     MOST_SURE,
     SURE,
@@ -28,10 +28,10 @@ from analysis.capacity.evidence import (
     plan_looks,
     worth,
 )
-from analysis.capacity.planning import plan_fleet
-from analysis.capacity.posterior import posterior
-from analysis.capacity.search import Ask, Goal, next_trial, search
-from analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Enough, Finding, Outcome, Promise, Trial
+from gapmeter.analysis.capacity.planning import plan_fleet
+from gapmeter.analysis.capacity.posterior import posterior
+from gapmeter.analysis.capacity.search import Ask, Goal, next_trial, search
+from gapmeter.analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Enough, Finding, Outcome, Promise, Trial
 
 P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.attribution.chosen import MOST, chosen
+from gapmeter.analysis.ledger.chosen import MOST, chosen
 
 
 def _requests(count: int) -> pd.DataFrame:

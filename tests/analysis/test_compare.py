@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.compare import bootstrap, claims
-from analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, holm
-from analysis.compare.differences import Difference, compare_sides
-from analysis.compare.document import Side, compare
-from analysis.compare.page import page
-from analysis.compare.protocol import BLOCKS, FACTOR, FOLLOWS, NOTED, NotReadable, check
-from analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
-from analysis.compare.sides import STAGE_NAMES, read_run
-from analysis.compare.words import markdown, terminal
+from gapmeter.analysis.compare import bootstrap, claims
+from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, holm
+from gapmeter.analysis.compare.differences import Difference, compare_sides
+from gapmeter.analysis.compare.document import Side, compare
+from gapmeter.analysis.compare.protocol import BLOCKS, FACTOR, FOLLOWS, NOTED, NotReadable, check
+from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
+from gapmeter.analysis.compare.sides import STAGE_NAMES, read_run
+from gapmeter.report.comparison.page import page
+from gapmeter.report.comparison.words import markdown, terminal
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 
 PERCENTILES = dict.fromkeys(NAMES, FAMILY)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.attribution.condition import ConditionError, holds
+from gapmeter.analysis.ledger.condition import ConditionError, holds
 
 COLUMNS = {
     "tokens": pd.Series([10, 64, 65, None], dtype="Int64"),

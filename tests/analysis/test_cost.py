@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.cost.cost import (
+from gapmeter.analysis.cost.cost import (
     Interval,
     NoRate,
     Rate,
@@ -24,11 +24,11 @@ from analysis.cost.cost import (
     poisson_rate,
     rate_at_sla,
 )
-from analysis.cost.economics import SearchTrial, describe_economics, describe_search, describe_value
-from analysis.cost.energy import Energy, describe_energy
-from analysis.cost.price import NoPrice, Price, price_of
-from analysis.report.cost import cost_picture, economy_lines, economy_rows
-from analysis.report.figure import Value
+from gapmeter.analysis.cost.economics import SearchTrial, describe_economics, describe_search, describe_value
+from gapmeter.analysis.cost.energy import Energy, describe_energy
+from gapmeter.analysis.cost.price import NoPrice, Price, price_of
+from gapmeter.report.cost import cost_picture, economy_lines, economy_rows
+from gapmeter.report.figure import Value
 
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"
 TOKENS = Tokens(Interval(200.0, 190.0, 210.0), Interval(1200.0, 1150.0, 1250.0))

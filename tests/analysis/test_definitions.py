@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.report.reconcile import definition_rows
-from analysis.requests.definitions import describe_definitions, figures, pooled, seen
-from analysis.requests.peers import PEERS, Measured
-from analysis.tables import read_requests
-from recording import Outcome, RecordWriter, RunFolder
-from recording.chunks import Chunk, chunks
-from recording.wire import FINISHED, WireRecord, encode
-from tests.recording.test_stream import chat, role, sse, usage_only
+from gapmeter.analysis.requests.definitions import describe_definitions, figures, pooled, seen
+from gapmeter.analysis.requests.peers import PEERS, Measured
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import Outcome, RecordWriter, RunFolder
+from gapmeter.records.chunks import Chunk, chunks
+from gapmeter.records.wire import FINISHED, WireRecord, encode
+from gapmeter.report.reconcile import definition_rows
+from tests.records.test_stream import chat, role, sse, usage_only
 
 MS = 1_000_000
 BY_KEY = {peer.key: peer for peer in PEERS}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from analysis.statistics import dependence
+from gapmeter.analysis.stats import dependence
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from analysis.device.devices import CPU, FORMATS, Device, UnknownDevice, catalogue, find_device, recognise
+from gapmeter.analysis.device.devices import CPU, FORMATS, Device, UnknownDevice, catalogue, find_device, recognise
 
 GPUS = [device for device in catalogue().values() if not device.is_cpu]
 NAMED = {"A100-80", "H100-SXM", "H200", "B200", "L40S", "L4", "A10G", "T4", "RTX-4090", "MI300X", CPU}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.trust.drift import describe_drift, ratio_of_means
+from gapmeter.analysis.judge.drift import describe_drift, ratio_of_means
 
 
 def run(seconds: int, slow: float = 1.0, seed: int = 0) -> pd.DataFrame:

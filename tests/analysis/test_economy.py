@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.cost.cost import poisson_rate
-from analysis.cost.search_economy import search_economy
-from analysis.points.economy import describe_economy, economy_row, economy_section
-from analysis.provenance import UNKNOWN, Provenance
-from recording import RunFolder
+from gapmeter.analysis.cost.cost import poisson_rate
+from gapmeter.analysis.cost.search_economy import search_economy
+from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.records import RunFolder
+from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 
 ORIGIN = Provenance(*[UNKNOWN] * 11)
 METRICS = {"ttft": {"p99_ms": 40.0, "p99_ci_ms": [35.0, 48.0]}, "itl": {"p99_ms": 9.0, "p99_ci_ms": None}}

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from analysis.attribution.bands import describe_bands, describe_compute
-from analysis.attribution.explore import describe_pairs, difference, pairs, sentence
-from analysis.statistics.quantiles import Floats
-from analysis.statistics.resample import drawn_means, interval, stretches
+from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
+from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs, sentence
+from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.resample import drawn_means, interval, stretches
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.numbers import over
-from analysis.report import write_report
-from analysis.report.failed import censored_sentence, failed_classes, failed_sentence
-from analysis.requests.failures import bound_ns, censored, describe_failures
-from analysis.requests.figures import figures
-from analysis.requests.metrics import measured_requests
-from analysis.statistics import quantiles
-from analysis.summary import build_summary
-from gapmeter.showing.terminal import render_summary
+from gapmeter.analysis.numbers import over
+from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
+from gapmeter.analysis.requests.figures import figures
+from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.summary import build_summary
+from gapmeter.report import write_report
+from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
+from gapmeter.report.terminal import render_summary
 from tests.analysis.report_frames import simulate, write_run
 from tests.analysis.test_summary import EVIDENCE, SLOS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report.gauges import gauges
+from gapmeter.report.gauges import gauges
 
 SLO: dict[str, Any] = {
     "text": "ttft p99 <= 100 ms", "metric": "ttft", "percentile": 99.0, "status": "PASS", "limit_ms": 100.0,

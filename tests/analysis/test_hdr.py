@@ -13,8 +13,8 @@ from hdrh.log import HistogramLogReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.statistics import hdr
-from recording.histograms import HIGHEST_NS
+from gapmeter.analysis.stats import hdr
+from gapmeter.records.histograms import HIGHEST_NS
 
 LAST_COUNTED = hdr.new_histogram().get_highest_equivalent_value(
     hdr.new_histogram().get_value_from_index(hdr.new_histogram().counts_len - 1)

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attribution.ledger import make_ledger
-from analysis.attribution.trace import read_trace
-from recording import CoreThread, EntryFlag, RecordWriter, Span, StepFlag
+from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.records import CoreThread, EntryFlag, RecordWriter, Span, StepFlag
 
 PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK
 Api = Callable[[RecordWriter], None]

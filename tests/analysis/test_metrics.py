@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.requests import metrics
+from gapmeter.analysis.requests import metrics
 
 MS = 1_000_000
 

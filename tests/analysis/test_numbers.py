@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.numbers import bounds, duration, rate, share, significant, ticks
+from gapmeter.analysis.numbers import bounds, duration, rate, share, significant, ticks
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.requests.omission import LABEL, corrected, describe_closed_loop
-from analysis.trust.evidence import Evidence
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.requests.omission import LABEL, corrected, describe_closed_loop
 
 MS = 1_000_000
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.device.binding import decide
-from analysis.device.binding_evidence import BindingEvidence
-from analysis.points.axis import axis_of, label
-from analysis.points.growth import Side, describe_growth, means_ms, slow_band
-from analysis.points.knee import latency_turn
-from analysis.points.level import of_interval
-from analysis.points.scale import Scale
+from gapmeter.analysis.device.binding import decide
+from gapmeter.analysis.device.binding_evidence import BindingEvidence
+from gapmeter.analysis.sweep.growth import Side, describe_growth, means_ms, slow_band
+from gapmeter.analysis.sweep.knee import latency_turn
+from gapmeter.analysis.sweep.level import of_interval
+from gapmeter.report.sweep.axis import axis_of, label
+from gapmeter.report.sweep.scale import Scale
 
 LOADS = [1, 2, 4, 8, 16, 32]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.cost.economics import emulation_warning
-from analysis.device.devices import CPU, catalogue
-from analysis.device.precision import cpu_formats, refusal, support
+from gapmeter.analysis.cost.economics import emulation_warning
+from gapmeter.analysis.device.devices import CPU, catalogue
+from gapmeter.analysis.device.precision import cpu_formats, refusal, support
 
 ICE_LAKE = {"avx512f", "avx512_vnni"}
 SAPPHIRE_RAPIDS = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from hdrh.log import HistogramLogReader
 
-from analysis.export.markdown import markdown
-from analysis.provenance import Provenance, provenance_of
-from analysis.report import write_report
-from analysis.statistics import hdr
-from analysis.tables import write_tables
-from recording.histograms import new_histogram
+from gapmeter.analysis.provenance import Provenance, provenance_of
+from gapmeter.analysis.stats import hdr
+from gapmeter.analysis.tables import write_tables
+from gapmeter.records.histograms import new_histogram
+from gapmeter.report import write_report
+from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import write_run
 
 

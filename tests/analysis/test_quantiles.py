@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.statistics import quantiles
-from analysis.statistics.hdr import nearest_rank
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.hdr import nearest_rank
 
 Floats = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.requests.rate_curve import Knots, expected_counts, lowest_and_highest
-from analysis.trust.arrivals import check_arrivals
-from analysis.trust.evidence import BROKEN, OK, UNMEASURED, Check, Evidence
+from gapmeter.analysis.judge.arrivals import check_arrivals
+from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, Check, Evidence
+from gapmeter.analysis.requests.rate_curve import Knots, expected_counts, lowest_and_highest
 
 S = 1_000_000_000
 T0 = 10**12

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from analysis.export.markdown import markdown
-from analysis.report import write_report
-from analysis.stages import STAGES
+from gapmeter.analysis.stages import STAGES
+from gapmeter.report import write_report
+from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import write_run
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.report import write_report
+from gapmeter.report import write_report
 from tests.analysis.report_frames import write_run
 from tests.browser import Tab
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.attribution.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
-from analysis.device.binding_evidence import binding_evidence
-from analysis.device.roofline import Rate, _pairs, ratio, step_work
-from analysis.device.roofline_summary import describe_roofline
-from analysis.device.utilisation import forward_shares
-from recording import EntryFlag, Span
+from gapmeter.analysis.device.binding_evidence import binding_evidence
+from gapmeter.analysis.device.roofline import Rate, _pairs, ratio, step_work
+from gapmeter.analysis.device.roofline_summary import describe_roofline
+from gapmeter.analysis.device.utilisation import forward_shares
+from gapmeter.analysis.ledger.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
+from gapmeter.records import EntryFlag, Span
 
 WEIGHTS: dict[str, Any] = {
     "parameters": 1200, "step_parameters": 1000, "step_bytes": 4000.0, "head_parameters": 200, "layers": 2,

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from analysis.trust import steadiness
-from analysis.trust.steady import Warmup, detect_warmup
 from bench.false_alarms import _run as queue_run
+from gapmeter.analysis.judge import steadiness
+from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 
 Floats = NDArray[np.float64]
 STEADY = Warmup("steady", 0, 0, "ttft", 1.0)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from analysis.trust import steady
+from gapmeter.analysis.judge import steady
 from tests.analysis.test_quantiles import mm1_sojourns
 
 MS = 1_000_000

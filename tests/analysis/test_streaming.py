@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attribution.ledger import make_ledger, timelines
-from analysis.points.build import _pooled
-from analysis.requests.load_summary import throughput_part
-from analysis.requests.metrics import measured_requests, metric_sample
-from analysis.requests.streaming import streaming_warnings
-from analysis.tables import read_requests
-from recording import Outcome, RecordWriter, RunFolder
-from recording.wire import FINISHED, WireRecord, encode
-from tests.recording.test_stream import chat, sse, usage_only
+from gapmeter.analysis.ledger.ledger import make_ledger, timelines
+from gapmeter.analysis.requests.load_summary import throughput_part
+from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.streaming import streaming_warnings
+from gapmeter.analysis.sweep.build import _pooled
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import Outcome, RecordWriter, RunFolder
+from gapmeter.records.wire import FINISHED, WireRecord, encode
+from tests.records.test_stream import chat, sse, usage_only
 
 MS = 1_000_000
 PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}

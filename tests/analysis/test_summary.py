@@ -14,13 +14,14 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from analysis import summary, verdict
-from analysis.requests import figures
-from analysis.requests.metrics import measured_requests, metric_sample
-from analysis.stages import GROUPS, STAGES, column
-from analysis.statistics import hdr
-from analysis.trust.evidence import Evidence, RunWarning
-from analysis.trust.steady import Warmup
+from gapmeter.analysis import summary
+from gapmeter.analysis.judge import verdict
+from gapmeter.analysis.judge.evidence import Evidence, RunWarning
+from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.requests import figures
+from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.stages import GROUPS, STAGES, column
+from gapmeter.analysis.stats import hdr
 from tests.analysis.report_frames import Frames, simulate
 from tests.analysis.test_verdict import slo
 

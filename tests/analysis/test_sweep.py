@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.attribution.sweep import Intervals, pieces, sweep, union, with_holes
+from gapmeter.analysis.ledger.critical_path import Intervals, pieces, sweep, union, with_holes
 
 CLASSES = 5
 

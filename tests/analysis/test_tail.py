@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.attribution.tail import anatomy, slow_count
-from analysis.stages import STAGES, column
+from gapmeter.analysis.ledger.tail import anatomy, slow_count
+from gapmeter.analysis.stages import STAGES, column
 from tests.analysis.report_frames import simulate
 
 MS = 1e6

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.device.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped, window_energy
-from analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
-from analysis.report.device import levels_of
-from analysis.report.run import Run
-from recording import RunFolder
+from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped, window_energy
+from gapmeter.analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
+from gapmeter.records import RunFolder
+from gapmeter.report.device import levels_of
+from gapmeter.report.run import Run
 
 S = 1_000_000_000
 GPU = {"gpu": 0, "name": "NVIDIA H100 80GB HBM3", "pids": [7], "pcie_generation": 5, "pcie_width": 16}

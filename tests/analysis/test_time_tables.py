@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.report.figure import Table, Value
-from analysis.report.levels import Level
-from analysis.report.run import read_run
-from analysis.report.time_tables import count_table, latency_table, levels_table, stretches
-from analysis.report.timeline import Series, dots_of, in_flight
-from analysis.requests.attempts import final
+from gapmeter.analysis.requests.attempts import final
+from gapmeter.report.figure import Table, Value
+from gapmeter.report.levels import Level
+from gapmeter.report.run import read_run
+from gapmeter.report.time_tables import count_table, latency_table, levels_table, stretches
+from gapmeter.report.timeline import Series, dots_of, in_flight
 from tests.analysis.report_frames import write_run
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.requests.turns import describe_turns, turns_sentence
+from gapmeter.analysis.requests.turns import describe_turns, turns_sentence
 
 MS = 1_000_000
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.attribution.upgrade import bracket, without_forward_ns
-from analysis.stages import STAGES, column
+from gapmeter.analysis.ledger.upgrade import bracket, without_forward_ns
+from gapmeter.analysis.stages import STAGES, column
 from tests.analysis.report_frames import simulate
 
 MS = 1e6

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.tables import every_beat
-from analysis.trust import arrivals, validity
-from analysis.trust.evidence import BROKEN, OK, UNMEASURED, WARN, Evidence
-from analysis.trust.floor import Floor, Limit, busiest_second, read_floor
+from gapmeter.analysis.judge import arrivals, validity
+from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, WARN, Evidence
+from gapmeter.analysis.judge.floor import Floor, Limit, busiest_second, read_floor
+from gapmeter.analysis.tables import every_beat
 
 MS = 1_000_000
 ERRORS_MS = {"ttft": (0.15, 0.4), "itl": (0.01, 0.3), "e2e": (0.15, 0.4)}

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis import verdict
-from analysis.statistics import far
-from analysis.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
+from gapmeter.analysis.judge import verdict
+from gapmeter.analysis.judge.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
+from gapmeter.analysis.stats import far
 
 MS = 1_000_000
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from analysis.export.junit import junit, write_junit
-from analysis.export.markdown import markdown
-from analysis.summary import build_summary
+from gapmeter.analysis.summary import build_summary
+from gapmeter.report.export.junit import junit, write_junit
+from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE
 from tests.analysis.test_verdict import slo

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from analysis.cost.cost import describe_cost
-from analysis.cost.economics import describe_value
+from gapmeter.analysis.cost.cost import describe_cost
+from gapmeter.analysis.cost.economics import describe_value
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 STORED: dict[str, Any] = json.loads((DOCS / "results" / "cost.json").read_text())

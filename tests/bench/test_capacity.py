@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 from scipy import stats
 
-from analysis.capacity.posterior import posterior
-from analysis.capacity.search import search
 from bench.capacity import GOAL, one_p99_search, plain_bisection
 from bench.virtual_trials import SMALL, VirtualOracle, VirtualTrial
+from gapmeter.analysis.capacity.posterior import posterior
+from gapmeter.analysis.capacity.search import search
 
 TRUTH = 137.3  # docs/results/capacity.json, standard error 0.13
 QUICK = dataclasses.replace(GOAL, budget_s=200.0)

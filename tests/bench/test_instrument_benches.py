@@ -12,8 +12,8 @@ import pytest
 
 from bench import peers, sampler, soak, streams
 from bench.peer_tools import TOOLS
-from gapmeter.checking.instrument import NotMeasured
-from recording.files import SPARE, too_few_files
+from gapmeter.machine.instrument import NotMeasured
+from gapmeter.records.files import SPARE, too_few_files
 
 ROOT = Path(__file__).parents[2]
 STEADY: dict[str, Any] = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bench.quick_server import QuickServer
 from bench.virtual_trials import SMALL
-from servers.simulated.scheduler import Limits
-from servers.simulated.virtual import Arrival, Settings, simulate
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.virtual import Arrival, Settings, simulate
 
 
 @settings(max_examples=25, deadline=None)

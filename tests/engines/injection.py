@@ -19,16 +19,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.attribution.classes import CLASSES
-from analysis.attribution.intervals import Client, build
-from analysis.attribution.ledger import make_ledger
-from analysis.attribution.sweep import sweep
-from analysis.attribution.trace import read_trace
-from analysis.attribution.trace_index import Events
-from analysis.stages import STAGES, UNEXPLAINED
-from analysis.tables import read_requests
 from bench.engine import Engine, Setting, running
-from recording import RunFolder
+from gapmeter.analysis.ledger.classes import CLASSES
+from gapmeter.analysis.ledger.critical_path import sweep
+from gapmeter.analysis.ledger.intervals import Client, build
+from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.analysis.ledger.trace_index import Events
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import RunFolder
 
 _PATCHES = Path(__file__).with_name("patches")
 _DELAY_NS = 5_000_000

@@ -9,8 +9,8 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from servers.null.script import chunk
-from tests.recording.test_stream import sse
+from gapmeter.servers.null.script import chunk
+from tests.records.test_stream import sse
 
 Timed = Sequence[tuple[int, dict[str, Any] | str]]
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

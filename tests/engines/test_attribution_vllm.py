@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from recording import Span
+from gapmeter.records import Span
 from tests.engines.injection import ALONE, Case, Measured, check_alone, check_crowd, in_blocks, in_turn, injected
 
 pytestmark = pytest.mark.vllm

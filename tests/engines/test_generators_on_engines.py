@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from gapmeter.options import Options, RunResult
-from gapmeter.running.resolve import resolve
-from gapmeter.running.session import open_session
-from recording import RunFolder
+from gapmeter.records import RunFolder
+from gapmeter.study.resolve import resolve
+from gapmeter.study.session import open_session
 
 ORDER = ("asyncio", "locust", "asyncio")
 LOAD = (

@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.requests.definitions import PERCENTILES, figures, pooled, seen
-from analysis.requests.peers import Measured, vllm_bench
-from gapmeter.checking.instrument import equal_plan
-from loadgen.content import PATHS
-from recording import Outcome
-from recording.chunks import chunks
-from recording.stream import parse_answer
-from recording.wire import WireRecord
-from servers.vllm import find_python
+from gapmeter.analysis.requests.definitions import PERCENTILES, figures, pooled, seen
+from gapmeter.analysis.requests.peers import Measured, vllm_bench
+from gapmeter.loadgen.content import PATHS
+from gapmeter.machine.instrument import equal_plan
+from gapmeter.records import Outcome
+from gapmeter.records.chunks import chunks
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import WireRecord
+from gapmeter.servers.vllm import find_python
 from tests.engines.player import Timed, player
 from tests.loadgen.null import null_server
 from tests.loadgen.test_generators_agree import issued
-from tests.recording.test_stream import chat, role, usage_only
+from tests.records.test_stream import chat, role, usage_only
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000

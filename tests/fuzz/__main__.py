@@ -17,10 +17,10 @@ try:
 except ModuleNotFoundError:
     sys.exit("atheris is not installed: make fuzz does that, where a build for this Python and system is published")
 
-with atheris.instrument_imports(include=["loadgen.client", "loadgen.exchange", "recording"]):
-    from recording import Outcome
-    from recording.chunks import chunks
-    from recording.stream import events, parse_answer
+with atheris.instrument_imports(include=["gapmeter.loadgen.client", "gapmeter.loadgen.exchange", "gapmeter.records"]):
+    from gapmeter.records import Outcome
+    from gapmeter.records.chunks import chunks
+    from gapmeter.records.stream import events, parse_answer
     from tests.fuzz.feed import ENDED, feed
 
 CORPUS = Path(__file__).parent / "corpus"

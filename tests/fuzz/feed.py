@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from loadgen.address import Address
-from loadgen.client import Connection, Pool
-from loadgen.exchange import Exchange
-from recording import Outcome
-from recording.wire import NO_FLAG, WireRecord, decode, encode
+from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.client import Connection, Pool
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.records import Outcome
+from gapmeter.records.wire import NO_FLAG, WireRecord, decode, encode
 
 ENDED = frozenset({Outcome.OK, Outcome.CUT, Outcome.HTTP_4XX, Outcome.HTTP_5XX, Outcome.MALFORMED, Outcome.TIMEOUT})
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
-from recording import RunFolder
-from recording.tail import RecordTail
-from recording.wire import FINISHED
+from gapmeter.records import RunFolder
+from gapmeter.records.tail import RecordTail
+from gapmeter.records.wire import FINISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "GAPMETER_TEST_MARK"
@@ -94,7 +94,7 @@ class Command:
     def __post_init__(self) -> None:
         own = ("--runs", str(self.runs)) if self.words[:1] == ("run",) and "--runs" not in self.words else ()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gapmeter", *self.words, *own], cwd=ROOT, text=True,
+            [sys.executable, "-P", "-m", "gapmeter", *self.words, *own], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, **self.env, MARK: self.mark}, preexec_fn=hear_signals,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from servers.null.server import Connection, Schedule, Server
+from gapmeter.servers.null.server import Connection, Schedule, Server
 
 
 class Faulty(Server):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gapmeter.running.probes import ProbeFolder
-from recording import RecordWriter, RunFolder, Span
-from servers.launch import free_port, launch
-from servers.models import resolve_model
-from servers.simulated import simulated_command
+from gapmeter.records import RecordWriter, RunFolder, Span
+from gapmeter.servers.launch import free_port, launch
+from gapmeter.servers.models import resolve_model
+from gapmeter.servers.simulated import simulated_command
+from gapmeter.study.probes import ProbeFolder
 from tests.gapmeter.command import SHORT, Done, gapmeter
 from tests.gapmeter.faulty import faulty
 

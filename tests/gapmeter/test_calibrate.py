@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.checking import calibration
-from gapmeter.checking.calibrate import Trial, calibrate, highest, render
-from gapmeter.checking.calibration import Limit
-from gapmeter.checking.instrument import Cores, Timing, TooBusy, equal_plan, errors, issue
 from gapmeter.cli import main
+from gapmeter.machine import calibration
+from gapmeter.machine.calibrate import Trial, calibrate, highest, render
+from gapmeter.machine.calibration import Limit
+from gapmeter.machine.instrument import Cores, Timing, TooBusy, equal_plan, errors, issue
 
 ANYWHERE = Cores((), ())
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gapmeter.checking.instrument import Cores, Timing, null_server
 from gapmeter.cli import main
 from gapmeter.errors import UserError
-from gapmeter.keeping.opened import open_run
+from gapmeter.machine.instrument import Cores, Timing, null_server
+from gapmeter.runs.opened import open_run
 from tests.browser import Tab
 from tests.gapmeter.command import Command, Done, gapmeter
 from tests.pages import opens_well

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recording import RunFolder
+from gapmeter.records import RunFolder
 from tests.gapmeter.command import SIMULATED, SLOW, Command, Done, gapmeter
 
 pytestmark = pytest.mark.whole_run

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from analysis.export.junit import junit
-from analysis.export.markdown import markdown
 from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.compare import order_of
 from gapmeter.errors import UserError
-from gapmeter.keeping.regression import Baseline, commands_of, held_against, read_limit
 from gapmeter.options import RunResult
+from gapmeter.report.export.junit import junit
+from gapmeter.report.export.markdown import markdown
+from gapmeter.runs.regression import Baseline, commands_of, held_against, read_limit
 from tests.analysis.compared import folder
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 

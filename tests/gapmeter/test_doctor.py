@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.checking import doctor, machine
-from gapmeter.checking.findings import Finding, render
+from gapmeter.machine import doctor, machine
+from gapmeter.machine.findings import Finding, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MILLI = 1_000_000

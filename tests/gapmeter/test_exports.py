@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import gapmeter
 from gapmeter.errors import UserError
-from recording import tracing
+from gapmeter.records import tracing
 from tests.gapmeter.command import SIMULATED, Done
 from tests.gapmeter.command import gapmeter as command
 
@@ -39,7 +39,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 @pytest.fixture(scope="module")
-def run(done: Done) -> gapmeter.keeping.opened.OpenedRun:
+def run(done: Done) -> gapmeter.runs.opened.OpenedRun:
     return gapmeter.open(done.folder.path)
 
 

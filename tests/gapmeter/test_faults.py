@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.null.server import Schedule
+from gapmeter.servers.null.server import Schedule
 from tests.gapmeter.command import SHORT, SIMULATED, Command, Done, gapmeter
 from tests.gapmeter.faulty import faulty
 
@@ -79,7 +79,7 @@ def told_to_end(runs: Path) -> Done:
 def pressed_twice(runs: Path) -> Done:
     command = Command((*SIMULATED, *LONG), runs)
     command.await_load(answered=5)
-    (generator,) = command.children("loadgen.worker")
+    (generator,) = command.children("gapmeter.loadgen.worker")
     os.kill(generator, signal.SIGSTOP)  # it will not stop when asked to
     command.process.send_signal(signal.SIGINT)
     for line in command.process.stderr or ():
@@ -99,7 +99,7 @@ def killed(runs: Path) -> Done:
 def generator_killed(runs: Path) -> Done:
     command = Command((*SIMULATED, *LONG), runs)
     command.await_load(answered=5)
-    for pid in command.children("loadgen.worker"):
+    for pid in command.children("gapmeter.loadgen.worker"):
         os.kill(pid, signal.SIGKILL)
     return command.done()
 
@@ -108,7 +108,7 @@ def held(runs: Path) -> Done:
     """One of two generator processes is stopped, and nobody lets it go on."""
     command = Command((*SIMULATED, *LONG, "--set", "load.processes=2"), runs)
     command.await_load(answered=5)
-    os.kill(command.children("loadgen.worker")[0], signal.SIGSTOP)
+    os.kill(command.children("gapmeter.loadgen.worker")[0], signal.SIGSTOP)
     return command.done()
 
 

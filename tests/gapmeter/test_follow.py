@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.showing.follow import Follower
-from loadgen.swarm.tally import Tally
-from recording import Outcome, RecordWriter
-from recording.tail import RecordTail
-from recording.wire import FINISHED, ISSUED, WireRecord, encode
-from tests.recording.test_stream import chat, sse
+from gapmeter.console.follow import Follower
+from gapmeter.loadgen.locust.tally import Tally
+from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.tail import RecordTail
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, encode
+from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
 Event = tuple[int, WireRecord]

@@ -14,8 +14,8 @@ import pytest
 from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.errors import UserError
-from gapmeter.keeping.history import list_runs
-from gapmeter.keeping.sql import ask
+from gapmeter.runs.history import list_runs
+from gapmeter.runs.sql import ask
 
 pytestmark = pytest.mark.whole_run
 

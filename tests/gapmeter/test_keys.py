@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.running.keys import REDACTED, Keys
+from gapmeter.study.keys import REDACTED, Keys
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 
 KEY = "sk-<secret>&0123456789"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.keeping.listing import listing
+from gapmeter.runs.listing import listing
 
 SCENARIO = {"name": "chat", "server": {"engine": "vllm", "model": "m"}, "load": {"rate": 8.0}}
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.swarm.figures import live_rows, supported
-from loadgen.swarm.follow import Followed
-from loadgen.swarm.tally import METRICS
-from recording.histograms import new_histogram
+from gapmeter.loadgen.locust.figures import live_rows, supported
+from gapmeter.loadgen.locust.follow import Followed
+from gapmeter.loadgen.locust.tally import METRICS
+from gapmeter.records.histograms import new_histogram
 from tests.analysis.report_frames import write_run
 from tests.browser import Tab
 from tests.gapmeter.command import ROOT, Command, gapmeter
@@ -128,7 +128,7 @@ def page(tmp_path: Path) -> Iterator[str]:
     """The page's process with a run that is over. Yields its address."""
     run = write_run(tmp_path / "run", count=400, rate=22.0, failures=3)
     told = json.dumps({"folder": str(run.path), "name": "chat", "url": "http://127.0.0.1:1"})
-    command = [sys.executable, "-m", "loadgen.swarm.page", "0"]
+    command = [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.page", "0"]
     environment = {**os.environ, "LOCUST_SKIP_MONKEY_PATCH": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as process:
         assert process.stdin is not None

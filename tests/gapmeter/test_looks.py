@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.capacity.trial import Count
-from gapmeter.running.looks import Looks
-from gapmeter.running.stopping import Stop
-from recording import Outcome
-from recording.wire import FINISHED, ISSUED, WireRecord
-from tests.recording.test_stream import chat, sse
+from gapmeter.analysis.capacity.trial import Count
+from gapmeter.records import Outcome
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord
+from gapmeter.study.looks import Looks
+from gapmeter.study.stopping import Stop
+from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
 SLOS = ({"metric": "errors", "limit_share": 0.01, "text": "errors <= 1 %"},)

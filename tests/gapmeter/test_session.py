@@ -15,12 +15,12 @@ import pytest
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.options import Options, RunResult
-from gapmeter.running.resolve import resolve
-from gapmeter.running.session import open_session
-from gapmeter.running.stopping import Stop
-from recording import RunFolder, read_records
-from recording.wire import WireRecord
-from scenarios import Scenario
+from gapmeter.records import RunFolder, read_records
+from gapmeter.records.wire import WireRecord
+from gapmeter.scenarios import Scenario
+from gapmeter.study.resolve import resolve
+from gapmeter.study.session import open_session
+from gapmeter.study.stopping import Stop
 
 pytestmark = pytest.mark.whole_run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recording import RunFolder
+from gapmeter.records import RunFolder
 from tests.gapmeter.command import MARK, ROOT, SIMULATED, Command, await_gone, hear_signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,7 +66,7 @@ def at_a_terminal() -> None:
 def test_a_run_whose_terminal_is_closed_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     """The terminal says so twice (the kernel and the shell), and nothing can be written to it any more."""
     mark = f"{os.getpid()}-{tmp_path.name}"
-    words = [sys.executable, "-m", "gapmeter", *SIMULATED, "--set", "load.requests=900", "--runs", str(tmp_path)]
+    words = [sys.executable, "-P", "-m", "gapmeter", *SIMULATED, "--set", "load.requests=900", "--runs", str(tmp_path)]
     ours, theirs = os.openpty()
     command = subprocess.Popen(
         words, cwd=ROOT, env={**os.environ, MARK: mark}, stdin=theirs, stdout=theirs, stderr=theirs,

@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.errors import UNREACHABLE, UserError
-from gapmeter.keeping.explain import explain
-from gapmeter.keeping.opened import open_run
-from gapmeter.keeping.regression import commands_of, read_baseline
 from gapmeter.options import Options
-from gapmeter.running.order import visits
-from gapmeter.running.resolve import resolve
+from gapmeter.records import RunFolder, read_records
+from gapmeter.runs.explain import explain
+from gapmeter.runs.opened import open_run
+from gapmeter.runs.regression import commands_of, read_baseline
+from gapmeter.study.order import visits
+from gapmeter.study.resolve import resolve
 from gapmeter.sweep import finished, resume_command, run_sweep
-from recording import RunFolder, read_records
 from tests.browser import Tab
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter
 from tests.pages import opens_well

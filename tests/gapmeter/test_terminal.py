@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.stages import STAGES, UNEXPLAINED, colour
 from gapmeter import errors
-from gapmeter.showing import bars
-from gapmeter.showing.terminal import print_summary, render_summary
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
+from gapmeter.report import bars
+from gapmeter.report.terminal import print_summary, render_summary
 from tests.analysis.report_frames import write_run
 
 AGAIN = "make loadtest SCENARIO=chat-p99"

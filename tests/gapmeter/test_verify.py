@@ -14,15 +14,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.points import analyse_points
 from gapmeter import errors
+from gapmeter.analysis.sweep import analyse_points
 from gapmeter.cli import main
 from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
-from gapmeter.keeping.archive import HASHES, archive
-from gapmeter.keeping.sameness import Check, differing
-from gapmeter.keeping.verify import check_all, verify
-from recording import RunFolder
+from gapmeter.records import RunFolder
+from gapmeter.runs.archive import HASHES, archive
+from gapmeter.runs.sameness import Check, differing
+from gapmeter.runs.verify import check_all, verify
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]

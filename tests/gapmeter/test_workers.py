@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recording import RunFolder
+from gapmeter.records import RunFolder
 from tests.gapmeter.command import ROOT, Command
 
 RUN = (
@@ -29,7 +29,7 @@ def test_a_worker_killed_on_the_way_is_named_its_share_unissued_and_the_run_inva
     crew: list[subprocess.Popen[bytes]] = []
     try:
         master = command.master()
-        words = [sys.executable, "-m", "gapmeter", "worker", "--master", master]
+        words = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", master]
         quiet = subprocess.DEVNULL
         crew += [subprocess.Popen(words, cwd=ROOT, env={**os.environ}, stderr=quiet) for _ in range(3)]
         time.sleep(max(0.0, (start_ns(tmp_path) - time.monotonic_ns()) / 1e9 + 5))

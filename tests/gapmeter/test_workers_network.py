@@ -59,7 +59,7 @@ def rooms() -> Iterator[list[str]]:
 @pytest.fixture
 def target() -> Iterator[str]:
     """A null server on the bridge, 20 ms to the first token; its address."""
-    command = [sys.executable, "-m", "servers.null", "--with-parent", "--host", GATE, "--first-ms", "20"]
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", "--host", GATE, "--first-ms", "20"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -85,7 +85,7 @@ def test_a_network_that_is_cut_for_ten_seconds_loses_nothing_and_issues_nothing_
     try:
         master = command.master()
         for room in rooms:
-            inside = ["ip", "netns", "exec", room, sys.executable, "-m", "gapmeter", "worker", "--master", master]
+            inside = ["ip", "netns", "exec", room, sys.executable, "-P", "-m", "gapmeter", "worker", "--master", master]
             crew.append(subprocess.Popen(inside, cwd=ROOT, stderr=subprocess.DEVNULL))
         cut_ns = start_ns(tmp_path) + CUT_AFTER_S * 1_000_000_000
         time.sleep(max(0.0, (cut_ns - time.monotonic_ns()) / 1e9))

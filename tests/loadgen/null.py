@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.plan import Plan
-from loadgen.swaps import Swaps
-from servers.null.server import Schedule, Server
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.swaps import Swaps
+from gapmeter.servers.null.server import Schedule, Server
 
 PATH = "/v1/chat/completions"
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from loadgen.arrivals import due_offsets, warmup_span
-from scenarios import Load
-from scenarios.pauses import FixedPause
+from gapmeter.loadgen.arrivals import due_offsets, warmup_span
+from gapmeter.scenarios import Load
+from gapmeter.scenarios.pauses import FixedPause
 
 S = 1_000_000_000
 BASE = Load(

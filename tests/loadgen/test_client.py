@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadgen.address import Address, authorization
-from loadgen.client import Client
-from loadgen.exchange import Exchange
-from recording import Outcome
-from recording.stream import parse_answer
-from recording.wire import Flag, WireRecord
-from servers.null.script import Script
+from gapmeter.loadgen.address import Address, authorization
+from gapmeter.loadgen.client import Client
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.records import Outcome
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import Flag, WireRecord
+from gapmeter.servers.null.script import Script
 from tests.loadgen.null import PATH, body, null_server
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from loadgen.cluster import Workers, make_cluster, report_path
-from loadgen.fleet import Fleet, NotStarted
-from loadgen.plan import Plan
-from loadgen.swarm.shard import Shard
-from loadgen.worker import Exit
-from recording import Outcome, read_records
-from recording.stream import parse_answer
-from recording.wire import FINISHED, ISSUED, WireRecord, decode
+from gapmeter.loadgen.cluster import Workers, make_cluster, report_path
+from gapmeter.loadgen.fleet import Fleet, NotStarted
+from gapmeter.loadgen.locust.shard import Shard
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.worker import Exit
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
@@ -35,7 +35,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def null() -> Iterator[str]:
     """A null server: 20 ms to the first token, 2 ms between tokens. Yields its address."""
-    command = [sys.executable, "-m", "servers.null", "--with-parent", "--first-ms", "20", "--gap-ms", "2"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gapmeter.servers.null",
+        "--with-parent",
+        "--first-ms",
+        "20",
+        "--gap-ms",
+        "2",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -58,7 +68,7 @@ class Crew:
             self.processes = [self.join() for _ in range(self._count)]
 
     def join(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gapmeter", "worker", "--master", self.address]
+        command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", self.address]
         return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     def ends(self) -> list[int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cluster import Workers, make_cluster
-from loadgen.worker import Exit
-from recording.wire import on_clock
+from gapmeter.loadgen.cluster import Workers, make_cluster
+from gapmeter.loadgen.worker import Exit
+from gapmeter.records.wire import on_clock
 from tests.loadgen.null import plan
 from tests.loadgen.test_cluster import ROOT, Crew, null, records, told
 
@@ -27,7 +27,7 @@ class Shifted(Crew):
     def join(self) -> subprocess.Popen[str]:
         ahead = str(AHEAD_S[len(self.processes)])
         inside = ["unshare", "--time", "--fork", "--kill-child", "--monotonic", ahead, "--boottime", ahead]
-        command = [*inside, sys.executable, "-m", "gapmeter", "worker", "--master", self.address]
+        command = [*inside, sys.executable, "-P", "-m", "gapmeter", "worker", "--master", self.address]
         return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     def say(self, text: str) -> None:

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.converse import Conversations
-from loadgen.errors import PlanError
-from loadgen.issue import issue_closed, issue_open
-from loadgen.plan import Plan, make_plan
-from loadgen.share import load_share, save_share
-from loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from loadgen.users import Users
-from recording import Outcome, read_records
-from recording.wire import ISSUED, WireRecord
-from scenarios import load_scenario
+from gapmeter.loadgen.converse import Conversations
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.share import load_share, save_share
+from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.loadgen.users import Users
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.wire import ISSUED, WireRecord
+from gapmeter.scenarios import load_scenario
 from tests.loadgen.null import plan
 from tests.loadgen.test_issue import bed, seen
 from tests.loadgen.tiny_tokenizer import write_model

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from loadgen.arrivals import Arrivals, draw_arrivals
-from loadgen.curve import Curve, count_dispersion
-from scenarios import Load
-from scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, daily
-from scenarios.pauses import FixedPause
+from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals
+from gapmeter.loadgen.curve import Curve, count_dispersion
+from gapmeter.scenarios import Load
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, daily
+from gapmeter.scenarios.pauses import FixedPause
 
 S = 1_000_000_000
 BASE = Load(

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.fleet import GENERATORS, make_fleet
-from loadgen.plan import Plan
-from recording import Outcome, read_records
-from recording.stream import parse_answer
-from recording.tail import RecordTail
-from recording.wire import FINISHED, Flag, WireRecord, decode
-from servers.null.faults import FAULTS
+from gapmeter.loadgen.fleet import GENERATORS, make_fleet
+from gapmeter.loadgen.plan import Plan
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.tail import RecordTail
+from gapmeter.records.wire import FINISHED, Flag, WireRecord, decode
+from gapmeter.servers.null.faults import FAULTS
 from tests.loadgen.null import body, null_server, plan
 
 MS = 1_000_000

@@ -10,8 +10,8 @@ import pytest
 ORDER = """
 import socket, sys, time
 import gevent
-from loadgen.swarm.loop import READ, GreenLoop
-from recording.timer import Timer
+from gapmeter.loadgen.locust.loop import READ, GreenLoop
+from gapmeter.records.timer import Timer
 
 seen, loop, pairs = [], GreenLoop(), [socket.socketpair() for _ in range(20)]
 watchers = [loop.native.io(there.fileno(), READ) for _, there in pairs]

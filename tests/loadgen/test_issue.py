@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.address import Address
-from loadgen.issue import issue_closed, issue_open
-from loadgen.plan import Plan
-from loadgen.pulse import Pulse
-from loadgen.session import Session
-from recording import Outcome, RecordWriter, Span, read_records
-from recording.stream import parse_answer
-from recording.wire import FINISHED, ISSUED, WireRecord, decode
-from servers.null.server import Server
+from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.pulse import Pulse
+from gapmeter.loadgen.session import Session
+from gapmeter.records import Outcome, RecordWriter, Span, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
+from gapmeter.servers.null.server import Server
 from tests.loadgen.null import null_server, plan
 
 MS = 1_000_000

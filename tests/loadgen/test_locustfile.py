@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.fleet import NotStarted, make_fleet
-from recording import Outcome, read_records
-from recording.stream import parse_answer
-from recording.wire import FINISHED, ISSUED, WireRecord, decode
+from gapmeter.loadgen.fleet import NotStarted, make_fleet
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import null_server, plan
 
 MS = 1_000_000
 HEAD = """
 from locust import LoadTestShape, constant, task
-from loadgen.swarm.user import GapmeterUser
+from gapmeter.loadgen.locust.user import GapmeterUser
 """
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.issue import issue_open
-from loadgen.plan import Plan, make_plan
-from loadgen.share import load_share, save_share
-from loadgen.tokenizer import load_tokenizer
-from recording import Outcome
-from scenarios import load_scenario
+from gapmeter.loadgen.issue import issue_open
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.share import load_share, save_share
+from gapmeter.loadgen.tokenizer import load_tokenizer
+from gapmeter.records import Outcome
+from gapmeter.scenarios import load_scenario
 from tests.loadgen.test_issue import bed
 from tests.loadgen.tiny_tokenizer import write_model
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.errors import PlanError
-from loadgen.plan import Plan, make_plan
-from loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from scenarios import Scenario, ScenarioError, load_scenario
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
 from tests.loadgen.tiny_tokenizer import write_model
 
 CHAT = [

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from loadgen.address import Address
-from loadgen.exchange import Exchange
-from loadgen.issue import issue_closed, issue_open
-from loadgen.patience import may_be_asked_again
-from loadgen.plan import Plan
-from loadgen.pulse import Pulse
-from loadgen.session import Session
-from recording import Outcome, RecordWriter, read_records
-from recording.stream import parse_answer
-from recording.wire import FINISHED, ISSUED, WireRecord, decode, encode
-from servers.null.script import Script, chunk
-from servers.null.server import Connection, Schedule, Server
+from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.patience import may_be_asked_again
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.pulse import Pulse
+from gapmeter.loadgen.session import Session
+from gapmeter.records import Outcome, RecordWriter, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode, encode
+from gapmeter.servers.null.script import Script, chunk
+from gapmeter.servers.null.server import Connection, Schedule, Server
 from tests.loadgen.null import plan
 
 MS = 1_000_000

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.errors import PlanError
-from loadgen.lengths import draw_lengths
-from loadgen.plan import Plan, make_plan
-from loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from scenarios import Lognormal, Sampled, Scenario, Uniform, load_scenario
+from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.scenarios import Lognormal, Sampled, Scenario, Uniform, load_scenario
 from tests.loadgen.tiny_tokenizer import write_model
 
 TEXT = """\

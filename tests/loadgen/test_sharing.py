@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.plan import Plan, make_plan
-from loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from scenarios import load_scenario
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.scenarios import load_scenario
 from tests.loadgen.tiny_tokenizer import write_model
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.plan import Plan, make_plan
-from loadgen.thinking import draw_pauses, mean_pause_ns
-from scenarios import load_scenario
-from scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.thinking import draw_pauses, mean_pause_ns
+from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
 
 S = 1_000_000_000
 SPREAD = math.log(20 / 4) / stats.norm.ppf(0.95)

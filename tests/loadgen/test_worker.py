@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.fleet import GENERATORS, Fleet, NotStarted, Unreachable, make_fleet
-from loadgen.plan import Plan
-from loadgen.share import load_share, save_share
-from loadgen.worker import Exit
-from recording import Outcome, RecordFile, read_records
-from recording.stream import parse_answer
-from recording.tail import RecordTail
-from recording.wire import FINISHED, ISSUED, WireRecord, decode
+from gapmeter.loadgen.fleet import GENERATORS, Fleet, NotStarted, Unreachable, make_fleet
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.share import load_share, save_share
+from gapmeter.loadgen.worker import Exit
+from gapmeter.records import Outcome, RecordFile, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.tail import RecordTail
+from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
 MS = 1_000_000
@@ -34,7 +34,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def null(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A null server in a process of its own: 20 ms to the first token, 2 ms between tokens. Yields its address."""
-    command = [sys.executable, "-m", "servers.null", "--with-parent", "--first-ms", "20", "--gap-ms", "2"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gapmeter.servers.null",
+        "--with-parent",
+        "--first-ms",
+        "20",
+        "--gap-ms",
+        "2",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -206,7 +216,7 @@ def test_leaving_the_block_ends_every_process(tmp_path: Path, generator: str, nu
 ORPHAN = """
 import sys, time
 from pathlib import Path
-from loadgen.fleet import make_fleet
+from gapmeter.loadgen.fleet import make_fleet
 from tests.loadgen.null import plan
 what = plan([0, 3_600_000_000_000])
 what.bodies[0] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
@@ -288,7 +298,7 @@ def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, n
         pass
     np.savez(tmp_path / "worker-0.plan.npz", **changed)
     (tmp_path / "worker-0.gap").unlink()
-    command = [sys.executable, "-m", GENERATORS[generator], str(tmp_path / "worker-0.json")]
+    command = [sys.executable, "-P", "-m", GENERATORS[generator], str(tmp_path / "worker-0.json")]
     start = b"%d\n" % time.monotonic_ns()
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -318,7 +328,7 @@ def test_a_spec_that_is_none_is_refused(tmp_path: Path, generator: str, spec: st
     path = tmp_path / "spec.json"
     if spec is not None:
         path.write_text(spec)
-    command = [sys.executable, "-m", GENERATORS[generator], str(path)]
+    command = [sys.executable, "-P", "-m", GENERATORS[generator], str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == Exit.BAD_SPEC
     assert done.stderr.startswith("not a generator's spec")

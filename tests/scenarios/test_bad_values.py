@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios import ScenarioError, load_scenario
-from scenarios.errors import BadValue
-from scenarios.fields import FIELDS
-from scenarios.prompt_files import read_prompts
-from scenarios.replay import read_trace
+from gapmeter.scenarios import ScenarioError, load_scenario
+from gapmeter.scenarios.errors import BadValue
+from gapmeter.scenarios.fields import FIELDS
+from gapmeter.scenarios.prompt_files import read_prompts
+from gapmeter.scenarios.replay import read_trace
 
 _LEAF = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 _FLAT = _LEAF | st.lists(_LEAF, max_size=3) | st.dictionaries(st.text(max_size=5), _LEAF, max_size=3)

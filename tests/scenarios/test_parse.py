@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios import Constant, Lognormal, Sampled, Scenario, ScenarioError, Uniform, load_scenario
-from scenarios.fields import FIELDS, SECTIONS
-from scenarios.parse import provenance
-from scenarios.source import environment_name
+from gapmeter.scenarios import Constant, Lognormal, Sampled, Scenario, ScenarioError, Uniform, load_scenario
+from gapmeter.scenarios.fields import FIELDS, SECTIONS
+from gapmeter.scenarios.parse import provenance
+from gapmeter.scenarios.source import environment_name
 
 SHIPPED = ("burst", "chat-p99", "dialogue", "long-prompt", "replay-chat", "rush-hour", "smoke")
 LOAD_KEYS = ", ".join(field.leaf for field in FIELDS if field.section == "load")

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 import yaml
 
-from scenarios import ScenarioError, load_scenario
-from scenarios import schema as schema_module
-from scenarios.fields import FIELDS
+from gapmeter.scenarios import ScenarioError, load_scenario
+from gapmeter.scenarios import schema as schema_module
+from gapmeter.scenarios.fields import FIELDS
 
 FOLDER = Path(schema_module.__file__).parent
 VALIDATOR = jsonschema.Draft202012Validator(schema_module.schema())

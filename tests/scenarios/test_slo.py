@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios import Slo
-from scenarios.errors import BadValue
-from scenarios.slo import TIMES, parse_slo
+from gapmeter.scenarios import Slo
+from gapmeter.scenarios.errors import BadValue
+from gapmeter.scenarios.slo import TIMES, parse_slo
 
 MISTAKES = {
     "ttft p99 <= 500": "the limit 500 lacks its unit; write 500 ms or 500 s",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios import ScenarioError, load_points, load_scenario
+from gapmeter.scenarios import ScenarioError, load_points, load_scenario
 
 PLAIN = """\
 workload: {prompt_tokens: 64, output_tokens: 16}

@@ -15,9 +15,9 @@ from typing import Any
 
 import aiohttp
 
-from recording import RecordFile, read_records
-from servers.launch import ServerProcess, free_port, launch
-from servers.simulated import simulated_command
+from gapmeter.records import RecordFile, read_records
+from gapmeter.servers.launch import ServerProcess, free_port, launch
+from gapmeter.servers.simulated import simulated_command
 
 # Short enough that a test is quick, with every stage long enough to be seen.
 QUICK: dict[str, Any] = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.api.ask import parse_ask, room
-from servers.api.errors import ApiError
+from gapmeter.servers.api.ask import parse_ask, room
+from gapmeter.servers.api.errors import ApiError
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 

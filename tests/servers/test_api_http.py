@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from recording import Outcome, Span
-from servers.launch import ServerFailed, free_port
+from gapmeter.records import Outcome, Span
+from gapmeter.servers.launch import ServerFailed, free_port
 from tests.servers.simulated_run import Server, eventually, session, simulated
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

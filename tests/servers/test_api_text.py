@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.api.text import StopFinder, TemplateRefused, TextModel, TextUnusable
-from servers.models import builtin_model
+from gapmeter.servers.api.text import StopFinder, TemplateRefused, TextModel, TextUnusable
+from gapmeter.servers.models import builtin_model
 
 
 @pytest.fixture(scope="module")

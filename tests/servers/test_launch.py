@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from servers.launch import PortInUse, ServerFailed, ServerProcess, check_port, free_port, launch, log_reason, start
+from gapmeter.servers.launch import (
+    PortInUse,
+    ServerFailed,
+    ServerProcess,
+    check_port,
+    free_port,
+    launch,
+    log_reason,
+    start,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +104,7 @@ import os, signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background has it ignored
 sys.path.insert(0, {root!r})
-from servers.launch import launch
+from gapmeter.servers.launch import launch
 launch([sys.executable, "-c", {tree!r}, "{port}", {pids!r}, "polite"], {{}}, (), Path({log!r}),
        "http://127.0.0.1:{port}/", 20)
 if {forks} and os.fork() == 0:

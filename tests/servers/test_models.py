@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from servers.models import ModelError, builtin_model, check_folder, default_cache, has_weights, resolve_model
+from gapmeter.servers.models import ModelError, builtin_model, check_folder, default_cache, has_weights, resolve_model
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_an_unknown_built_in_model_lists_those_there_are() -> None:
 
 
 def test_a_hub_id_that_cannot_be_had_says_so(tmp_path: Path) -> None:
-    asking = "from servers.models import resolve_model; resolve_model('nobody/no-such-model')"
+    asking = "from gapmeter.servers.models import resolve_model; resolve_model('nobody/no-such-model')"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     asked = subprocess.run([sys.executable, "-c", asking], env=env, capture_output=True, text=True, timeout=60)
     assert "ModelError: 'nobody/no-such-model' is neither a folder nor a model that the hub gives us" in asked.stderr

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recording import Outcome, RecordFile, Span, read_records
-from recording.stream import parse_answer
-from recording.wire import WireRecord
-from servers.null.faults import FAULTS
-from servers.null.script import Script
+from gapmeter.records import Outcome, RecordFile, Span, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import WireRecord
+from gapmeter.servers.null.faults import FAULTS
+from gapmeter.servers.null.script import Script
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
@@ -29,7 +29,7 @@ MS = 1_000_000
 @contextlib.contextmanager
 def null_server(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The real process; yields it and its port."""
-    command = [sys.executable, "-m", "servers.null", "--with-parent", *options]
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -153,7 +153,7 @@ def test_what_is_not_http_is_answered_with_400_and_closed() -> None:
 
 
 def test_an_unknown_fault_is_a_usage_error_that_names_those_there_are() -> None:
-    command = [sys.executable, "-m", "servers.null", "--fault", "gremlin"]
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--fault", "gremlin"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert all(fault in done.stderr for fault in FAULTS)

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.attribution.ledger import Ledger, make_ledger, timelines
-from analysis.attribution.trace import read_trace
-from recording import EntryFlag
+from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
+from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.records import EntryFlag
 from tests.servers.simulated_run import Asked, Server, ask, session, simulated
 
 TOKENS = 12

@@ -9,7 +9,7 @@ from gapmeter_probe.records import EntryFlag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.simulated.scheduler import Limits, Request, Scheduler, StepPlan
+from gapmeter.servers.simulated.scheduler import Limits, Request, Scheduler, StepPlan
 
 PROMPT, LAST = EntryFlag.PROMPT, EntryFlag.LAST_CHUNK
 

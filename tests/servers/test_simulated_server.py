@@ -16,11 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
-from recording import EntryFlag, Outcome, RecordFile, Span, StepFlag
-from servers.launch import ServerFailed, launch
-from servers.simulated import ServerOptions, simulated_command
-from servers.simulated.options import parse_options
-from servers.simulated.scheduler import Limits
+from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
+from gapmeter.servers.launch import ServerFailed, launch
+from gapmeter.servers.simulated import ServerOptions, simulated_command
+from gapmeter.servers.simulated.options import parse_options
+from gapmeter.servers.simulated.scheduler import Limits
 from tests.servers.simulated_run import Asked, Server, ask, eventually, session, simulated
 
 

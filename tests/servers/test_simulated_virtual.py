@@ -9,9 +9,9 @@ import statistics
 
 import pytest
 
-from servers.simulated.scheduler import Limits
-from servers.simulated.times import StageTimes
-from servers.simulated.virtual import Arrival, Outcome, Settings, simulate
+from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.times import StageTimes
+from gapmeter.servers.simulated.virtual import Arrival, Outcome, Settings, simulate
 
 MS = 1_000_000
 NOTHING = dict.fromkeys(

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from analysis.device.telemetry import Telemetry, read_telemetry
-from recording import RunFolder
-from servers.telemetry.sampler import Spec
+from gapmeter.analysis.device.telemetry import Telemetry, read_telemetry
+from gapmeter.records import RunFolder
+from gapmeter.servers.telemetry.sampler import Spec
 from tests.servers.simulated_run import Server, simulated
 
 EVERY_NS = 50_000_000
@@ -35,7 +35,7 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
     """A sampler that samples already; it is ended by closing its standard input."""
     (folder / "telemetry").mkdir()
     spec = Spec(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, pids, ())
-    command = [sys.executable, "-m", "servers.telemetry", spec.to_json()]
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry", spec.to_json()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -70,7 +70,7 @@ def test_processes_and_metrics_are_sampled_and_what_is_not_here_is_told_once(ser
     found = read(tmp_path)
     assert found.ended and found.broken_lines == 0
     rows = found.tables["processes"]
-    assert {"servers.simulated", "servers.simulated.process"} <= set(rows["name"])
+    assert {"gapmeter.servers.simulated", "gapmeter.servers.simulated.process"} <= set(rows["name"])
     assert (rows["rss_bytes"] > 1 << 20).all() and (rows["threads"] >= 1).all()
     for _, mine in rows.groupby("pid"):
         assert mine["cpu_ns"].is_monotonic_increasing and mine["at_ns"].is_monotonic_increasing

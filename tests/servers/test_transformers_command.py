@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.transformers import transformers_command
-from servers.transformers.channel import Frames, encode
-from servers.transformers.options import EngineOptions
+from gapmeter.servers.transformers import transformers_command
+from gapmeter.servers.transformers.channel import Frames, encode
+from gapmeter.servers.transformers.options import EngineOptions
 
 
 def _words(args: dict[str, Any]) -> list[str]:
     spec = transformers_command("py", "/m", "name", 80, 4, "bfloat16", args, (2, 3))
-    assert spec.command[:3] == ("py", "-m", "servers.transformers")
+    assert spec.command[:3] == ("py", "-P", "-m", "gapmeter.servers.transformers")
     return list(spec.command[3:])
 
 
@@ -125,6 +125,9 @@ def test_a_mistake_ends_the_server_with_a_sentence(flags: list[str], said: str, 
         (folders["tiny"] / "model.safetensors").write_bytes(b"")
     words = [word.format(**folders) for word in flags]
     ended = subprocess.run(
-        [sys.executable, "-m", "servers.transformers", *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-m", "gapmeter.servers.transformers", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode in (1, 2) and said in ended.stderr and "Traceback" not in ended.stderr

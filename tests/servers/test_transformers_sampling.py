@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch  # noqa: E402 - only where the engine is installed
 from scipy import stats  # noqa: E402
 
-from servers.transformers.sampling import MinTokens, Noise, Temperature, gumbel, noise_key  # noqa: E402
+from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature, gumbel, noise_key  # noqa: E402
 
 
 def _request(position: int = 10, **arguments: Any) -> Any:

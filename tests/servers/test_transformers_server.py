@@ -21,11 +21,11 @@ import numpy as np
 import psutil
 import pytest
 
-from recording import EntryFlag, Outcome, RecordFile, Span, read_records
-from servers.api.text import TextModel
-from servers.launch import ServerProcess, free_port, launch
-from servers.models import builtin_model
-from servers.transformers import transformers_command
+from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, read_records
+from gapmeter.servers.api.text import TextModel
+from gapmeter.servers.launch import ServerProcess, free_port, launch
+from gapmeter.servers.models import builtin_model
+from gapmeter.servers.transformers import transformers_command
 
 pytestmark = pytest.mark.transformers
 
@@ -376,7 +376,7 @@ async def test_a_killed_engine_fails_its_requests_and_ends_the_server_with_the_r
         engine = next(
             child
             for child in psutil.Process(run.process.pid).children()
-            if "servers.transformers.engine" in child.cmdline()
+            if "gapmeter.servers.transformers.engine" in child.cmdline()
         )
         asked = asyncio.create_task(_post(run, max_tokens=1500, ignore_eos=True))
         await asyncio.sleep(0.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from servers.vllm import VllmMissing, find_python, installed, vllm_command
+from gapmeter.servers.vllm import VllmMissing, find_python, installed, vllm_command
 
 
 def flags(args: dict[str, Any], precision: str = "float32", version: str = "0.32.0") -> list[str]:

@@ -19,7 +19,7 @@ from gapmeter_probe.vllm.install import Hook, Probe, install
 from gapmeter_probe.vllm.vitals import watch_loop
 from gapmeter_probe.writer import RecordWriter
 
-from recording import RecordFile, Span, read_records
+from gapmeter.records import RecordFile, Span, read_records
 
 TARGET = """
 import time

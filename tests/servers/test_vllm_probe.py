@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recording import EntryFlag, Outcome, RecordFile, Span, StepFlag
-from servers.models import resolve_model
+from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
+from gapmeter.servers.models import resolve_model
 from tests.servers.vllm_run import GIVEN_UP_TOKENS, Run, run_vllm
 
 pytestmark = pytest.mark.vllm

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recording import RecordFile, read_records
-from servers.launch import free_port, launch
-from servers.vllm import find_python, installed, vllm_command
+from gapmeter.records import RecordFile, read_records
+from gapmeter.servers.launch import free_port, launch
+from gapmeter.servers.vllm import find_python, installed, vllm_command
 
 ROOT = Path(__file__).parents[2]
 FORCED = Path(__file__).with_name("forced_scheduling.py")

@@ -130,21 +130,21 @@ _CB = "transformers.generation.continuous_batching."
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 PATCHES = {
     # the load generator
-    "loadgen.session:Session.send": _sending,
-    "loadgen.client:Connection.data_received": _before("loop held when an answer comes", _ends_answer),
+    "gapmeter.loadgen.session:Session.send": _sending,
+    "gapmeter.loadgen.client:Connection.data_received": _before("loop held when an answer comes", _ends_answer),
     # the Transformers server
-    "servers.api.http:StampedHandler.data_received": _before("loop held when a request comes"),
-    "servers.api.ask:parse_ask": _before("parse"),
-    "servers.api.text:TextModel.template": _before("template"),
-    "servers.api.text:TextModel.encode": _before("tokenize"),
-    "servers.transformers.client:TransformersEngine.submit": _before("hand over"),
+    "gapmeter.servers.api.http:StampedHandler.data_received": _before("loop held when a request comes"),
+    "gapmeter.servers.api.ask:parse_ask": _before("parse"),
+    "gapmeter.servers.api.text:TextModel.template": _before("template"),
+    "gapmeter.servers.api.text:TextModel.encode": _before("tokenize"),
+    "gapmeter.servers.transformers.client:TransformersEngine.submit": _before("hand over"),
     f"{_CB}scheduler:FIFOScheduler.schedule_batch": _before("schedule"),
     f"{_CB}input_outputs:ContinuousBatchingIOs.prepare_batch_tensors": _before("prepare inputs"),
     "transformers.models.llama.modeling_llama:LlamaForCausalLM.forward": _before("forward"),
     f"{_CB}model_runner:ModelRunner._sample": _before("sample"),
-    "servers.transformers.client:TransformersEngine._readable": _before("loop held when outputs come"),
-    "servers.api.text:Decoder.push": _before("detokenize"),
-    "servers.api.answer:Events.piece": _before("format"),
+    "gapmeter.servers.transformers.client:TransformersEngine._readable": _before("loop held when outputs come"),
+    "gapmeter.servers.api.text:Decoder.push": _before("detokenize"),
+    "gapmeter.servers.api.answer:Events.piece": _before("format"),
     # vLLM
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.__init__": _around_bound(
         "loop held when a request comes", "data_received"

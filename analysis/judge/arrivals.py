@@ -1,0 +1,160 @@
+"""Did requests come at the rate, and bunched in the way, that was asked for? An open loop's rules of validity.
+
+Thresholds that compare with chance use a 1 in 10,000 two-sided level, as everywhere in ``validity.py``. What is judged
+is when the load tester let a request go: a server that refuses connections is no fault of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, Check, Evidence
+from gapmeter.analysis.numbers import count, share, significant
+from gapmeter.analysis.requests.metrics import Ints, stamps_ns
+from gapmeter.analysis.requests.rate_curve import Knots, expected_counts
+from gapmeter.analysis.stats.quantiles import Floats
+
+RATE_TOLERANCE = 0.01
+DELIVERED_FLOOR_NS = 20e6  # in a window of a second, one late request would otherwise look like a rate
+CHANCE = 1e-4
+CONSTANT_DISPERSION = 0.3
+BUNCHING = (0.7, 1.4)  # dispersion of sent over that of planned requests
+
+
+def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    """Whether an open loop's requests came at the rate and in the way that was asked for; nothing for a closed one."""
+    if evidence.loop != "open":
+        return
+    starts = first_turns(requests)
+    left = _left_ns(requests)
+    planned, delivered = _per_s(_known(requests, "due_ns")), _per_s(left[left >= 0])
+    if planned is None or delivered is None:
+        yield Check("rate", UNMEASURED, None, None, "too few requests to tell the delivered rate")
+        return
+    if evidence.rate_knots:
+        yield _curve(len(starts), evidence)
+    elif evidence.requested_rate is not None:
+        yield _rate(_per_s(_known(starts, "due_ns")) or 0.0, evidence.requested_rate, len(starts), evidence)
+    late = abs(delivered / planned - 1)
+    allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(len(requests) - 1, 1))
+    yield Check(
+        "delivered", BROKEN if late > allowed else OK, delivered, planned,
+        f"{significant(planned)} requests per second were due, {significant(delivered)} were sent"
+        f" ({share(late)} off; {share(allowed)} allowed)",
+    )  # fmt: skip
+    yield from _dispersion(starts, evidence)
+
+
+def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
+    variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.count_dispersion or 1.0)
+    slack = RATE_TOLERANCE + float(special.ndtri(1 - CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
+    off = abs(planned / asked - 1)
+    return Check(
+        "rate", BROKEN if off > slack else OK, planned, asked,
+        f"{significant(asked)} {evidence.unit} per second were asked for, {significant(planned)} were due"
+        f" ({share(off)} off; chance and rounding allow {share(slack)})",
+    )  # fmt: skip
+
+
+def _curve(n: int, evidence: Evidence) -> Check:
+    """As many requests were due as the rate that changes lets expect: a Poisson number with that mean."""
+    start, end = expected_counts(evidence.rate_knots, np.array(evidence.window_ns))
+    wanted = float(end - start)
+    low, high = (max(float(special.pdtrik(p, wanted)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
+    return Check(
+        "rate", OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, float(n), wanted,
+        f"the planned rate lets {significant(wanted)} {evidence.unit} expect, {count(n)} were due"
+        f" (chance allows {math.floor(low):,} .. {math.ceil(high):,})",
+    )  # fmt: skip
+
+
+def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    """Poisson arrivals in windows of equal expected count, constant ones in equal times; others as planned."""
+    left = _left_ns(requests)
+    index, windows = _index(_on_scale(left[left >= 0], evidence.rate_knots))
+    if index is None:
+        yield Check("dispersion", UNMEASURED, None, None, "too few requests to tell how evenly they were sent")
+        return
+    low, high = 0.0, CONSTANT_DISPERSION
+    if evidence.rate_knots or evidence.arrivals == "poisson":
+        low, high = (
+            float(special.chdtri(windows - 1, above)) / (windows - 1) for above in (1 - CHANCE / 2, CHANCE / 2)
+        )
+    elif evidence.arrivals != "constant":
+        index, as_planned = _both_indices(requests)
+        low = min(BUNCHING[0] * as_planned, as_planned - CONSTANT_DISPERSION)
+        high = max(BUNCHING[1] * as_planned, as_planned + CONSTANT_DISPERSION)
+    yield Check(
+        "dispersion", OK if low <= index <= high else BROKEN, index, high,
+        f"index of dispersion of {evidence.arrivals} arrivals {index:.2f}, expected {low:.2f} .. {high:.2f}",
+    )  # fmt: skip
+
+
+def rates(requests: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Requests per second as planned (by due times) and as delivered (by sent times), from first to last."""
+    return _per_s(_known(requests, "due_ns")), _per_s(_known(requests, "sent_ns"))
+
+
+def _per_s(at_ns: Ints) -> float | None:
+    span = float(at_ns.max() - at_ns.min()) if len(at_ns) > 1 else 0.0
+    return (len(at_ns) - 1) / span * 1e9 if span else None
+
+
+def first_turns(requests: pd.DataFrame) -> pd.DataFrame:
+    """What came by the arrivals' law: all requests, or of conversations the first ones."""
+    if "turn" not in requests:
+        return requests
+    return requests[(requests["turn"] <= 1).to_numpy(bool)]
+
+
+def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
+    """Index of dispersion of sent requests (variance over mean of counts in equal windows), and the windows.
+
+    Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
+    chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
+    """
+    return _index(_on_scale(_known(requests, "sent_ns")))
+
+
+def _known(requests: pd.DataFrame, name: str) -> Ints:
+    """What was stamped."""
+    at = stamps_ns(requests, name)
+    return at[at >= 0]
+
+
+def _left_ns(requests: pd.DataFrame) -> Ints:
+    """When the load tester did its part: handed each request to its socket, or called a server that let no one in."""
+    sent = stamps_ns(requests, "sent_ns")
+    return np.where(sent >= 0, sent, stamps_ns(requests, "connect_start_ns"))
+
+
+def _on_scale(at_ns: Ints, knots: Knots = ()) -> Floats:
+    """Stamps on the scale on which requests come at a constant rate: time, or the expected count."""
+    return expected_counts(knots, at_ns) if knots else (at_ns - at_ns.min(initial=2**62)).astype(np.float64)
+
+
+def _index(at: Floats) -> tuple[float | None, int]:
+    windows = min(len(at) // 5, 200)
+    if windows < 10:
+        return None, windows
+    counts, _ = np.histogram(at - at.min(), bins=windows)
+    return float(counts.var(ddof=1) / counts.mean()), windows
+
+
+def _both_indices(requests: pd.DataFrame) -> tuple[float, float]:
+    """Index of dispersion of requests as they left and as they were due, in the same windows.
+
+    Recorded requests come in groups at regular times: the windows begin a twentieth of their length before the first,
+    so that no such time is the edge between two.
+    """
+    sent, due = (at[at >= 0].astype(np.float64) for at in (_left_ns(requests), stamps_ns(requests, "due_ns")))
+    windows = min(len(sent) // 5, 200)
+    before = (due.max() - due.min()) / windows / 20
+    whole = (due.min() - before, max(due.max(), sent.max()) + before)
+    counts = [np.histogram(at, bins=windows, range=whole)[0] for at in (sent, due)]
+    return float(counts[0].var(ddof=1) / counts[0].mean()), float(counts[1].var(ddof=1) / counts[1].mean())

@@ -1,0 +1,166 @@
+"""The tail explorer: two groups of requests, and which stages make one wait longer than the other.
+
+A group is any set of measured, answered requests. The difference of the groups' mean waits is the sum of the
+differences of their stages, so the stages can be ranked by what they explain. Intervals draw whole stretches of the
+run again (stats.resample), the same ones for both groups, so that what both shared is no difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.ledger.bands import stage_parts
+from gapmeter.analysis.stages import BY_NAME, owner_words
+from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+
+FEWEST = 5
+METRICS = {"ttft": "first_token", "e2e": "last_token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two groups by name, and which requests are in them: bool, a row each; both may leave rows out."""
+
+    key: str
+    a_name: str
+    b_name: str
+    a: Bools
+    b: Bools
+
+
+def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, float]) -> list[Pair]:
+    """The pairs that are worked out for every run, those of them that it has.
+
+    ``requests``: those with a ledger, in the order in which they were due; ``total_ns``: what each waited for the
+    event; ``limits_ns``: a limit a metric, for those that broke one.
+    """
+    found = [_slowest(total_ns, 0.01), _slowest(total_ns, 0.1)]
+    for column, key, words in (("prompt_tokens", "prompts", "prompts"), ("output_tokens", "answers", "answers")):
+        found += _quarters(requests, column, key, words)
+    n = len(requests)
+    early = np.arange(n) < n // 2
+    found.append(Pair("halves", "second half of the run", "first half", ~early, early))
+    found += _cached(requests) + _broke(requests, limits_ns)
+    return [pair for pair in found if min(pair.a.sum(), pair.b.sum()) >= FEWEST]
+
+
+def _slowest(total_ns: Floats, share: float) -> Pair:
+    rank = np.argsort(np.argsort(-total_ns, kind="stable"), kind="stable")
+    slow = rank < max(FEWEST, math.ceil(share * len(total_ns)))
+    exact = slow.sum() == math.ceil(share * len(total_ns))
+    name = f"slowest {100 * share:g} %" if exact else f"slowest {slow.sum()}"
+    return Pair(f"slowest-{100 * share:g}", name, "the rest", slow, ~slow)
+
+
+def _quarters(requests: pd.DataFrame, column: str, key: str, words: str) -> list[Pair]:
+    if column not in requests:
+        return []
+    values = requests[column].to_numpy(np.float64, na_value=np.nan)
+    if not np.isfinite(values).all() or len(values) < 4 * FEWEST or np.ptp(values) == 0:
+        return []
+    low, high = np.quantile(values, [0.25, 0.75])
+    long, short = values >= high, values <= low
+    if not (long & short).any():
+        names = f"long {words} ({high:,.0f} tokens and more)", f"short {words} (up to {low:,.0f})"
+        return [Pair(key, *names, long, short)]
+    return []
+
+
+def _cached(requests: pd.DataFrame) -> list[Pair]:
+    if not {"cached_tokens", "prompt_tokens"} <= set(requests.columns):
+        return []
+    cached = requests["cached_tokens"].to_numpy(np.float64, na_value=0.0) > 0
+    return [Pair("cached", "prompts partly in the prefix cache", "prompts not in it", cached, ~cached)]
+
+
+def _broke(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> list[Pair]:
+    from gapmeter.analysis.requests.metrics import good_requests
+
+    if not limits_ns:
+        return []
+    good = np.asarray(good_requests(requests, limits_ns), dtype=np.bool_)
+    return [Pair("slo", "broke a limit that an SLO names", "kept them all", ~good, good)]
+
+
+def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> dict[str, Any]:
+    """Group ``a`` less group ``b``, in ms: means, the stages ranked by how much of the difference they explain.
+
+    ``rows``: ledgers to one event of measured requests in the order in which they were due, with ``total_ns``. Ranked
+    by size, whatever the sign; ``ci_ms`` and ``share_ci`` are 95 %, null where the groups lie in too few stretches.
+    """
+    names, parts = stage_parts(rows)
+    stretch = stretches(rows["total_ns"].to_numpy(np.float64))
+    mean_a, mean_b = parts[a].mean(axis=0), parts[b].mean(axis=0)
+    more, whole = mean_a - mean_b, float((mean_a - mean_b).sum())
+    drawn_a, drawn_b = drawn_means(parts, a, stretch), drawn_means(parts, b, stretch)
+    drawn = None if drawn_a is None or drawn_b is None else drawn_a - drawn_b
+    ranked = [
+        _stage(names[i], float(mean_a[i]), float(mean_b[i]), whole, None if drawn is None else drawn[:, i])
+        for i in np.argsort(-np.abs(more), kind="stable")
+    ]
+    return {
+        "a_count": int(a.sum()),
+        "b_count": int(b.sum()),
+        "a_ms": float(mean_a.sum()) / 1e6,
+        "b_ms": float(mean_b.sum()) / 1e6,
+        "difference_ms": whole / 1e6,
+        "difference_ci_ms": [None, None] if drawn is None else _ms(interval(drawn.sum(axis=1))),
+        "stretches": int(stretch.max(initial=-1)) + 1,
+        "ranked": ranked,
+    }
+
+
+def _stage(name: str, a_ns: float, b_ns: float, whole_ns: float, drawn: Floats | None) -> dict[str, Any]:
+    return {
+        "stage": name,
+        "owner": BY_NAME[name].owner if name in BY_NAME else "nobody yet",
+        "a_ms": a_ns / 1e6,
+        "b_ms": b_ns / 1e6,
+        "ms": (a_ns - b_ns) / 1e6,
+        "ci_ms": [None, None] if drawn is None else _ms(interval(drawn)),
+        "share": (a_ns - b_ns) / whole_ns if whole_ns else None,
+    }
+
+
+def _ms(ends: Sequence[float | None]) -> list[float | None]:
+    return [None if end is None else end / 1e6 for end in ends]
+
+
+def describe_pairs(
+    requests: pd.DataFrame, ledgers: Mapping[str, pd.DataFrame], limits_ns: Mapping[str, float]
+) -> dict[str, Any]:
+    """Per metric the list of pairs with their differences. ``ledgers`` by metric, in the order of due times."""
+    return {
+        metric: _described(requests, rows, limits_ns) for metric, rows in ledgers.items() if len(rows) >= 4 * FEWEST
+    }
+
+
+def _described(requests: pd.DataFrame, rows: pd.DataFrame, limits_ns: Mapping[str, float]) -> list[dict[str, Any]]:
+    told = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
+    known = pairs(told, rows["total_ns"].to_numpy(np.float64), limits_ns)
+    return [{"key": p.key, "a": p.a_name, "b": p.b_name} | difference(rows, p.a, p.b) for p in known]
+
+
+def sentence(found: Mapping[str, Any], a: str, b: str, device: str = "GPU") -> str:
+    """A difference in a sentence, with its uncertainty; ``device`` is what computed the forwards."""
+    from gapmeter.analysis.numbers import duration
+
+    first = found["ranked"][0]
+    low, high = found["difference_ci_ms"]
+    whole = duration(abs(found["difference_ms"]))
+    ends = "" if low is None else f" (95 %: {duration(low)} to {duration(high)})"
+    if low is not None and high < 0:
+        ends = f" (95 %: {duration(-high)} to {duration(-low)})"
+    if low is not None and low <= 0 <= high:
+        return f"{a}: {duration(found['a_ms'])}, {b}: {duration(found['b_ms'])}; no difference is proven{ends}"
+    owner = owner_words(first["owner"], device)
+    more = "longer" if found["difference_ms"] >= 0 else "less"
+    part = f", {duration(abs(first['ms']))} of it {first['stage'].replace('_', ' ')} ({owner})"
+    return f"{a} waited {whole} {more} than {b}{ends}{part}"

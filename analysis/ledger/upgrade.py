@@ -1,0 +1,90 @@
+"""The upgrade question: what is the most that an infinitely fast GPU could bring, from the ledgers of this run?
+
+Per request, with every *own forward* (prefill, decode, and the shares of it that others' prompts and late kernel
+launches took) made to take no time:
+
+- upper end: the forwards give way to the host work and launch gaps that they hid (``hidden_host_ns``: it has to be
+  done, and nothing covers it any more); every queue stays as it was;
+- lower end: queues and steps of others are gone too (queue, other_step, preempted, engine_wait), as if every request
+  met an idle engine.
+
+The truth lies between: queues shrink when steps do, but not to nothing while the host's part of a step remains. Both
+are percentiles of per-request values, not differences of percentiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.stages import column
+from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.quantiles import Estimate, Floats
+
+FORWARD = ("prefill", "decode", "interference", "launch_gap")
+QUEUES = ("queue", "other_step", "preempted", "engine_wait")
+_PERCENTILES = (99.0, 95.0, 90.0, 50.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Percentiles in ns of what was waited, and of what an infinitely fast GPU leaves (``lower`` to ``upper``).
+
+    ``percentile`` is the one that ``sentence`` speaks of: the highest of p99, p95, p90 and p50 that all three support.
+    """
+
+    metric: str
+    now: dict[float, Estimate]
+    lower: dict[float, Estimate]
+    upper: dict[float, Estimate]
+    percentile: float
+    sentence: str
+
+
+def without_forward_ns(ledgers: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Lower and upper end of every request's wait on an infinitely fast GPU. Unmeasured stages count as remainder.
+
+    Hidden work cannot exceed the forward that hid it.
+    """
+    total = ledgers["total_ns"].to_numpy(np.float64)
+    forward = _sum(ledgers, FORWARD)
+    hidden = np.minimum(np.nan_to_num(ledgers["hidden_host_ns"].to_numpy(np.float64)), forward)
+    upper = total - forward + hidden
+    return np.maximum(upper - _sum(ledgers, QUEUES), 0.0), upper
+
+
+def bracket(ledgers: pd.DataFrame, metric: str, device: str = "GPU") -> Bracket | None:
+    """The bracket for one event's ledgers, in the order requests were due.
+
+    ``device`` is what computed the forwards. None when the run has no forward to take out, or too few requests for a
+    median.
+    """
+    measured = [column(name) for name in ("prefill", "decode") if column(name) in ledgers]
+    if not measured or not len(ledgers) or ledgers[measured].isna().any(axis=None):
+        return None
+    lower_ns, upper_ns = without_forward_ns(ledgers)
+    now, lower, upper = (
+        _estimates(values) for values in (ledgers["total_ns"].to_numpy(np.float64), lower_ns, upper_ns)
+    )
+    told = next((p for p in _PERCENTILES if all(e[p].supported for e in (now, lower, upper))), None)
+    if told is None:
+        return None
+    low, high = (duration((ends[told].value or 0.0) / 1e6) for ends in (lower, upper))
+    found = duration((now[told].value or 0.0) / 1e6)
+    sentence = (
+        f"even an infinitely fast {device} leaves p{told:g} {metric.upper()} between {low} and {high} (it is {found})"
+    )
+    return Bracket(metric, now, lower, upper, told, sentence)
+
+
+def _estimates(values: Floats) -> dict[float, Estimate]:
+    sample = quantiles.sample(values)
+    return {percentile: quantiles.estimate(sample, percentile) for percentile in _PERCENTILES}
+
+
+def _sum(ledgers: pd.DataFrame, stages: tuple[str, ...]) -> Floats:
+    there = [column(name) for name in stages if column(name) in ledgers]
+    return np.asarray(ledgers[there].fillna(0.0).sum(axis=1), dtype=np.float64)

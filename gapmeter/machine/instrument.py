@@ -1,0 +1,193 @@
+"""The load generator run against the null server, whose log says what left when: what calibration and benches share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter.loadgen.content import PATHS
+from gapmeter.loadgen.fleet import Fleet, make_fleet
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.swaps import Swaps
+from gapmeter.records import Outcome, RecordFile, Span, read_records
+from gapmeter.records.stream import parse_answer
+from gapmeter.records.wire import FINISHED, WireRecord, decode
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where the null server and the generator run. Empty: anywhere."""
+
+    server: tuple[int, ...]
+    client: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The null server's schedule."""
+
+    first_ms: float = 50.0
+    gap_ms: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What both sides recorded; ``cpu_ns`` of the generator process from just before the start, kernel included."""
+
+    records: list[WireRecord]
+    generator: RecordFile
+    server: RecordFile
+    cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far the client's stamps are from the server's log, int64 ns.
+
+    One a request: ``ttft`` and ``e2e`` (the client's, from *due*, minus the log's, from the request's receipt to the
+    start of the write) and ``lag`` (due to sent, a new connection's time left out). One a token: ``late``, from the
+    start of its write to its stamp, and the ``stamps`` themselves. One a gap: ``itl``, how far both gaps differ.
+    """
+
+    ttft: Ints
+    e2e: Ints
+    itl: Ints
+    late: Ints
+    lag: Ints
+    stamps: Ints
+
+
+class NotMeasured(RuntimeError):
+    """Answers of the null server failed, or are missing: nothing can be said of the client."""
+
+
+class TooBusy(NotMeasured):
+    """The machine's other work drowns what is to be measured."""
+
+
+def equal_plan(due_ns: Ints, tokens: int) -> Plan:
+    """An open loop of requests that are all alike, due at these offsets from the start."""
+    count = len(due_ns)
+    body = json.dumps({"model": "null", "messages": [], "stream": True, "max_tokens": tokens}).encode()
+    return Plan(
+        loop="open", path=PATHS["chat"], due_ns=due_ns.astype(np.int64),
+        bodies=[body] * count, request_ids=[f"null-{index:06d}" for index in range(count)],
+        prompt_tokens=np.ones(count, np.int64), output_tokens=np.full(count, tokens, np.int64),
+        prompt_tokens_exact=False, warmup_ns=0, warmup_requests=0, end_ns=0, concurrency=0, think_time_ns=0,
+        timeout_ns=60_000_000_000, worker=0, workers=1, id_prefix="null",
+        swaps=Swaps(np.full((count, 3), -1, np.int64), ()), notes=(),
+    )  # fmt: skip
+
+
+def poisson(rate: float, count: int, seed: Sequence[int]) -> Ints:
+    """Due offsets of a Poisson process."""
+    return np.cumsum(np.random.default_rng(seed).exponential(1e9 / rate, count)).astype(np.int64)
+
+
+def issue(
+    cores: Cores, plan: Plan, timing: Timing, *, generator: str = "asyncio", warm: int, measure_cpu: bool = False
+) -> Run:
+    """Issue the plan from one process against a fresh null server. Raises NotMeasured unless every answer is whole."""
+    with tempfile.TemporaryDirectory(prefix="gapmeter-null-") as folder:
+        path = Path(folder)
+        with null_server(cores, timing, log=path, most_tokens=int(plan.output_tokens.max())) as port:
+            url = f"http://127.0.0.1:{port}"
+            with make_fleet(plan, url, None, path, cores.client, 1, warm=warm, generator=generator) as fleet:
+                cpu_ns = _run(fleet, measure_cpu=measure_cpu)
+        generated = read_records(path / "worker-0.gap")
+        (server,) = (read_records(file) for file in path.glob("null-*.gap"))
+    records = [decode(payload) for code, payload in generated.blobs if code == FINISHED]
+    failed = [record for record in records if record.outcome is not Outcome.OK]
+    if failed or len(records) != len(plan):
+        why = f": {failed[0].outcome.name} {failed[0].error}" if failed else ""
+        raise NotMeasured(f"{len(records)} of {len(plan)} answers of the null server came, {len(failed)} failed{why}")
+    return Run(records, generated, server, cpu_ns)
+
+
+def errors(run: Run) -> Errors:
+    """The client's stamps against the server's log, over all requests."""
+    logged = departures(run.server)
+    ttft, e2e, itl, late, lag, arrived = [], [], [], [], [], []
+    for record in run.records:
+        received, left = logged[record.request_id]
+        stamps = parse_answer(record).token_ns
+        ttft.append(stamps[0] - record.due_ns - (left[0] - received))
+        e2e.append(stamps[-1] - record.due_ns - (left[-1] - received))
+        arrived.append(stamps)
+        itl.append(np.abs(np.diff(stamps) - np.diff(left)))
+        late.append(stamps - left)
+        lag.append(record.sent_ns - record.due_ns - (record.connect_end_ns - record.connect_start_ns))
+    return Errors(
+        np.array(ttft), np.array(e2e), np.concatenate(itl), np.concatenate(late), np.array(lag), np.concatenate(arrived)
+    )
+
+
+def departures(server: RecordFile) -> dict[str, tuple[int, Ints]]:
+    """Request id → when its last byte was read, and when the write of each of its tokens began."""
+    return {server.client_ids[ref]: found for ref, found in departures_by_ref(server).items()}
+
+
+def departures_by_ref(server: RecordFile) -> dict[int, tuple[int, Ints]]:
+    """The same by the server's own number of the request, in the order of arrival: clients may send no id."""
+    spans = server.spans
+    received = spans[spans["code"] == Span.INGRESS]
+    read_ns = dict(zip(received["ref"].tolist(), received["start_ns"].tolist(), strict=True))
+    writes = spans[spans["code"] == Span.EGRESS]
+    writes = writes[np.argsort(writes["ref"], kind="stable")]
+    refs, at = np.unique(writes["ref"], return_index=True)
+    found: dict[int, tuple[int, Ints]] = {}
+    if not len(writes):
+        return found
+    for ref, own in zip(refs.tolist(), np.split(writes, at[1:]), strict=True):
+        sizes = np.diff(np.concatenate(([0], own["n"].astype(np.int64))))  # tokens that left in each write
+        found[ref] = read_ns[ref], np.repeat(own["start_ns"], sizes).astype(np.int64)
+    return found
+
+
+@contextlib.contextmanager
+def null_server(
+    cores: Cores, timing: Timing, *, log: Path | None, most_tokens: int = 4096, processes: int = 1
+) -> Iterator[int]:
+    """The null server on its cores; yields its port."""
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", "--most-tokens", str(most_tokens)]
+    command += ["--first-ms", str(timing.first_ms), "--gap-ms", str(timing.gap_ms), "--processes", str(processes)]
+    command += ["--cores", ",".join(map(str, cores.server))] if cores.server else []
+    command += ["--log", str(log)] if log is not None else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:  # Ctrl-C is for its parent
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+def cpu_time_ns(pid: int) -> int:
+    """User and system time of a process so far. Raises OSError once it has gone."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
+def _run(fleet: Fleet, *, measure_cpu: bool) -> int:
+    """Run to the end; CPU ns of the one process from just before the start, as the scheduler counts it."""
+    pid = fleet.processes[0].pid
+    before, last = cpu_time_ns(pid), [0]
+    fleet.start()
+
+    def look() -> None:
+        with contextlib.suppress(OSError, IndexError):  # it has ended since
+            last[0] = cpu_time_ns(pid)
+
+    codes = fleet.wait(look, 0.01 if measure_cpu else 1.0)
+    if codes != [0]:
+        raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")
+    return last[0] - before

@@ -1,0 +1,221 @@
+"""A run's folder as one file to hand over, with the hashes of all that is in it, and without anybody's keys."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+from gapmeter.study.keys import Keys
+
+HASHES = "hashes.json"
+_MOST_FILES = 100_000
+_MOST_BYTES = 64 << 30
+_KINDS = {".tar.gz": "tar", ".tgz": "tar", ".zip": "zip"}
+
+
+def archive(folder: Path, target: Path | None = None) -> Path:
+    """Write a run's folder into ``target`` (its name with .tar.gz when None), and say its own hash on standard error.
+
+    Keys that the manifest or the environment tell of are replaced by REDACTED wherever they stand in text. Raises
+    UserError when there is no run, the file exists, or raw records hold a key.
+    """
+    if not (folder / "manifest.json").exists():
+        raise UserError(f"{folder} is not a run's folder: it has no manifest.json", errors.USAGE)
+    name = folder.resolve().name
+    target = Path(f"{name}.tar.gz") if target is None else target
+    kind = kind_of(target)
+    if kind is None:
+        raise UserError(f"{target}: write a name that ends in .tar.gz or .zip", errors.USAGE)
+    if target.exists():
+        raise UserError(f"{target} exists; write another with -o", errors.USAGE)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            count = _write(file, kind, name, folder, _keys(folder))
+        os.replace(part, target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}", errors.USAGE) from error
+    finally:
+        part.unlink(missing_ok=True)
+    _tell(target, count)
+    return target
+
+
+def kind_of(path: Path) -> str | None:
+    """tar or zip by the file's name, None for another."""
+    return next((kind for end, kind in _KINDS.items() if path.name.lower().endswith(end)), None)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file looks like one, by how it begins; a damaged one does too."""
+    with path.open("rb") as file:
+        start = file.read(512)
+    return start.startswith((b"PK", b"\x1f\x8b")) or start[257:262] == b"ustar"
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """The folder that an archive holds, unpacked for as long as the block lasts.
+
+    Only plain files and folders below one folder are unpacked; anything else (links, devices, names that lead out,
+    more than 64 GiB) raises UserError before a byte of it is written.
+    """
+    with tempfile.TemporaryDirectory(prefix="gapmeter-archive-") as temporary:
+        try:
+            names = _unpack(path, Path(temporary))
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+            raise UserError(f"{path} cannot be unpacked: {error}", errors.NOT_VALID) from error
+        tops = {PurePosixPath(name).parts[0] for name in names}
+        if len(tops) != 1:
+            raise UserError(f"{path} holds {len(tops)} folders, not a run's one", errors.NOT_VALID)
+        yield Path(temporary) / tops.pop()
+
+
+def _write(file: IO[bytes], kind: str, name: str, folder: Path, keys: Keys) -> int:
+    """All files and their hashes, the list of hashes last. Returns how many files."""
+    hashes: dict[str, str] = {}
+    with _writer(file, kind) as add:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
+            inside = path.relative_to(folder).as_posix()
+            data = _without(path, inside, keys)
+            hashes[inside] = hashlib.sha256(data).hexdigest()
+            add(f"{name}/{inside}", data, path.stat().st_mtime)
+        listed = json.dumps({"version": 1, "files": hashes}, indent=1).encode()
+        add(f"{name}/{HASHES}", listed, 0.0)
+    return len(hashes)
+
+
+@contextlib.contextmanager
+def _writer(file: IO[bytes], kind: str) -> Iterator[Any]:
+    """A callable that puts one file into the archive: (name, data, modified)."""
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as pack:
+            yield lambda name, data, _: pack.writestr(name, data)
+        return
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
+
+        def add(name: str, data: bytes, modified: float) -> None:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.mode = len(data), int(modified), 0o644
+            tar.addfile(info, io.BytesIO(data))
+
+        yield add
+
+
+def _without(path: Path, inside: str, keys: Keys) -> bytes:
+    """A file's content without anybody's key. Raises UserError where leaving it out would break the evidence."""
+    data = path.read_bytes()
+    zipped = data.startswith(b"\x1f\x8b")
+    text = gzip.decompress(data) if zipped else data
+    clean = keys.out_of_bytes(text)
+    if clean == text:
+        return data
+    if inside.split("/")[0] in ("requests", "probe", "telemetry"):
+        raise UserError(
+            f"{path} holds a key, and a raw record cannot be changed: do not hand it over", errors.NOT_VALID
+        )
+    if path.suffix == ".parquet":
+        return _table_without(path, keys)
+    return gzip.compress(clean, mtime=0) if zipped else clean
+
+
+def _table_without(path: Path, keys: Keys) -> bytes:
+    """A table without a key in its metadata, which names the command that repeats the run.
+
+    Raises UserError for a key among its values.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    about = {key: keys.out_of_bytes(value) for key, value in (table.schema.metadata or {}).items()}
+    out = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(about), out)
+    data = out.getvalue().to_pybytes()
+    if keys.out_of_bytes(data) != data:
+        raise UserError(f"{path} holds a key among its values: do not hand it over", errors.NOT_VALID)
+    return bytes(data)
+
+
+def _keys(folder: Path) -> Keys:
+    """Those that this environment or the manifest tells of."""
+    try:
+        return Keys.within(json.loads((folder / "manifest.json").read_text()))
+    except ValueError as error:
+        raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
+
+
+def _unpack(path: Path, into: Path) -> list[str]:
+    """Unpack by hand, which needs no trust in what the archive says of owners, modes and links. Returns the names."""
+    names = []
+    total = 0
+    for name, size, read in _members(path):
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+            raise UserError(
+                f"{path} holds {name!r}, which leads out of its folder: it is not unpacked", errors.NOT_VALID
+            )
+        total += size
+        names.append(name)
+        if total > _MOST_BYTES or len(names) > _MOST_FILES:
+            raise UserError(f"{path} unpacks to more than a run's folder can be", errors.NOT_VALID)
+        target = into.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as out:
+            shutil.copyfileobj(_Limited(read(), size), out)
+    return names
+
+
+class _Limited(io.RawIOBase):
+    """At most so many bytes of a stream: a member is never larger than its header says."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self._stream, self._left = stream, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(min(len(buffer), self._left))
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _members(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """(name, size, open) of every plain file; raises UserError for anything that is neither file nor folder."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as pack:
+            for entry in pack.infolist():
+                if (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
+                    raise UserError(f"{path} holds {entry.filename!r}, which is no plain file", errors.NOT_VALID)
+                if not entry.is_dir():
+                    yield entry.filename, entry.file_size, lambda entry=entry: pack.open(entry)
+        return
+    with tarfile.open(path) as tar:
+        for member in tar:
+            if not (member.isreg() or member.isdir()):
+                raise UserError(f"{path} holds {member.name!r}, which is no plain file", errors.NOT_VALID)
+            if member.isreg():
+                yield member.name, member.size, lambda member=member: tar.extractfile(member)
+
+
+def _tell(target: Path, count: int) -> None:
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()
+    size = target.stat().st_size / 1e6
+    print(f"gapmeter: {count} files, {size:.1f} MB, SHA-256 {digest}", file=sys.stderr)
+    print(f"gapmeter: say that hash by another way than the file; then gapmeter verify {target}", file=sys.stderr)

@@ -1,0 +1,106 @@
+"""What a Locust generator process does in its time: as ``loadgen.worker``, under gevent, inside a Locust test."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import gevent
+import gevent.event
+import locust
+
+from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.client import reason
+from gapmeter.loadgen.locust.loop import GreenLoop
+from gapmeter.loadgen.locust.own import BadLocustfile, OwnTest
+from gapmeter.loadgen.locust.pool import GreenPool
+from gapmeter.loadgen.locust.test import Test
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.pulse import Pulse
+from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.worker import Exit, Spec, ending, leave, note_issued, note_window, stop_collecting
+from gapmeter.records import RecordWriter
+
+
+def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
+    """Connect, say that we are ready, issue from the start that we are told; returns the exit code."""
+    session = Session(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
+    broken = _watch_for_bugs(session.stop)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(signum, session.stop, "the run was stopped")
+    gevent.signal_handler(signal.SIGUSR1, session.finish_early)
+    try:
+        session.client.warm(spec.warm)
+    except OSError as error:
+        return leave(Exit.UNREACHABLE, reason(error))
+    try:
+        test = _test(session, spec)
+    except BadLocustfile as error:
+        return leave(Exit.BAD_SPEC, str(error))
+    test.begin()
+    stop_collecting()
+    print("ready", flush=True)
+    t0_ns = _start(session)
+    if t0_ns is not None:
+        _timed(test, t0_ns)
+    test.end()
+    session.client.close()
+    if isinstance(test, OwnTest) and test.failed:
+        return leave(Exit.BAD_SPEC, test.failed)
+    return ending(spec, session, broken)
+
+
+def _test(session: Session, spec: Spec) -> Test | OwnTest:
+    """The plan as a Locust test, or the user's own. Raises BadLocustfile."""
+    if spec.own is None:
+        return Test(session, spec.url)
+    return OwnTest(session, spec.url, Path(spec.own["path"]), spec.own["model"], spec.own["dialect"])
+
+
+def _start(session: Session) -> int | None:
+    """The common start, from standard input; None when we are stopped before it comes."""
+    told = gevent.event.AsyncResult()
+
+    def heard() -> None:
+        line = os.read(0, 4096)
+        if not line:
+            session.loop.remove_reader(0)
+            gevent.spawn(session.stop, "the process that started this one is gone")
+        elif not told.ready():
+            told.set(int(line))
+
+    session.loop.add_reader(0, heard)
+    gevent.wait([told, session.stopped], count=1)
+    return int(told.get()) if told.ready() else None
+
+
+def _timed(test: Test | OwnTest, t0_ns: int) -> None:
+    """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
+    session = test.session
+    pulse = Pulse(session, t0_ns)
+    note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
+    test.issue(t0_ns)
+    pulse.stop_counting()
+    while session.awaited:
+        session.drained.clear()
+        session.drained.wait()
+    session.write_all()
+    pulse.close()
+    note_issued(session)
+
+
+def _watch_for_bugs(stop: Callable[[str], None]) -> list[BaseException]:
+    """An exception in a callback ends the run, with its traceback, instead of being printed and forgotten."""
+    broken: list[BaseException] = []
+
+    def on_error(_: Any, kind: type, value: BaseException | None, trace: TracebackType | None) -> None:
+        broken.append((value or kind()).with_traceback(trace))
+        if len(broken) == 1:
+            gevent.spawn(stop, "a bug in the load generator")
+
+    gevent.get_hub().handle_error = on_error
+    return broken

@@ -1,0 +1,108 @@
+"""The part of a record file that belongs to one load of several: a server that is kept up records on, into one file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC, REQUEST, SCHEMA_VERSION, Kind
+
+from gapmeter.records.reader import RecordFile, frames, read_records
+
+_FIRST_STEP_CODE = 100
+_GAP_BYTES = 1 << 16
+_GAP_S = 0.01
+_GAP_TRIES = 100
+
+
+class Growing:
+    """One process's record file, followed as it grows; ``begin`` marks a load's start, ``cut`` copies what came since.
+
+    A file that is none has no frames (``is_record``). Reads by system call, since a writer that closes cuts its file
+    to length, which would end a process that has it mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps = 0  # frames of kind STEP met so far
+        self.closed = False  # its process has closed it, or it is no record file
+        self.is_record = _has_magic(path)
+        self._at = self._since = FILE_HEADER.size
+        self._dropped_before = self._notes_before = 0
+        self._notes: list[bytes] = []
+        self._requests: dict[int, bytes] = {}
+
+    def advance(self) -> None:
+        """Take note of the whole frames that have come since the last call."""
+        if self.closed or not self.is_record:
+            return
+        with self.path.open("rb", buffering=0) as file:
+            data = _read_on(file.fileno(), self._at)
+        found, used, self.closed = frames(data, 0)
+        for at, kind in found:
+            frame = data[at : at + HEAD.unpack_from(data, at)[0]]
+            if kind == Kind.JSON:
+                self._notes.append(frame)
+            elif kind == Kind.REQUEST:
+                self._requests[REQUEST.unpack_from(frame)[3]] = frame
+            self.steps += kind == Kind.STEP
+        self._at += used
+
+    def begin(self) -> None:
+        """A load begins: what is there by now is not its."""
+        self.advance()
+        self._since, self._notes_before = self._at, len(self._notes)
+        self._dropped_before = self._dropped()
+
+    def grew(self) -> bool:
+        """Whether anything has been met since ``begin``."""
+        return self._at > self._since
+
+    def cut(self, target: Path, *, complete: bool) -> None:
+        """Copy the file's head, its notes from before, and every frame since ``begin``; ``complete``: with an END.
+
+        Requests keep their numbers. One that was named before and is still at work since is named again. Raises
+        OSError.
+        """
+        self.advance()
+        with self.path.open("rb", buffering=0) as file:
+            body = os.pread(file.fileno(), self._at - self._since, self._since)
+        head = FILE_HEADER.pack(MAGIC, SCHEMA_VERSION, self._dropped() - self._dropped_before)
+        before = b"".join(self._notes[: self._notes_before])
+        end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
+        target.write_bytes(head + before + body + end)
+        older = [self._requests[ref] for ref in sorted(_unnamed(read_records(target))) if ref in self._requests]
+        if older:
+            target.write_bytes(head + before + b"".join(older) + body + end)
+
+    def _dropped(self) -> int:
+        with self.path.open("rb", buffering=0) as file:
+            data = file.read(FILE_HEADER.size)
+        return int(FILE_HEADER.unpack(data)[2]) if len(data) == FILE_HEADER.size else 0
+
+
+def _has_magic(path: Path) -> bool:
+    with path.open("rb", buffering=0) as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _read_on(fd: int, at: int) -> bytes:
+    """What is written from ``at`` on, once no frame is half there.
+
+    Threads of one process reserve room and then fill it: a frame may lie behind one that is not there yet.
+    """
+    for _ in range(_GAP_TRIES):
+        data = os.pread(fd, max(os.fstat(fd).st_size - at, 0), at)
+        _, used, closed = frames(data, 0)
+        if closed or not data[used : used + _GAP_BYTES].strip(b"\0"):
+            break
+        time.sleep(_GAP_S)
+    return data
+
+
+def _unnamed(file: RecordFile) -> set[int]:
+    """Requests that a file speaks of without naming them."""
+    spans = file.spans["ref"][file.spans["code"] < _FIRST_STEP_CODE]
+    used = {*spans.tolist(), *file.counts["ref"].tolist(), *file.entries["ref"].tolist()}
+    return (used | set(file.emissions["ref"].tolist())) - set(file.engine_ids)

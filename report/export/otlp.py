@@ -1,0 +1,170 @@
+"""A run's ledgers as OpenTelemetry spans: one a request, its stages beneath it, under the traceparent that it carried.
+
+Names are those of the GenAI semantic conventions (OpenTelemetry semantic conventions 1.37, ``gen_ai.*``), ours begin
+with ``gapmeter.``. A request's trace and span are what its id decides (``records.tracing``): where requests carried a
+``traceparent`` (``load.traceparent: true``), the server's own spans stand beneath these. Stamps are on the monotonic
+clock; they are put on the wall clock by the one pair of readings that the manifest has.
+
+The extra ``otel`` brings the SDK that this needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from gapmeter.analysis.provenance import provenance_of
+from gapmeter.records import RunFolder, tracing
+from gapmeter.report import marks
+from gapmeter.report.run import Run, read_run
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+_BATCH = 500
+_OPERATIONS = {"completion": "text_completion"}  # of the workload's kinds; all others are chat
+
+
+class NoOpenTelemetry(ImportError):
+    """The extra is missing; the text says how to get it."""
+
+
+class NotDelivered(OSError):
+    """The collector did not take the spans."""
+
+
+def send(folder: RunFolder, endpoint: str) -> int:
+    """Send a run's spans to an OTLP/HTTP collector, such as http://127.0.0.1:4318; how many spans it took.
+
+    Raises NoOpenTelemetry, NotDelivered, FileNotFoundError when the run has not been analysed.
+    """
+    _need_sdk()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    address = endpoint.rstrip("/")
+    exporter = OTLPSpanExporter(address if address.endswith("/v1/traces") else f"{address}/v1/traces")
+    sent = 0
+    try:
+        for batch in _batches(spans(folder)):
+            if exporter.export(batch) is not SpanExportResult.SUCCESS:
+                raise NotDelivered(f"{endpoint} did not take spans {sent + 1} to {sent + len(batch)}")
+            sent += len(batch)
+    finally:
+        exporter.shutdown()  # type: ignore[no-untyped-call]
+    return sent
+
+
+def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
+    """Every span of a run, each request's followed by its stages'. Raises as ``send``."""
+    _need_sdk()
+    run = read_run(folder)
+    timeline = folder.path / "timeline.parquet"
+    stretches = pd.read_parquet(timeline) if timeline.exists() else pd.DataFrame(columns=["request_id"])
+    make = _maker(run)
+    by_request = dict(iter(stretches.groupby("request_id"))) if len(stretches) else {}
+    for row in run.requests.itertuples():
+        if pd.isna(row.sent_ns):
+            continue
+        yield _request(make, run, row)
+        if (mine := by_request.get(row.request_id)) is not None:
+            yield from _stages(make, row.request_id, mine, run.device)
+
+
+def _need_sdk() -> None:
+    try:
+        import opentelemetry.exporter.otlp.proto.http
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError as error:
+        raise NoOpenTelemetry("OpenTelemetry's SDK is missing: pip install 'gapmeter[otel]'") from error
+
+
+def _batches(all_spans: Iterator[ReadableSpan]) -> Iterator[Sequence[ReadableSpan]]:
+    batch: list[ReadableSpan] = []
+    for span in all_spans:
+        batch.append(span)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+Make = Callable[..., "ReadableSpan"]
+
+
+def _maker(run: Run) -> Make:
+    """What makes a span of this run from its name, ids, stamps and attributes."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    about = provenance_of(run.manifest, run.summary).facts()
+    attributes = {"service.name": "gapmeter", **{f"gapmeter.{key}": value for key, value in about.items()}}
+    resource, scope = Resource(attributes), InstrumentationScope("gapmeter", about.get("gapmeter", ""))
+    wall_ns = _wall_minus_monotonic(run.manifest)
+
+    def context(trace_id: int, span_id: int) -> SpanContext:
+        return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    def make(
+        name: str, ids: tuple[int, int], parent: int | None, stretch: tuple[int, int], attributes: Mapping[str, Any],
+        error: str = "",
+    ) -> ReadableSpan:  # fmt: skip
+        start, end = stretch
+        return ReadableSpan(
+            name, context(*ids), context(ids[0], parent) if parent else None, resource, dict(attributes),
+            kind=SpanKind.INTERNAL if parent else SpanKind.CLIENT, instrumentation_scope=scope,
+            status=Status(StatusCode.ERROR, error) if error else Status(StatusCode.OK),
+            start_time=start + wall_ns, end_time=end + wall_ns,
+        )  # fmt: skip
+
+    return make
+
+
+def _wall_minus_monotonic(manifest: Mapping[str, Any]) -> int:
+    """Since the epoch, in ns; a manifest of before knows its start to the second."""
+    told = manifest.get("started_wall_ns")
+    wall_ns = round(datetime.fromisoformat(manifest["started_wall"]).timestamp() * 1e9) if told is None else int(told)
+    return wall_ns - int(manifest["started_ns"])
+
+
+def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
+    kind, model = run.manifest["scenario"]["workload"]["kind"], str(run.manifest["target"]["model"])
+    operation = _OPERATIONS.get(kind, "chat")
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.request.model": model,
+        "gen_ai.request.max_tokens": int(row.output_tokens_asked),
+        "gapmeter.request_id": row.request_id,
+        "gapmeter.outcome": row.outcome,
+        "gapmeter.measured": bool(row.measured),
+    }
+    if pd.notna(row.prompt_tokens):
+        attributes["gen_ai.usage.input_tokens"] = int(row.prompt_tokens)
+    if pd.notna(row.output_tokens):
+        attributes["gen_ai.usage.output_tokens"] = int(row.output_tokens)
+    if pd.notna(row.first_token_ns):
+        attributes["gen_ai.server.time_to_first_token"] = (row.first_token_ns - row.due_ns) / 1e9
+        if pd.notna(row.output_tokens) and row.output_tokens > 1:
+            per_token = (row.last_token_ns - row.first_token_ns) / (row.output_tokens - 1) / 1e9
+            attributes["gen_ai.server.time_per_output_token"] = float(per_token)
+    failed = "" if row.outcome == "ok" else str(row.error or row.outcome)
+    if failed:
+        attributes["error.type"] = row.outcome
+    ends = [int(at) for at in (row.last_token_ns, row.end_ns, row.sent_ns) if pd.notna(at)]
+    stretch = (int(row.due_ns), ends[0])
+    return make(f"{operation} {model}", tracing.ids(row.request_id), None, stretch, attributes, failed)
+
+
+def _stages(make: Make, request_id: str, mine: pd.DataFrame, device: str) -> Iterator[ReadableSpan]:
+    trace, parent = tracing.ids(request_id)
+    for number, row in enumerate(mine.itertuples(), start=1):
+        owner = marks.owner(row.stage, device)
+        own = (trace, (parent + number) % 2**64 or 1)
+        attributes = {"gapmeter.owner": owner, "gapmeter.kind": row.kind}
+        yield make(row.stage, own, parent, (int(row.start_ns), int(row.end_ns)), attributes)

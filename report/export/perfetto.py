@@ -1,0 +1,202 @@
+"""``trace.json.gz``: a run in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+A track a request, in the order of due times, with its whole wait and, inside it, the stages that own it; a track for
+each part of the engine's steps; counters of what the engine had running and waiting; and arrows from the step that made
+a request's first and last token to that request. Times are microseconds from the first due time. A viewer is of no use
+with ten thousand tracks: 500 requests are in it (``ledger.chosen``), and of many steps those of the slowest.
+
+The format: Trace Event Format, Google, 2016 revision (phases X, M, C, s, f).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.ledger.chosen import chosen
+from gapmeter.analysis.provenance import provenance_of
+from gapmeter.records import RunFolder
+from gapmeter.report import marks
+from gapmeter.report.run import Run, read_run
+
+FILE = "trace.json.gz"
+_REQUESTS, _STEPS = 500, 20_000  # most that are shown
+REQUESTS, ENGINE = 1, 2  # process numbers: two groups of tracks
+_PARTS = (
+    "loop", "schedule", "execute", "worker", "input_prep", "forward", "sampling", "sample_call", "update", "output_put",
+    "output_send",
+)  # fmt: skip
+_COUNTERS = {"running": "requests running", "waiting": "requests waiting", "free_blocks": "free KV blocks"}
+
+Event = dict[str, Any]
+
+
+def write_trace(folder: RunFolder, file: Path | None = None) -> None:
+    """Write the file, into the run's folder unless told otherwise.
+
+    Raises FileNotFoundError when the run has not been analysed, OSError.
+    """
+    run = read_run(folder)
+    timeline = folder.path / "timeline.parquet"
+    stretches = pd.read_parquet(timeline) if timeline.exists() else pd.DataFrame(columns=["request_id"])
+    document = trace(run, stretches)
+    packed = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    (file or folder.path / FILE).write_bytes(gzip.compress(packed, compresslevel=3, mtime=0))
+
+
+def trace(run: Run, timeline: pd.DataFrame) -> dict[str, Any]:
+    """The whole document; ``timeline`` as ``ledger.ledger.timelines`` gives it. Events are in order of time."""
+    origin = run.origin_ns
+    shown = run.requests[chosen(run.requests, _REQUESTS)]
+    timeline = timeline[timeline["request_id"].isin(shown["request_id"])]
+    run = replace(run, steps=_steps_shown(run))
+    tracks = {name: number for number, name in enumerate(shown.sort_values("due_ns")["request_id"], start=1)}
+    timed = [
+        *_requests(origin, shown, tracks),
+        *_stages(origin, timeline, tracks, run.device),
+        *_steps(run, origin),
+        *_counters(run, origin),
+        *_flows(run, origin, tracks),
+    ]
+    timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    about = {"requests in this file": f"{len(tracks)} of {len(run.requests)}", **_about(run)}
+    about |= {"steps in this file": str(len(run.steps))}
+    return {"traceEvents": [*_names(run, shown, tracks), *timed], "displayTimeUnit": "ms", "otherData": about}
+
+
+def _steps_shown(run: Run) -> pd.DataFrame:
+    """All steps, or those that ran from the first to the last step of the slowest requests, as many as are shown."""
+    if len(run.steps) <= _STEPS:
+        return run.steps
+    slowest = run.of_event("last_token").nlargest(_REQUESTS, "total_ns")
+    number = run.steps["step"].to_numpy()
+    kept = np.zeros(len(number), dtype=np.bool_)
+    for first, last in slowest[["first_step", "last_step"]].itertuples(index=False):
+        low, high = np.searchsorted(number, [first, last + 1])
+        if kept.sum() + high - low > _STEPS:
+            break
+        kept[low:high] = True
+    return run.steps[kept]
+
+
+def _about(run: Run) -> dict[str, str]:
+    return {"verdict": str(run.summary["verdict"]), **provenance_of(run.manifest, run.summary).facts()}
+
+
+def _names(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
+    valid = "" if run.summary["verdict"] != "INVALID" else " (INVALID run)"
+    for pid, text in ((REQUESTS, f"requests{valid}"), (ENGINE, f"engine{valid}")):
+        yield _meta("process_name", pid, 0, name=text)
+        yield _meta("process_sort_index", pid, 0, sort_index=pid)
+    by_id = shown.set_index("request_id")
+    for name, track in tracks.items():
+        waited = (by_id.at[name, "last_token_ns"] - by_id.at[name, "due_ns"]) / 1e6
+        yield _meta("thread_name", REQUESTS, track, name=f"{name} {waited:.1f} ms")
+        yield _meta("thread_sort_index", REQUESTS, track, sort_index=track)
+    for number, part in enumerate(_known_parts(run), start=1):
+        yield _meta("thread_name", ENGINE, number, name=part.replace("_", " "))
+        yield _meta("thread_sort_index", ENGINE, number, sort_index=number)
+
+
+def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _requests(origin: int, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
+    for row in shown.itertuples():
+        args = {"prompt tokens": _whole(row.prompt_tokens), "output tokens": _whole(row.output_tokens)}
+        args |= {"measured": bool(row.measured), "TTFT ms": (row.first_token_ns - row.due_ns) / 1e6}
+        yield _slice(
+            origin, "request", "request", (row.due_ns, row.last_token_ns), REQUESTS, tracks[row.request_id], args
+        )
+
+
+def _whole(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def _stages(origin: int, timeline: pd.DataFrame, tracks: Mapping[str, int], device: str) -> Iterator[Event]:
+    for row in timeline.itertuples():
+        owner = marks.owner(row.stage, device)
+        args = {"owner": owner, "kind": row.kind}
+        yield _slice(origin, row.stage, owner, (row.start_ns, row.end_ns), REQUESTS, tracks[row.request_id], args)
+
+
+def _known_parts(run: Run) -> list[str]:
+    return [part for part in _PARTS if f"{part}_start_ns" in run.steps.columns]
+
+
+def _steps(run: Run, origin: int) -> Iterator[Event]:
+    for number, part in enumerate(_known_parts(run), start=1):
+        wanted = ["step", "requests", "prompt_tokens", "decode_tokens", f"{part}_start_ns", f"{part}_end_ns"]
+        known = run.steps[wanted].dropna(subset=wanted[-2:])
+        for step, requests, prompt, decode, start, end in known.itertuples(index=False):
+            args = {"step": int(step), "requests": _whole(requests)}
+            args |= {"prompt tokens": _whole(prompt), "decode tokens": _whole(decode)}
+            if end > start:
+                yield _slice(origin, part.replace("_", " "), "step", (start, end), ENGINE, number, args)
+
+
+def _counters(run: Run, origin: int) -> Iterator[Event]:
+    for column, title in _COUNTERS.items():
+        if column not in run.steps.columns:
+            continue
+        for at, value in run.steps[["schedule_ns", column]].itertuples(index=False):
+            yield {
+                "ph": "C",
+                "name": title,
+                "pid": ENGINE,
+                "tid": 0,
+                "ts": _us(origin, at),
+                "args": {column: int(value)},
+            }
+
+
+def _flows(run: Run, origin: int, tracks: Mapping[str, int]) -> Iterator[Event]:
+    """From the forward of the step that made a token to the request's track where that token arrived."""
+    if "forward_start_ns" not in run.steps.columns or "last_step" not in run.ledger.columns:
+        return
+    parts = _known_parts(run)
+    began = run.steps.set_index("step")["forward_start_ns"].dropna()
+    mine = run.ledger[run.ledger["request_id"].isin(tracks) & run.ledger["last_step"].isin(began.index)]
+    due = run.requests.set_index("request_id")["due_ns"]
+    for number, row in enumerate(mine.itertuples(), start=1):
+        name = str(row.event).replace("_", " ")
+        arrow = {"cat": "token", "name": name, "id": number}
+        arrives = int(due[row.request_id]) + int(row.total_ns) - 1  # inside the request's slice, not on its end
+        yield {
+            "ph": "s",
+            **arrow,
+            "pid": ENGINE,
+            "tid": parts.index("forward") + 1,
+            "ts": _us(origin, began[row.last_step]),
+        }
+        yield {
+            "ph": "f",
+            "bp": "e",
+            **arrow,
+            "pid": REQUESTS,
+            "tid": tracks[row.request_id],
+            "ts": _us(origin, arrives),
+        }
+
+
+def _slice(
+    origin: int, name: str, category: str, stretch: Iterable[int], pid: int, tid: int, args: Mapping[str, Any]
+) -> Event:
+    start, end = stretch
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": _us(origin, start),
+        "dur": round((int(end) - int(start)) / 1e3, 3), "args": dict(args),
+    }  # fmt: skip
+
+
+def _us(origin: int, at_ns: int) -> float:
+    return round((int(at_ns) - origin) / 1e3, 3)

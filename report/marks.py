@@ -1,0 +1,101 @@
+"""How a stage looks: its colour, its hatch, its words. The same in every picture of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gapmeter.analysis.stages import BY_NAME, OWNER_COLOURS, STAGES, UNEXPLAINED, colour, owner_words
+from gapmeter.report.svg import Fragment, el
+
+HATCHED = "#8A8A8A"
+
+_WORDS = {
+    "generator_lag": "generator lag", "network_in": "network in", "engine_wait": "engine wait",
+    "other_step": "others' steps", "launch_gap": "launch gap", "input_prep": "input preparation",
+    "network_out": "network out", "output": "output to API",
+}  # fmt: skip
+
+
+def words(stage: str) -> str:
+    """A stage's name for people."""
+    return _WORDS.get(stage, stage.replace("_", " "))
+
+
+def owner(stage: str, device: str) -> str:
+    """Who owns a stage, for people; ``device`` is what computed the forwards (see ``owner_words``)."""
+    return owner_words(BY_NAME[stage].owner, device) if stage in BY_NAME else "nobody yet"
+
+
+def kind(stage: str) -> str:
+    return BY_NAME[stage].kind if stage in BY_NAME else "the rest"
+
+
+def hatched(stage: str) -> bool:
+    """Whether a stage is drawn as a hatch: in transit between two processes, or unexplained."""
+    return stage == UNEXPLAINED or (stage in BY_NAME and BY_NAME[stage].kind == "transit")
+
+
+def fill(stage: str) -> str:
+    """The paint of a stage: its colour, or for the residual and transit stages a hatch of it."""
+    if stage == UNEXPLAINED:
+        return "url(#hatch-unexplained)"
+    return f"url(#hatch-{stage})" if hatched(stage) else colour(stage)
+
+
+def ink(stage: str) -> str:
+    """Black or white, whichever reads better on the stage's colour (WCAG relative luminance)."""
+    if hatched(stage):
+        return "var(--ink)"
+    return "#000" if _luminance(colour(stage)) > 0.179 else "#fff"
+
+
+def _luminance(hex_colour: str) -> float:
+    channels = [int(hex_colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def definitions() -> Fragment:
+    """The hatches, once a page: light for transit in its owner's colour, grey for the residual, thin for estimates."""
+    hatches = [_hatch(f"hatch-{s.name}", colour(s.name), 45) for s in STAGES if s.kind == "transit"]
+    hatches.append(_hatch("hatch-unexplained", HATCHED, -45))
+    return el(
+        "svg", el("defs", *hatches), width=0, height=0, class_="defs", aria_hidden="true", focusable="false"
+    )  # fmt: skip
+
+
+def _hatch(name: str, line: str, angle: int) -> Fragment:
+    return el(
+        "pattern",
+        el("rect", width=6, height=6, class_="hatch-ground"),
+        el("rect", width=6, height=6, fill=line, opacity="0.18"),
+        el("rect", width=2.4, height=6, fill=line),
+        id=name, width=6, height=6, patternUnits="userSpaceOnUse", patternTransform=f"rotate({angle})",
+    )  # fmt: skip
+
+
+def legend(stages: Iterable[str], device: str) -> Fragment:
+    """The stages by owner, each with a swatch and its name; buttons, so that one can be picked out by keyboard too."""
+    known = list(stages)
+    owners = list(dict.fromkeys(owner(stage, device) for stage in known))
+    order = [owner_words(name, device) for name in OWNER_COLOURS]
+    owners.sort(key=lambda name: order.index(name) if name in order else len(order))
+    groups = [_of_owner(name, [stage for stage in known if owner(stage, device) == name], device) for name in owners]
+    return el("div", *groups, class_="legend", role="group", aria_label="Stages, by owner")
+
+
+def _of_owner(name: str, stages: Iterable[str], device: str) -> Fragment:
+    return el("div", el("span", name, class_="whose"), *(_entry(stage, device) for stage in stages))
+
+
+def swatch(stage: str) -> Fragment:
+    """A small square in the paint of a stage."""
+    box = el("rect", width=12, height=12, rx=2, fill=fill(stage), class_="segment")
+    return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")
+
+
+def _entry(stage: str, device: str) -> Fragment:
+    return el(
+        "button", swatch(stage), words(stage), type="button", data_stage=stage, aria_pressed="false",
+        title=f"{words(stage)}: owner {owner(stage, device)}, {kind(stage)}",
+    )  # fmt: skip
