@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from servers.launch import free_port, launch
-from servers.models import resolve_model
-from servers.null.server import Schedule
-from servers.simulated import simulated_command
+from gapmeter.servers.launch import free_port, launch
+from gapmeter.servers.models import resolve_model
+from gapmeter.servers.null.server import Schedule
+from gapmeter.servers.simulated import simulated_command
 from tests.gapmeter.command import Command, Done, await_gone, gapmeter
 from tests.gapmeter.faulty import faulty
 from tests.golden.test_golden import HERE, compare, derive, told, unpack
@@ -86,7 +86,7 @@ def killed(runs: Path) -> None:
 def workers(runs: Path) -> None:
     """Locust's master and two workers of its own."""
     command = Command((*SIMULATED, *SMALL, *WORKERS, "--workers", "2", "--listen", "127.0.0.1:0"), runs)
-    words = [sys.executable, "-m", "gapmeter", "worker", "--master", command.master()]
+    words = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", command.master()]
     crew = [subprocess.Popen(words, stderr=subprocess.DEVNULL) for _ in range(2)]
     _ended(command.done())
     assert [process.wait(30) for process in crew] == [0, 0]
