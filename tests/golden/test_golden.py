@@ -214,8 +214,8 @@ def _tables(kept: pa.Table, today: pa.Table, counts: Counter[str]) -> Iterator[t
 
 
 def _equal(before: Any, now: Any) -> bool:
-    if isinstance(before, float) and isinstance(now, float):
-        return math.isclose(before, now, rel_tol=_SAME) or (math.isnan(before) and math.isnan(now))
+    if isinstance(before, float | int) and isinstance(now, float | int) and float in (type(before), type(now)):
+        return math.isclose(before, now, rel_tol=_SAME) or (math.isnan(before) and math.isnan(now))  # JSON: 1.0 is 1
     if isinstance(before, list) and isinstance(now, list):
         return len(before) == len(now) and all(map(_equal, before, now))
     return type(before) is type(now) and bool(before == now)
