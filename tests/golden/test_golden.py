@@ -30,7 +30,7 @@ from gapmeter.run import report_again
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
-# Of an archive, or of ALL: a file and the start of a place in it ("summary.json: ledger.") -> why it differs on purpose.
+# Of an archive or ALL: a file and the start of a place in it ("summary.json: ledger.") -> why it differs on purpose.
 ALL = "*"
 INTENDED: dict[str, dict[str, str]] = {}
 # The digest of the code of figures, and the version of gapmeter: another one is no other figure.
