@@ -23,7 +23,7 @@ from scipy import stats
 
 from gapmeter.analysis.cost.price import NoPrice, Price, price_of
 from gapmeter.analysis.device.devices import CPU
-from gapmeter.analysis.numbers import share, significant
+from gapmeter.analysis.numbers import share, significant, usd
 from gapmeter.analysis.requests.metrics import succeeded
 from gapmeter.analysis.requests.rate_curve import CHANGING
 from gapmeter.analysis.stats import quantiles
@@ -214,11 +214,6 @@ def _per_million(cost: Interval, tokens: Interval) -> Interval | None:
         return None
     low = None if cost.low is None else cost.low / tokens.high * MILLION
     return Interval(cost.value / tokens.value * MILLION, low, (cost.high or cost.value) / tokens.low * MILLION)
-
-
-def usd(value: float | None) -> str:
-    """Three digits of a price: $0.0000123, $2.49; a dash for None."""
-    return "–" if value is None else f"${significant(value)}"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:
