@@ -16,6 +16,7 @@ import pandas as pd
 
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.explained import explain_groups
+from gapmeter.analysis.provenance import provenance_of
 from gapmeter.analysis.requests.metrics import limits_of
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.summary import build_summary, write_summary
@@ -218,22 +219,52 @@ def write_run(
     limits = limits_of([_slo(text) for text in slos])
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
     summary |= explain_groups(frames.requests, *shown, frames.steps, limits, "GPU")
+    manifest = _manifest(name, model, rate)
+    summary |= _WITHOUT_SAMPLES | {"provenance": provenance_of(manifest, summary).facts()}
     write_summary(path, summary)
-    folder.write_json(
-        folder.manifest,
-        {
-            "schema_version": 1, "command": f"gapmeter run {name}", "started_wall": "2026-01-02T03:04:05+0000",
-            "scenario": {
-                "name": name, "load": {"rate": rate},
-                "server": {"engine": "transformers", "model": model, "precision": "float32", "max_batch": 8},
-            },
-            "target": {"url": "http://127.0.0.1:8000", "model": "m"},
-            "hardware": {"cpu": "A processor", "cores": 2, "memory_gib": 24.0, "system": "Linux 6.1", "gpus": []},
-            "placement": {"generator": [1], "server": [0], "shared": False},
-            "versions": {"python": "3.11.2", "gapmeter": "0.1.0", "transformers": "5.19.0"},
-        },
-    )  # fmt: skip
+    folder.write_json(folder.manifest, manifest)
     return folder
+
+
+# What is told of a run without telemetry, roofline, steady state and cost.
+_WITHOUT_SAMPLES: dict[str, Any] = {
+    "telemetry": None,
+    "roofline": {"decode": None, "prefill": None, "device": None, "why": "none", "sentence": None, "line": None},
+    "ledger": {"refused": [], "unmeasured": [], "clipped": {}, "requests": 1, "interference": None,
+               "killed_processes": []},
+    "steady": {"state": "not_applicable", "methods": {"mser5": None, "pelt": None, "queue_slope": None},
+               "valid_for_capacity": False, "sentence": ""},
+    "drift": {"first_s": 10.0, **dict.fromkeys(("ttft", "tpot", "output_tokens_per_s", "machine_time", "reason")),
+              "sentence": None},
+    "tokens_per_request": dict.fromkeys(("output", "prompt", "total")),
+    "cost": {"status": "none", "reason": "no price", "per_request_usd": None, "sentence": "no cost: no price"},
+    "energy": {"status": "unmeasured", "reason": "unmeasured: no counter", "sentence": "energy unmeasured: no counter"},
+    "value": {"good_requests_per_usd": None, "reason": "there is no cost at the SLA", "sentence": "none"},
+    "made_by": {"gapmeter": "0.1.0", "analysis": "0" * 12},
+}  # fmt: skip
+
+
+def _manifest(name: str, model: str, rate: float) -> dict[str, Any]:
+    scenario = {
+        "name": name, "load": {"rate": rate}, "workload": {"kind": "chat"},
+        "server": {"engine": "transformers", "model": model, "precision": "float32", "max_batch": 8},
+    }  # fmt: skip
+    return {
+        "schema_version": 1, "status": "complete", "command": f"gapmeter run {name}", "scenario": scenario,
+        "scenario_digest": "d1", "started_wall": "2026-01-02T03:04:05+0000", "started_wall_ns": 1_767_323_045 * 10**9,
+        "started_ns": 0, "repeat": 0, "slo": [], "calibration": None, "device": "GPU", "git": None,
+        "target": {"url": "http://127.0.0.1:8000", "model": "m", "dialect": "openai"},
+        "hardware": {"cpu": "A processor", "cores": 2, "affinity": [0, 1], "memory_gib": 24.0, "system": "Linux 6.1",
+                     "gpus": []},
+        "placement": {"generator": [1], "server": [0], "shared": False},
+        "versions": {"python": "3.11.2", "gapmeter": "0.1.0", "transformers": "5.19.0"},
+        "plan": {
+            "digest": "p1", "loop": "open", "planned": 1, "measured_from_ns": 0, "warmup_requests": 0, "end_ns": 1,
+            "prompt_tokens_exact": True, "prompt_tokens": 1, "output_tokens": 1, "rate_knots": [],
+            "count_dispersion": 1.0, "prefix_share": None, "think_time_ns": 0, "conversations": None, "notes": [],
+            "warmup_auto": False, "warmup_ns": 0, "timeout_ns": 1, "output_enforced": True,
+        },
+    }  # fmt: skip
 
 
 def _slo(text: str) -> dict[str, Any]:
