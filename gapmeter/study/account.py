@@ -70,12 +70,14 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
         why = manifest.get("ended_because", "the run ended before the load had begun")
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
+    from gapmeter.report import bridge, write_result
     from gapmeter.report.terminal import print_summary
 
     try:
         # A report made again must not vouch for what has happened to the records since.
         folder.write_json(folder.manifest, manifest | {"files": manifest.get("files") or folder.hashes()})
-        summary = analyse(folder, definitions=definitions)
+        result = write_result(folder, analyse(folder, definitions=definitions))
+        summary = bridge.run_document(result)
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:
