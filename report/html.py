@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import (

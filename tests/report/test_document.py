@@ -8,7 +8,7 @@ import pytest
 from markupsafe import Markup
 from rich.text import Text
 
-from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.document import (
     BRIEF,
@@ -49,7 +49,10 @@ class _Picture:
 
 
 def _provenance(validity: str = "valid") -> Provenance:
-    return Provenance("chat", "d1", "tiny", "float32", "vllm", "CPU", "8 req/s", "9", validity, "2026-01-02", "again")
+    return Provenance(
+        scenario="chat", digest="d1", model="tiny", precision="float32", engine="vllm", hardware="CPU", load="8 req/s",
+        n="9", validity=validity, date="2026-01-02", command="again",
+    )  # fmt: skip
 
 
 def _document(validity: str = "valid") -> Document:
