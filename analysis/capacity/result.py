@@ -37,7 +37,7 @@ class SearchedSlo(Result):
 
 
 class CountedSlo(Result):
-    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; a share ``allowed`` of them may."""
+    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; ``allowed``: the share that may."""
 
     text: str
     over: float
