@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 
-from gapmeter.scenarios.model import RATED_ARRIVALS, Load, Scenario, Telemetry
-from gapmeter.scenarios.pauses import FixedPause
+from gapmeter.scenarios.distributions import FixedPause
+from gapmeter.scenarios.durations import LONGEST_NS, SECOND_NS
+from gapmeter.scenarios.model import MOST_REQUESTS, RATED_ARRIVALS, UNRATED_ARRIVALS, Load, Scenario, Telemetry
 
-MOST_REQUESTS = 2_000_000
 _SHAPE_EXAMPLES = {
     "onoff": "onoff: {on: 2s, off: 6s}",
     "ramp": "ramp: {from: 2, to: 20}",
@@ -16,11 +16,56 @@ _SHAPE_EXAMPLES = {
     "diurnal": "diurnal: {day: 4m}",
     "trace": "trace: {file: trace.jsonl}",
 }
-_LONGEST_TRACE_WARMUP_NS = 30_000_000_000
+_LONGEST_TRACE_WARMUP_NS = 30 * SECOND_NS
 
 _OFTEN_NS = 50_000_000
 _MOST_CHANGES = 1_000_000
-_LONGEST_NS = 30 * 86_400_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``key`` makes sense only while ``mode`` has one of ``values``; ``remedy`` says so."""
+
+    key: str
+    mode: str
+    values: tuple[str, ...]
+    remedy: str
+
+
+ONLY_WITH = (
+    Rule(
+        "load.rate",
+        "load.arrivals",
+        (*RATED_ARRIVALS, *UNRATED_ARRIVALS),
+        "a closed loop has no rate; write load.concurrency",
+    ),
+    Rule(
+        "load.rate",
+        "load.arrivals",
+        (*RATED_ARRIVALS, "closed"),
+        "ramp, steps and trace have rates or times of their own; leave it out",
+    ),
+    *(
+        Rule(f"load.{shape}", "load.arrivals", (shape,), f"only {shape} arrivals have it; write arrivals: {shape}")
+        for shape in ("onoff", "ramp", "steps", "diurnal", "trace")
+    ),
+    Rule(
+        "load.concurrency",
+        "load.arrivals",
+        ("closed",),
+        "an open loop has no users; write load.rate, or arrivals: closed",
+    ),
+    Rule("workload.file", "workload.kind", ("file",), "only kind file reads prompts; write kind: file"),
+    Rule(
+        "workload.turns", "workload.kind", ("conversation",), "only conversations have turns; write kind: conversation"
+    ),
+    Rule(
+        "load.burstiness", "load.arrivals", ("gamma",), "only gamma arrivals have a burstiness; write arrivals: gamma"
+    ),
+    Rule("server.url", "server.engine", ("attach",), "only engine attach takes an address; write engine: attach"),
+    Rule("server.tokenizer", "server.engine", ("attach",), "a model that we serve has its own; leave it out"),
+    Rule("server.dialect", "server.engine", ("attach",), "our engines know every field; leave it out"),
+)
 
 Problem = tuple[str, str]
 
@@ -32,7 +77,7 @@ def whole_trace(load: Load) -> Load:
     span_ns = load.trace.span_ns
     auto_ns = min(span_ns // 11, _LONGEST_TRACE_WARMUP_NS)
     warmup_ns = auto_ns if load.warmup_ns is None else load.warmup_ns
-    return replace(load, duration_ns=max(span_ns + 1 - warmup_ns, 1))
+    return load.model_copy(update={"duration_ns": max(span_ns + 1 - warmup_ns, 1)})
 
 
 def problems(scenario: Scenario) -> Iterator[Problem]:
@@ -78,7 +123,7 @@ def _size(load: Load) -> Iterator[Problem]:
     if load.duration_ns is None:
         yield from _unending(load)
         return
-    if load.duration_ns > _LONGEST_NS:
+    if load.duration_ns > LONGEST_NS:
         yield "load.trace", "the trace lasts more than 30 days at this speed; write a higher speed, or load.duration"
     highest, key = load.rate or 0.0, "load.rate"
     if load.ramp is not None:

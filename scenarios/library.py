@@ -1,4 +1,4 @@
-"""Finding scenarios by name: first in ./scenarios, then among those that come with the package."""
+"""The scenarios that a name reaches: first those in ./scenarios, then those that come with the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def search_path() -> tuple[Path, ...]:
     return Path("scenarios"), Path(__file__).resolve().parent
 
 
-def find(path_or_name: str, search: Sequence[Path]) -> Path:
+def scenario_file(path_or_name: str, search: Sequence[Path]) -> Path:
     """The file of a scenario given by name or by path; raises ScenarioError that lists those there are."""
     as_path = Path(path_or_name)
     if as_path.suffix in (".yaml", ".yml") or len(as_path.parts) > 1:
