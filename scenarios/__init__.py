@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gapmeter.scenarios.errors import Place, ScenarioError
-from gapmeter.scenarios.library import list_scenarios
+from gapmeter.scenarios.source import list_scenarios
 
 if TYPE_CHECKING:
     from gapmeter.scenarios.model import Load, Scenario, Server, Workload

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
+from gapmeter.scenarios.durations import Period, SomeDuration
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.values import Part, Period, RateOrNone, Says, Share, SomeDuration
+from gapmeter.scenarios.values import Part, RateOrNone, Says, Share
 
 HOURS = 24
 _MOST_HOURS = 1440

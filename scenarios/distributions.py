@@ -8,15 +8,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, RootModel, StrictFloat, StrictInt, ValidationInfo, model_validator
 
+from gapmeter.scenarios.durations import Duration, SomeDuration
 from gapmeter.scenarios.errors import BadValue, quoted, unread
 from gapmeter.scenarios.values import (
     MOST_TOKENS,
     READ_FILES,
-    Duration,
     FilePath,
     Part,
     Says,
-    SomeDuration,
     Tokens,
     one_of,
 )

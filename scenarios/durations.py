@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
-from typing import Any, TypeGuard
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from gapmeter.scenarios.errors import BadValue, quoted
+from gapmeter.scenarios.values import is_number, leading_number
 
 SECOND_NS = 1_000_000_000
 LONGEST_NS = 30 * 86_400 * SECOND_NS
-PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)"
 
+_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)"
 _UNIT_NS = {"ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3600 * SECOND_NS}
 _OTHER_UNITS = {
     "ms": ("msec", "msecs", "millis", "millisecond", "milliseconds"), "s": ("sec", "secs", "second", "seconds"),
@@ -24,7 +27,7 @@ def read_duration(value: object, *, least_ns: int = 0, otherwise: str = "") -> i
 
     ``otherwise`` is put before what to write instead, for a key that takes a word too.
     """
-    written = re.fullmatch(PATTERN, value) if isinstance(value, str) else None
+    written = re.fullmatch(_PATTERN, value) if isinstance(value, str) else None
     if written:
         exact_ns = float(written[1]) * _UNIT_NS[written[2]]
     elif is_number(value):
@@ -43,17 +46,6 @@ def seconds(ns: int) -> int | float:
     return ns // SECOND_NS if ns % SECOND_NS == 0 else ns / SECOND_NS
 
 
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a finite number, which true and false are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def leading_number(value: object) -> str | None:
-    """The number that a text begins with: 20 for ``20rps``, none for ``1e3ms``."""
-    number = re.match(r"\s*(\d+(?:\.\d+)?)(?![eE][-+\d])", value) if isinstance(value, str) else None
-    return number[1] if number else None
-
-
 def _meant(value: Any) -> str:
     """What was probably meant: 5m for ``5 minutes``."""
     other = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
@@ -62,3 +54,27 @@ def _meant(value: Any) -> str:
             if other[2].lower() in others:
                 return f"{other[1]}{unit}"
     return f"{leading_number(value) or 75}s, 500ms or 2m"
+
+
+def _read_warmup(value: object) -> int | None:
+    return None if value == "auto" else read_duration(value, otherwise="auto, ")
+
+
+def _spell_warmup(ns: int | None) -> int | float | str:
+    return "auto" if ns is None else seconds(ns)
+
+
+_SCHEMA: list[dict[str, Any]] = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_PATTERN}$"}]
+_WRITTEN = (PlainSerializer(seconds), WithJsonSchema({"anyOf": _SCHEMA}))
+
+# Nanoseconds, written as above: any, more than none, and long enough to be drawn one after the other.
+Duration = Annotated[int, PlainValidator(read_duration), *_WRITTEN]
+SomeDuration = Annotated[int, PlainValidator(partial(read_duration, least_ns=1)), *_WRITTEN]
+Period = Annotated[int, PlainValidator(partial(read_duration, least_ns=1_000_000)), *_WRITTEN]
+# None is written auto.
+Warmup = Annotated[
+    int | None,
+    PlainValidator(_read_warmup),
+    PlainSerializer(_spell_warmup),
+    WithJsonSchema({"anyOf": [*_SCHEMA, {"const": "auto"}]}),
+]

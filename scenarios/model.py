@@ -32,7 +32,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Steps
 from gapmeter.scenarios.distributions import Constant, FixedPause, Lengths, Pause, Sampled
-from gapmeter.scenarios.durations import SECOND_NS
+from gapmeter.scenarios.durations import SECOND_NS, Duration, SomeDuration, Warmup
 from gapmeter.scenarios.errors import BadValue, nearest
 from gapmeter.scenarios.prompts import Prompts
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
@@ -42,14 +42,11 @@ from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,
     Arguments,
-    Duration,
     Line,
     Part,
     Says,
     Share,
-    SomeDuration,
     Url,
-    Warmup,
     bad_value,
     whole,
 )
@@ -271,15 +268,29 @@ class Load(Part):
         return "open" if self.arrivals in OPEN_ARRIVALS else "closed"
 
 
+def _check_hz(hz: float) -> float:
+    if 0 < hz < 0.01:
+        raise BadValue(f"{hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none")
+    return hz
+
+
+def _check_metrics_every(ns: int) -> int:
+    if 0 < ns < SECOND_NS // 20:
+        raise BadValue("so often is a load of its own; write 50ms or more, or 0 for never")
+    return ns
+
+
 class Telemetry(Part):
     """What is watched meanwhile."""
 
-    hz: Annotated[StrictFloat, Field(ge=0, le=100), Says("a number", "for instance 10")] = Field(
-        10.0,
-        description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry "
-        "off.",
+    hz: Annotated[StrictFloat, Field(ge=0, le=100), Says("a number", "for instance 10"), AfterValidator(_check_hz)] = (
+        Field(
+            10.0,
+            description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry "
+            "off.",
+        )
     )
-    metrics_every_ns: Duration = Field(
+    metrics_every_ns: Annotated[Duration, AfterValidator(_check_metrics_every)] = Field(
         SECOND_NS,
         alias="metrics_every",
         description="How often the engine's /metrics page is asked for, which costs its API server; 0 for never.",
@@ -322,11 +333,11 @@ class Scenario(Part):
     summary: Annotated[
         str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Says("a line of text", "for instance one sentence")
     ] = Field("", description="One line that says which question this scenario answers.")
-    server: Server = Field(Server(), description="Who answers.")
-    workload: Workload = Field(Workload(), description="What is asked.")
+    server: Server = Field(default_factory=Server, description="Who answers.")
+    workload: Workload = Field(default_factory=Workload, description="What is asked.")
     load: Load = Field(description="How it is asked.")
-    telemetry: Telemetry = Field(Telemetry(), description="What is watched meanwhile.")
-    cost: Cost = Field(Cost(), description="What serving costs.")
+    telemetry: Telemetry = Field(default_factory=Telemetry, description="What is watched meanwhile.")
+    cost: Cost = Field(default_factory=Cost, description="What serving costs.")
     slo: Annotated[tuple[_WrittenSlo, ...], Says("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')] = Field(
         (), description="Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."
     )
@@ -394,7 +405,7 @@ def flat(document: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def defaults() -> dict[str, Any]:
     """What holds for a key that nobody wrote, as a file would spell it."""
-    return flat(Scenario(load=Load()).to_dict())
+    return flat(Scenario.model_validate({section: {} for section in SECTIONS}).to_dict())
 
 
 def _check_swept(key: str, value: object) -> None:

@@ -17,9 +17,8 @@ from pydantic import ValidationError
 
 from gapmeter.scenarios.checks import ONLY_WITH, problems, whole_trace
 from gapmeter.scenarios.errors import BadValue, Place, ScenarioError, nearest, quoted, unread
-from gapmeter.scenarios.library import scenario_file, search_path
 from gapmeter.scenarios.model import KEYS, SECTIONS, Scenario, check_value, defaults, flat
-from gapmeter.scenarios.source import compose, node_at, place_of_node, plain
+from gapmeter.scenarios.source import compose, node_at, place_of_node, plain, scenario_file, search_path
 from gapmeter.scenarios.sweep import PointValue, spelled_points
 from gapmeter.scenarios.values import READ_FILES, bad_value
 
@@ -200,10 +199,10 @@ class _Written:
 
     def scenario(self) -> Scenario:
         """The scenario. Raises ScenarioError for a value that is wrong, or that does not go with another."""
-        document: dict[str, Any] = {"name": _name_from(self.path), "load": {}}
+        document: dict[str, Any] = {"name": _name_from(self.path)} | {section: {} for section in SECTIONS}
         for key, given in self.given.items():
             group, _, leaf = key.rpartition(".")
-            (document.setdefault(group, {}) if group else document)[leaf] = given.value
+            (document[group] if group else document)[leaf] = given.value
         try:
             scenario = Scenario.model_validate(document, context=READ_FILES)
         except ValidationError as error:

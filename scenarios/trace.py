@@ -27,10 +27,10 @@ from pydantic import (
     model_validator,
 )
 
-from gapmeter.scenarios.durations import SECOND_NS, is_number
+from gapmeter.scenarios.durations import SECOND_NS
 from gapmeter.scenarios.errors import BadValue, quoted, unread
 from gapmeter.scenarios.lines import at_line, checked, json_lines
-from gapmeter.scenarios.values import CHOICE, MOST_TOKENS, READ_FILES, FilePath, Part, Says, whole
+from gapmeter.scenarios.values import CHOICE, MOST_TOKENS, READ_FILES, FilePath, Part, Says, is_number, whole
 
 BLOCK_TOKENS = 512
 _MOST_NS = 10**18

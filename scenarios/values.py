@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -16,8 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    PlainSerializer,
-    PlainValidator,
     StrictFloat,
     StrictInt,
     StringConstraints,
@@ -27,8 +25,6 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
-from gapmeter.scenarios import durations
-from gapmeter.scenarios.durations import is_number, leading_number, read_duration, seconds
 from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
 
 READ_FILES = {"files": "read"}  # validation's context in which the files that a scenario names are read at once
@@ -102,6 +98,17 @@ def _figure(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:,.12g}"
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a finite number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def leading_number(value: object) -> str | None:
+    """The number that a text begins with: 20 for ``20rps``, none for ``1e3ms``."""
+    number = re.match(r"\s*(\d+(?:\.\d+)?)(?![eE][-+\d])", value) if isinstance(value, str) else None
+    return number[1] if number else None
+
+
 def whole(what: str, example: int) -> Says:
     """For whole numbers."""
     return Says(what, f"a whole number, for instance {example}")
@@ -133,26 +140,6 @@ def one_of(kinds: Mapping[str, type[BaseModel]], bare: type[BaseModel], what: st
 
     return BeforeValidator(read)
 
-
-def _duration_schema(*more: dict[str, Any]) -> WithJsonSchema:
-    written = {"type": "string", "pattern": f"^{durations.PATTERN}$"}
-    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, written, *more]})
-
-
-def _read_warmup(value: object) -> int | None:
-    return None if value == "auto" else read_duration(value, otherwise="auto, ")
-
-
-_TIME = (PlainSerializer(seconds), _duration_schema())
-Duration = Annotated[int, PlainValidator(read_duration), *_TIME]
-SomeDuration = Annotated[int, PlainValidator(partial(read_duration, least_ns=1)), *_TIME]
-Period = Annotated[int, PlainValidator(partial(read_duration, least_ns=1_000_000)), *_TIME]
-Warmup = Annotated[
-    int | None,
-    PlainValidator(_read_warmup),
-    PlainSerializer(lambda ns: "auto" if ns is None else seconds(ns)),
-    _duration_schema({"const": "auto"}),
-]
 
 Tokens = Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS), whole("a number of tokens", 64)]
 RateOrNone = Annotated[
