@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
 from gapmeter.scenarios.durations import Period, SomeDuration
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.values import Part, RateOrNone, Says, Share
+from gapmeter.scenarios.values import Part, RateOrNone, Says, Share, is_none
 
 HOURS = 24
 _MOST_HOURS = 1440
@@ -35,7 +35,7 @@ class Ramp(Part):
 
     start: RateOrNone = Field(alias="from")
     end: RateOrNone = Field(alias="to")
-    over_ns: SomeDuration | None = Field(None, alias="over")
+    over_ns: SomeDuration | None = Field(None, alias="over", exclude_if=is_none)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,6 +17,7 @@ from gapmeter.scenarios.values import (
     Part,
     Says,
     Tokens,
+    is_none,
     one_of,
 )
 
@@ -50,7 +51,7 @@ class LognormalTokens(Part):
 
     median: _Figure
     p95: _Figure
-    max: Tokens | None = None
+    max: Tokens | None = Field(None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -130,7 +131,7 @@ class LognormalTimes(Part):
 
     median_ns: SomeDuration = Field(alias="median")
     p95_ns: SomeDuration = Field(alias="p95")
-    max_ns: SomeDuration | None = Field(None, alias="max")
+    max_ns: SomeDuration | None = Field(None, alias="max", exclude_if=is_none)
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

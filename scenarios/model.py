@@ -286,8 +286,8 @@ class Telemetry(Part):
     hz: Annotated[StrictFloat, Field(ge=0, le=100), Says("a number", "for instance 10"), AfterValidator(_check_hz)] = (
         Field(
             10.0,
-            description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry "
-            "off.",
+            description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches "
+            "telemetry off.",
         )
     )
     metrics_every_ns: Annotated[Duration, AfterValidator(_check_metrics_every)] = Field(
@@ -328,7 +328,7 @@ class Scenario(Part):
     """One scenario of gapmeter: what serves, what is asked, how, and what must hold."""
 
     name: Annotated[
-        str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,99}$"), Says("a name", "for instance chat-p99")
+        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), Says("a name", "for instance chat-p99")
     ] = Field("scenario", description="Names the scenario in its run's folder; the file's own name when left out.")
     summary: Annotated[
         str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Says("a line of text", "for instance one sentence")

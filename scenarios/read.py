@@ -199,7 +199,8 @@ class _Written:
 
     def scenario(self) -> Scenario:
         """The scenario. Raises ScenarioError for a value that is wrong, or that does not go with another."""
-        document: dict[str, Any] = {"name": _name_from(self.path)} | {section: {} for section in SECTIONS}
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.path.stem).strip("._-")[:100]
+        document: dict[str, Any] = {"name": name or "scenario"} | {section: {} for section in SECTIONS}
         for key, given in self.given.items():
             group, _, leaf = key.rpartition(".")
             (document[group] if group else document)[leaf] = given.value
@@ -218,11 +219,6 @@ class _Written:
         key, path = ".".join(map(str, error.path[:depth])), error.path[depth:]
         names = [part for part in path if isinstance(part, str)]
         return ScenarioError(error.text, place=self.given[key].place_in(path), key=".".join([key, *names]))
-
-
-def _name_from(path: Path) -> str:
-    """A scenario's name where its file says none."""
-    return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")[:100] or "scenario"
 
 
 def _read(

@@ -98,6 +98,11 @@ def _figure(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:,.12g}"
 
 
+def is_none(value: object) -> bool:
+    """For parts of a value that a document leaves out where they are not set."""
+    return value is None
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value is a finite number, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -39,7 +39,7 @@ VALUES: list[tuple[str, Any, bool]] = [
     ("workload.kind", "completion", True), ("workload.kind", "trace", False),
     ("slo", ["ttft p99 <= 500 ms", "errors <= 1%"], True), ("slo", [], True), ("slo", ["ttft <= 500 ms"], False),
     ("slo", ["ttft p99 <= 500"], False), ("slo", "ttft p99 <= 500 ms", False),
-    ("name", "chat-p99", True), ("name", "Chat", False), ("summary", "One line.", True), ("summary", 3, False),
+    ("name", "chat-p99", True), ("name", "a/b", False), ("summary", "One line.", True), ("summary", 3, False),
     ("seed", 0, True), ("seed", -1, False), ("repeat", 3, True), ("repeat", 0, False), ("sweep", {}, False),
     ("cost.usd_per_hour", 2.49, True), ("cost.usd_per_hour", 0, False), ("cost.utilisation", 1, True),
     ("cost.utilisation", 0, False), ("cost.gpu", "H100", True), ("cost.gpus_per_replica", 0, False),
