@@ -7,9 +7,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
-from gapmeter.scenarios.durations import Period, SomeDuration
+from gapmeter.scenarios.durations import Period, PositiveDuration
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.values import Part, RateOrNone, Says, Share, is_none
+from gapmeter.scenarios.values import Part, RateOrZero, Share, Wording, is_none
 
 HOURS = 24
 _MOST_HOURS = 1440
@@ -22,6 +22,8 @@ class OnOff(Part):
     ``quiet`` is the rate while off as a share of that while on; the mean over time is ``load.rate``.
     """
 
+    example = "{on: 2s, off: 6s, quiet: 0.1}"
+
     on_ns: Period = Field(alias="on")
     off_ns: Period = Field(alias="off")
     quiet: Share = 0.0
@@ -33,9 +35,11 @@ class Ramp(Part):
     ``over_ns`` None means the measured part. In the warm-up the rate is ``start``.
     """
 
-    start: RateOrNone = Field(alias="from")
-    end: RateOrNone = Field(alias="to")
-    over_ns: SomeDuration | None = Field(None, alias="over", exclude_if=is_none)
+    example = "{from: 2, to: 20}"
+
+    start: RateOrZero = Field(alias="from")
+    end: RateOrZero = Field(alias="to")
+    over_ns: PositiveDuration | None = Field(None, alias="over", exclude_if=is_none)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -47,8 +51,10 @@ class Ramp(Part):
 class Step(Part):
     """A rate and how long it holds; the last one of a list holds on."""
 
-    rate: RateOrNone
-    for_ns: SomeDuration = Field(alias="for")
+    example = "{rate: 2, for: 20s}"
+
+    rate: RateOrZero
+    for_ns: PositiveDuration = Field(alias="for")
 
 
 def _check_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -58,10 +64,10 @@ def _check_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 Steps = Annotated[
-    tuple[Annotated[Step, Says("a mapping", "for instance {rate: 2, for: 20s}")], ...],
+    tuple[Step, ...],
     Field(min_length=1),
     AfterValidator(_check_steps),
-    Says("a list of steps", _STEPS),
+    Wording("a list of steps", _STEPS),
 ]
 
 
@@ -81,15 +87,17 @@ class Diurnal(Part):
     ``swing`` and ``peak``, they follow from these. The measured part begins at the first of them.
     """
 
+    example = "{day: 4m, swing: 0.6, peak: 15}"
+
     day_ns: Period = Field(alias="day")
     swing: Share | None = Field(None, exclude=True)
-    peak: Annotated[StrictFloat, Field(ge=0, le=HOURS), Says("an hour of the day", "for instance 15")] | None = Field(
-        None, exclude=True
+    peak: Annotated[StrictFloat, Field(ge=0, le=HOURS), Wording("an hour of the day", "for instance 15")] | None = (
+        Field(None, exclude=True)
     )
     hours: Annotated[
-        tuple[RateOrNone, ...],
+        tuple[RateOrZero, ...],
         Field(min_length=2, max_length=_MOST_HOURS),
-        Says("a curve", f"2 to {_MOST_HOURS} relative rates, 24 for hours"),
+        Wording("a curve", f"2 to {_MOST_HOURS} relative rates, 24 for hours"),
     ] = Field(default_factory=_daily)
 
     @model_validator(mode="after")

@@ -8,26 +8,26 @@ from typing import Annotated, Self
 
 from pydantic import Field, RootModel, StrictFloat, StrictInt, ValidationInfo, model_validator
 
-from gapmeter.scenarios.durations import Duration, SomeDuration
+from gapmeter.scenarios.durations import Duration, PositiveDuration
 from gapmeter.scenarios.errors import BadValue, quoted, unread
 from gapmeter.scenarios.values import (
     MOST_TOKENS,
     READ_FILES,
     FilePath,
     Part,
-    Says,
     Tokens,
+    Wording,
     is_none,
     one_of,
 )
 
 _LENGTHS = "a number, {uniform: [64, 128]}, {lognormal: {median: 96, p95: 256}} or {file: lengths.txt}"
 _PAUSES = "5s, {exponential: 5s}, {uniform: [1s, 9s]} or {lognormal: {median: 4s, p95: 20s}}"
-_Figure = Annotated[StrictFloat, Field(ge=1, le=MOST_TOKENS), Says("a number of tokens", "1 or more")]
+_Figure = Annotated[StrictFloat, Field(ge=1, le=MOST_TOKENS), Wording("a number of tokens", "1 or more")]
 
 
 class Constant(
-    RootModel[Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS), Says("a length in tokens", _LENGTHS)]], frozen=True
+    RootModel[Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS), Wording("a length in tokens", _LENGTHS)]], frozen=True
 ):
     """Every request has the same number of tokens: ``64``."""
 
@@ -35,7 +35,7 @@ class Constant(
 class Uniform(Part):
     """Whole numbers from the lowest to the highest, both included, each equally likely: ``{uniform: [64, 128]}``."""
 
-    range: Annotated[tuple[Tokens, Tokens], Says("a range", "for instance [64, 128]")] = Field(alias="uniform")
+    range: Annotated[tuple[Tokens, Tokens], Wording("a range", "for instance [64, 128]")] = Field(alias="uniform")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -48,6 +48,8 @@ class Uniform(Part):
 
 class LognormalTokens(Part):
     """Median, 95th percentile, and the cap of what lies above it."""
+
+    example = "{median: 96, p95: 256}"
 
     median: _Figure
     p95: _Figure
@@ -66,9 +68,7 @@ class LognormalTokens(Part):
 class Lognormal(Part):
     """Log-normal, rounded, at least 1: ``{lognormal: {median: 96, p95: 256}}``."""
 
-    shape: Annotated[LognormalTokens, Says("a mapping", "for instance {median: 96, p95: 256}")] = Field(
-        alias="lognormal"
-    )
+    shape: LognormalTokens = Field(alias="lognormal")
 
 
 class Sampled(Part):
@@ -111,13 +111,13 @@ class FixedPause(RootModel[Duration], frozen=True):
 class ExponentialPause(Part):
     """Exponential with this mean: ``{exponential: 5s}``."""
 
-    mean_ns: SomeDuration = Field(alias="exponential")
+    mean_ns: PositiveDuration = Field(alias="exponential")
 
 
 class UniformPause(Part):
     """From the shortest to the longest, each equally likely: ``{uniform: [1s, 9s]}``."""
 
-    range_ns: Annotated[tuple[Duration, Duration], Says("a range", "for instance [1s, 9s]")] = Field(alias="uniform")
+    range_ns: Annotated[tuple[Duration, Duration], Wording("a range", "for instance [1s, 9s]")] = Field(alias="uniform")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -129,9 +129,11 @@ class UniformPause(Part):
 class LognormalTimes(Part):
     """Median, 95th percentile, and the cap of what lies above it."""
 
-    median_ns: SomeDuration = Field(alias="median")
-    p95_ns: SomeDuration = Field(alias="p95")
-    max_ns: SomeDuration | None = Field(None, alias="max", exclude_if=is_none)
+    example = "{median: 4s, p95: 20s}"
+
+    median_ns: PositiveDuration = Field(alias="median")
+    p95_ns: PositiveDuration = Field(alias="p95")
+    max_ns: PositiveDuration | None = Field(None, alias="max", exclude_if=is_none)
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -143,9 +145,7 @@ class LognormalTimes(Part):
 class LognormalPause(Part):
     """Log-normal: ``{lognormal: {median: 4s, p95: 20s}}``."""
 
-    shape: Annotated[LognormalTimes, Says("a mapping", "for instance {median: 4s, p95: 20s}")] = Field(
-        alias="lognormal"
-    )
+    shape: LognormalTimes = Field(alias="lognormal")
 
 
 Pause = Annotated[

@@ -69,7 +69,7 @@ _WRITTEN = (PlainSerializer(seconds), WithJsonSchema({"anyOf": _SCHEMA}))
 
 # Nanoseconds, written as above: any, more than none, and long enough to be drawn one after the other.
 Duration = Annotated[int, PlainValidator(read_duration), *_WRITTEN]
-SomeDuration = Annotated[int, PlainValidator(partial(read_duration, least_ns=1)), *_WRITTEN]
+PositiveDuration = Annotated[int, PlainValidator(partial(read_duration, least_ns=1)), *_WRITTEN]
 Period = Annotated[int, PlainValidator(partial(read_duration, least_ns=1_000_000)), *_WRITTEN]
 # None is written auto.
 Warmup = Annotated[

@@ -32,7 +32,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Steps
 from gapmeter.scenarios.distributions import Constant, FixedPause, Lengths, Pause, Sampled
-from gapmeter.scenarios.durations import SECOND_NS, Duration, SomeDuration, Warmup
+from gapmeter.scenarios.durations import SECOND_NS, Duration, PositiveDuration, Warmup
 from gapmeter.scenarios.errors import BadValue, nearest
 from gapmeter.scenarios.prompts import Prompts
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
@@ -42,13 +42,13 @@ from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,
     Arguments,
-    Line,
     Part,
-    Says,
     Share,
+    TextLine,
     Url,
+    Wording,
     bad_value,
-    whole,
+    integer,
 )
 
 # Those whose mean is load.rate, and those that bring rates or times of their own.
@@ -57,50 +57,98 @@ UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
 
+_Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]
+_Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
+_Arrivals = Annotated[
+    Literal["constant", "poisson", "gamma", "onoff", "ramp", "steps", "diurnal", "trace", "closed"], CHOICE
+]
 _SHORT_PRECISIONS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_Precision = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-]+$"),
+    Wording("a precision", "for instance float32, bfloat16 or float16"),
+    AfterValidator(lambda word: _SHORT_PRECISIONS.get(word, word)),
+]
+_Name = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), Wording("a name", "for instance chat-p99")
+]
+_Summary = Annotated[
+    str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Wording("a line of text", "for instance one sentence")
+]
+_DeviceName = Annotated[
+    str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("a device's name", "for instance H100-SXM")
+]
+_ContextLength = Annotated[StrictInt, Field(ge=2, le=10_000_000), integer("a context length", 2048)]
+_Temperature = Annotated[StrictFloat, Field(ge=0, le=2), Wording("a number", "for instance 0.5")]
+_Rate = Annotated[StrictFloat, Field(ge=1e-5, le=MOST_RATE), Wording("a rate", "20", "requests per second")]
+_Burstiness = Annotated[
+    StrictFloat,
+    Field(ge=0.001, le=1000),
+    Wording("a burstiness", "4", "squared coefficient of variation of the gaps; 1 is Poisson"),
+]
+_Users = Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of users", 16)]
+_Requests = Annotated[StrictInt, Field(ge=1, le=MOST_REQUESTS), integer("a number of requests", 500)]
+_Price = Annotated[StrictFloat, Field(ge=1e-6, le=1e6), Wording("a price", "2.49", "USD per hour")]
+
+
+def _check_hz(hz: float) -> float:
+    if 0 < hz < 0.01:
+        raise BadValue(f"{hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none")
+    return hz
+
+
+def _check_metrics_every(ns: int) -> int:
+    if 0 < ns < SECOND_NS // 20:
+        raise BadValue("so often is a load of its own; write 50ms or more, or 0 for never")
+    return ns
+
+
+_SamplesPerSecond = Annotated[
+    StrictFloat, Field(ge=0, le=100), Wording("a number", "for instance 10"), AfterValidator(_check_hz)
+]
+_ScrapePeriod = Annotated[Duration, AfterValidator(_check_metrics_every)]
 _WrittenSlo = Annotated[
     Slo,
     PlainValidator(parse_slo),
     PlainSerializer(lambda slo: slo.text),
     WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
 ]
+_Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
 
 
 def _read_sweep(value: object) -> object:
     return read_points(value, _check_swept)
 
 
+_Sweep = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_read_sweep)]
+
+
 class Server(Part):
     """Who answers."""
 
-    engine: Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE] = Field(
+    engine: _Engine = Field(
         "transformers",
         description="transformers and vllm are launched; attach asks a server that already runs at server.url; "
         "simulated is a server of known stage times that proves the measurement itself.",
     )
-    model: Line = Field("builtin:tiny", description="builtin:NAME, a folder, or a hub id.")
-    precision: Annotated[
-        str,
-        StringConstraints(pattern=r"^[A-Za-z0-9_-]+$"),
-        Says("a precision", "for instance float32, bfloat16 or float16"),
-        AfterValidator(lambda word: _SHORT_PRECISIONS.get(word, word)),
-    ] = Field("float32", description="float32, bfloat16, float16, or a word of the engine's own.")
+    model: TextLine = Field("builtin:tiny", description="builtin:NAME, a folder, or a hub id.")
+    precision: _Precision = Field("float32", description="float32, bfloat16, float16, or a word of the engine's own.")
     emulation: Annotated[Literal["refuse", "mark"], CHOICE] = Field(
         "refuse",
         description="What happens when the device has no native arithmetic of that precision: refuse ends the run "
         "before it begins, mark runs it and marks every result as emulated.",
     )
-    max_batch: Annotated[StrictInt, Field(ge=1, le=65536), whole("a batch size", 8)] = Field(
+    max_batch: Annotated[StrictInt, Field(ge=1, le=65536), integer("a batch size", 8)] = Field(
         8, description="The engine's cap on requests that run together."
     )
-    max_model_len: Annotated[StrictInt, Field(ge=2, le=10_000_000), whole("a context length", 2048)] | None = Field(
+    max_model_len: _ContextLength | None = Field(
         None,
         description="Cap on prompt and output tokens of one request; longer prompts are cut to fit. The model's own "
         "when left out.",
     )
     args: Arguments = Field({}, description="Further engine flags by name, passed through and recorded.")
     url: Url | None = Field(None, description="The address of a running server; engine attach only.")
-    tokenizer: Line | None = Field(
+    tokenizer: TextLine | None = Field(
         None, description="Folder or hub id of the served model's tokenizer; engine attach only."
     )
     dialect: Annotated[Literal["full", "plain"], CHOICE] = Field(
@@ -108,7 +156,7 @@ class Server(Part):
         description="full asks for exact output lengths and running token counts (vLLM's fields ignore_eos, min_tokens "
         "and continuous_usage_stats); plain leaves these out for servers that refuse them; engine attach only.",
     )
-    ready_timeout_ns: SomeDuration = Field(
+    ready_timeout_ns: PositiveDuration = Field(
         600 * SECOND_NS, alias="ready_timeout", description="How long a launched server may take until it answers."
     )
 
@@ -116,7 +164,7 @@ class Server(Part):
 class Workload(Part):
     """What is asked. Lengths are tokens of the served model, the chat template's own included; None: the trace's."""
 
-    kind: Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE] = Field(
+    kind: _Kind = Field(
         "chat",
         description="chat asks /v1/chat/completions with one user message, completion asks /v1/completions. "
         "conversation: several turns of one user, each with all that was said before it; load.rate is then "
@@ -138,11 +186,11 @@ class Workload(Part):
     )
     turns: Lengths = Field(Constant(1), description="How many turns a conversation has (conversation only).")
     shared_prefix: Share = Field(0.0, description="Share of each prompt that is the same text in every request.")
-    shared_prefixes: Annotated[StrictInt, Field(ge=1, le=100_000), whole("a number of texts", 4)] = Field(
+    shared_prefixes: Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of texts", 4)] = Field(
         1,
         description="How many such shared texts there are; each request begins with one of them, drawn evenly.",
     )
-    temperature: Annotated[StrictFloat, Field(ge=0, le=2), Says("a number", "for instance 0.5")] = Field(
+    temperature: _Temperature = Field(
         0.0, description="Sampling temperature; 0 takes the likeliest token, so that equal requests get equal answers."
     )
 
@@ -157,38 +205,27 @@ class Load(Part):
     generator: Annotated[Literal["asyncio", "locust"], CHOICE] = Field(
         "asyncio", description="What issues the requests."
     )
-    arrivals: Annotated[
-        Literal["constant", "poisson", "gamma", "onoff", "ramp", "steps", "diurnal", "trace", "closed"], CHOICE
-    ] = Field(
+    arrivals: _Arrivals = Field(
         "poisson",
         description="closed: each of load.concurrency users asks again when answered. All others are open loops: "
         "arrivals do not wait for answers. onoff, ramp, steps, diurnal and trace have a shape under their own name.",
     )
-    rate: Annotated[StrictFloat, Field(ge=1e-5, le=MOST_RATE), Says("a rate", "20", "requests per second")] | None = (
-        Field(
-            None,
-            description="Requests per second (open loop): the mean where the rate changes by chance or through a day. "
-            "ramp, steps and trace have rates or times of their own.",
-        )
+    rate: _Rate | None = Field(
+        None,
+        description="Requests per second (open loop): the mean where the rate changes by chance or through a day. "
+        "ramp, steps and trace have rates or times of their own.",
     )
-    burstiness: (
-        Annotated[
-            StrictFloat,
-            Field(ge=0.001, le=1000),
-            Says("a burstiness", "4", "squared coefficient of variation of the gaps; 1 is Poisson"),
-        ]
-        | None
-    ) = Field(
+    burstiness: _Burstiness | None = Field(
         None,
         description="Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 "
         "comes in bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness.",
     )
-    onoff: Annotated[OnOff, Says("a mapping", "for instance {on: 2s, off: 6s, quiet: 0.1}")] | None = Field(
+    onoff: OnOff | None = Field(
         None,
         description="Bursts (onoff only): the rate is high and low in turn, each for an exponential time with mean on "
         "and off; quiet is the low rate as a share of the high one. Their mean over time is load.rate.",
     )
-    ramp: Annotated[Ramp, Says("a mapping", "for instance {from: 2, to: 20}")] | None = Field(
+    ramp: Ramp | None = Field(
         None,
         description="Requests per second from and to (ramp only), in a straight line over the measured part, or over a "
         "time after which the rate stays.",
@@ -196,49 +233,45 @@ class Load(Part):
     steps: Steps | None = Field(
         None, description="Rates one after the other, each for a time; the last one holds on (steps only)."
     )
-    diurnal: Annotated[Diurnal, Says("a mapping", "for instance {day: 4m, swing: 0.6, peak: 15}")] | None = Field(
+    diurnal: Diurnal | None = Field(
         None,
         description="A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with "
         "its peak at an hour, or hours with relative rates through the day.",
     )
-    trace: Annotated[Trace, Says("a mapping", "for instance {file: traces/chat.jsonl, speed: 2}")] | None = Field(
+    trace: Trace | None = Field(
         None,
         description="Requests recorded elsewhere, issued at their own times, speed times as fast (trace only): JSON "
         "lines with timestamp (ms), input_length, output_length and hash_ids, or a CSV with TIMESTAMP, ContextTokens "
         "and GeneratedTokens. Lengths that the workload does not give are the trace's.",
     )
-    concurrency: Annotated[StrictInt, Field(ge=1, le=100_000), whole("a number of users", 16)] | None = Field(
-        None, description="Users of the closed loop."
-    )
+    concurrency: _Users | None = Field(None, description="Users of the closed loop.")
     think_time: Pause = Field(
         FixedPause(0),
         description="From an answer's end until the same user's next request: in a closed loop, and between the turns "
         "of a conversation.",
     )
-    duration_ns: SomeDuration | None = Field(
+    duration_ns: PositiveDuration | None = Field(
         None, alias="duration", description="How long the measured part lasts; or load.requests."
     )
-    requests: Annotated[StrictInt, Field(ge=1, le=MOST_REQUESTS), whole("a number of requests", 500)] | None = Field(
-        None, description="How many requests are measured; or load.duration."
-    )
+    requests: _Requests | None = Field(None, description="How many requests are measured; or load.duration.")
     warmup_ns: Warmup = Field(
         None,
         alias="warmup",
         description="Load before the measured part, on top of it. auto: a tenth of the measured part, 2 s to 30 s "
         "(closed loop of so many requests: two for each user).",
     )
-    timeout_ns: SomeDuration = Field(
+    timeout_ns: PositiveDuration = Field(
         60 * SECOND_NS,
         alias="timeout",
         description="How long after it was due an answer is awaited; one that takes longer counts as failed.",
     )
-    stall_ns: SomeDuration | None = Field(
+    stall_ns: PositiveDuration | None = Field(
         None,
         alias="stall",
         description="How long a stream that has begun may bring no token before it is given up as stalled; never when "
         "left out. The wait for the first token has no limit but load.timeout.",
     )
-    retries: Annotated[StrictInt, Field(ge=0, le=100), whole("a number of retries", 2)] = Field(
+    retries: Annotated[StrictInt, Field(ge=0, le=100), integer("a number of retries", 2)] = Field(
         0,
         description="How often a request is issued again that was refused, answered 5xx, 408, 425 or 429, or cut or "
         "timed out before anything had come. Every attempt is a record; latency counts from when the first was due.",
@@ -248,12 +281,12 @@ class Load(Part):
         alias="retry_pause",
         description="From a failed attempt's end until the next one is due; doubled each time, up to 8 s.",
     )
-    traceparent: Annotated[StrictBool, Says("a truth value", "true or false")] = Field(
+    traceparent: Annotated[StrictBool, Wording("a truth value", "true or false")] = Field(
         False,
         description="Whether requests carry a traceparent header (W3C Trace Context), so that the server's own "
         "OpenTelemetry spans stand under ours.",
     )
-    processes: Annotated[StrictInt, Field(ge=1, le=1024), whole("a number of processes", 1)] = Field(
+    processes: Annotated[StrictInt, Field(ge=1, le=1024), integer("a number of processes", 1)] = Field(
         1, description="Generator processes that share the plan."
     )
     placement: Annotated[Literal["auto", "shared"], CHOICE] = Field(
@@ -268,29 +301,15 @@ class Load(Part):
         return "open" if self.arrivals in OPEN_ARRIVALS else "closed"
 
 
-def _check_hz(hz: float) -> float:
-    if 0 < hz < 0.01:
-        raise BadValue(f"{hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none")
-    return hz
-
-
-def _check_metrics_every(ns: int) -> int:
-    if 0 < ns < SECOND_NS // 20:
-        raise BadValue("so often is a load of its own; write 50ms or more, or 0 for never")
-    return ns
-
-
 class Telemetry(Part):
     """What is watched meanwhile."""
 
-    hz: Annotated[StrictFloat, Field(ge=0, le=100), Says("a number", "for instance 10"), AfterValidator(_check_hz)] = (
-        Field(
-            10.0,
-            description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches "
-            "telemetry off.",
-        )
+    hz: _SamplesPerSecond = Field(
+        10.0,
+        description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches "
+        "telemetry off.",
     )
-    metrics_every_ns: Annotated[Duration, AfterValidator(_check_metrics_every)] = Field(
+    metrics_every_ns: _ScrapePeriod = Field(
         SECOND_NS,
         alias="metrics_every",
         description="How often the engine's /metrics page is asked for, which costs its API server; 0 for never.",
@@ -300,26 +319,21 @@ class Telemetry(Part):
 class Cost(Part):
     """What serving costs."""
 
-    gpu: (
-        Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$"), Says("a device's name", "for instance H100-SXM")]
-        | None
-    ) = Field(
+    gpu: _DeviceName | None = Field(
         None,
         description="The device that is paid for, by a name of the catalogue; the machine's own when left out.",
     )
-    usd_per_hour: Annotated[StrictFloat, Field(ge=1e-6, le=1e6), Says("a price", "2.49", "USD per hour")] | None = (
-        Field(
-            None,
-            description="Price of one GPU for an hour, or of the whole server where there is none; the catalogue's "
-            "when left out.",
-        )
+    usd_per_hour: _Price | None = Field(
+        None,
+        description="Price of one GPU for an hour, or of the whole server where there is none; the catalogue's "
+        "when left out.",
     )
-    gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), whole("a number of GPUs", 1)] | None = Field(
+    gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), integer("a number of GPUs", 1)] | None = Field(
         None,
         description="GPUs that serve together as one replica; as many as the engine's flags split the model over when "
         "left out.",
     )
-    utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Says("a number", "for instance 0.5")] = Field(
+    utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Wording("a number", "for instance 0.5")] = Field(
         0.8, description="Share of the rate that holds the SLOs which the service is planned to carry."
     )
 
@@ -327,27 +341,23 @@ class Cost(Part):
 class Scenario(Part):
     """One scenario of gapmeter: what serves, what is asked, how, and what must hold."""
 
-    name: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), Says("a name", "for instance chat-p99")
-    ] = Field("scenario", description="Names the scenario in its run's folder; the file's own name when left out.")
-    summary: Annotated[
-        str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Says("a line of text", "for instance one sentence")
-    ] = Field("", description="One line that says which question this scenario answers.")
+    name: _Name = Field(
+        "scenario", description="Names the scenario in its run's folder; the file's own name when left out."
+    )
+    summary: _Summary = Field("", description="One line that says which question this scenario answers.")
     server: Server = Field(default_factory=Server, description="Who answers.")
     workload: Workload = Field(default_factory=Workload, description="What is asked.")
     load: Load = Field(description="How it is asked.")
     telemetry: Telemetry = Field(default_factory=Telemetry, description="What is watched meanwhile.")
     cost: Cost = Field(default_factory=Cost, description="What serving costs.")
-    slo: Annotated[tuple[_WrittenSlo, ...], Says("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')] = Field(
-        (), description="Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."
-    )
-    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), whole("a seed", 1)] = Field(
+    slo: _Slos = Field((), description="Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %.")
+    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a seed", 1)] = Field(
         1, description="Everything random in the plan follows from it."
     )
-    repeat: Annotated[StrictInt, Field(ge=1, le=1000), whole("a number of repeats", 3)] = Field(
+    repeat: Annotated[StrictInt, Field(ge=1, le=1000), integer("a number of repeats", 3)] = Field(
         1, description="How often the same trace is run, each time with fresh text."
     )
-    sweep: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_read_sweep)] = Field(
+    sweep: _Sweep = Field(
         (),
         description="Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of "
         "mappings. The server is started anew only where one of its keys changes; repeat runs every point so often.",

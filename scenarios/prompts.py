@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationInfo, m
 
 from gapmeter.scenarios.errors import BadValue, quoted, unread
 from gapmeter.scenarios.lines import at_line, checked, json_lines
-from gapmeter.scenarios.values import READ_FILES, FilePath, Says, Tokens
+from gapmeter.scenarios.values import READ_FILES, FilePath, Tokens, Wording
 
 _HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -71,7 +71,7 @@ def _read_prompts(path: str) -> tuple[OwnPrompt, ...]:
     return tuple(entries)
 
 
-_Text = Annotated[str, Says("a text", "it in quotes")]
+_Text = Annotated[str, Wording("a text", "it in quotes")]
 
 
 class _Message(BaseModel):
@@ -80,11 +80,11 @@ class _Message(BaseModel):
 
 
 class _Line(BaseModel):
-    prompt: Annotated[_Text, Field(min_length=1), Says("a text", "what is asked, in quotes")] | None = None
+    prompt: Annotated[_Text, Field(min_length=1), Wording("a text", "what is asked, in quotes")] | None = None
     messages: Annotated[
-        tuple[Annotated[_Message, Says("a message", "{role: user, content: …} with texts")], ...],
+        tuple[Annotated[_Message, Wording("a message", "{role: user, content: …} with texts")], ...],
         Field(min_length=1),
-        Says("a list with at least one message", "for instance [{role: user, content: …}]"),
+        Wording("a list with at least one message", "for instance [{role: user, content: …}]"),
     ] = ()
     max_tokens: Tokens | None = None
 

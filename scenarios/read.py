@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -71,13 +71,12 @@ def load_points(
 
     Raises ScenarioError as ``load_scenario``, also for values that do not go together at one of the points.
     """
-    written = _read(path_or_name, overrides, environment, search)
+    draft = _read(path_or_name, overrides, environment, search)
     points = []
-    for point in written.points():
-        there = written.at(point)
-        given = {key: one for key, one in there.given.items() if key != "sweep"}
-        given["repeat"] = _Given("repeat", 1, Place("sweep"), _POINT)
-        scenario = replace(there, given=given).settled().scenario()
+    for point in draft.points():
+        entries = dict(draft.at(point).entries) | {"repeat": _Entry("repeat", 1, Place("sweep"), _POINT)}
+        del entries["sweep"]
+        scenario = replace(draft, entries=entries).settled().scenario()
         points.append(Point({key: value.value for key, value in point.items()}, scenario))
     return tuple(points)
 
@@ -89,9 +88,9 @@ def provenance(
     search: Sequence[Path] | None = None,
 ) -> tuple[Setting, ...]:
     """Every key of the resolved scenario, in the model's order, with where its value came from."""
-    written = _read(path_or_name, overrides, environment, search).resolved()
-    values = flat(written.scenario().to_dict())
-    return tuple(Setting(key, values[key], written.source_of(key)) for key in KEYS)
+    draft = _read(path_or_name, overrides, environment, search).resolved()
+    values = flat(draft.scenario().to_dict())
+    return tuple(Setting(key, values[key], draft.source_of(key)) for key in KEYS)
 
 
 def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Place:
@@ -99,8 +98,8 @@ def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Pl
 
     The file's beginning for a key that nobody wrote. Raises ScenarioError as ``load_scenario`` does.
     """
-    written = _read(path_or_name, overrides, None, None).resolved()
-    return written.given[key].place if key in written.given else Place(str(written.path), 1, 1)
+    draft = _read(path_or_name, overrides, None, None).resolved()
+    return draft.entries[key].place if key in draft.entries else Place(str(draft.path), 1, 1)
 
 
 def environment_name(key: str) -> str:
@@ -109,7 +108,7 @@ def environment_name(key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Entry:
     """One key as somebody wrote it. ``node`` leads from a part of the value to its own line and column."""
 
     key: str
@@ -125,85 +124,83 @@ class _Given:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """All that was written about a scenario: the winning value of every key, and where the file's groups begin."""
+class _Draft:
+    """What was written of a scenario, before pydantic reads it: each key's winning entry, and where groups begin."""
 
     path: Path
-    given: Mapping[str, _Given]
+    entries: Mapping[str, _Entry]
     groups: Mapping[str, Place]
 
     def place(self, key: str) -> Place:
         """Where to tell a mistake in a key: at its value, or where its group begins."""
-        if key in self.given:
-            return self.given[key].place
+        if key in self.entries:
+            return self.entries[key].place
         return self.groups.get(key.partition(".")[0], Place(str(self.path), 1, 1))
 
     def source_of(self, key: str) -> str:
         """``FILE:LINE``, the flag or variable, or ``default``."""
-        if key not in self.given:
+        if key not in self.entries:
             return "default"
-        place = self.given[key].place
+        place = self.entries[key].place
         return place.source if place.line is None else f"{place.source}:{place.line}"
 
     def points(self) -> list[dict[str, PointValue]]:
         """The points of the sweep, if there is one. A key that it sets and a later layer too is a mistake."""
-        if "sweep" not in self.given:
+        if "sweep" not in self.entries:
             return []
-        sweep = self.given["sweep"]
+        sweep = self.entries["sweep"]
         try:
             check_value("sweep", sweep.value)
         except BadValue as error:
             raise self.mistake(BadValue(error.text, ("sweep", *error.path))) from error
         points = list(spelled_points(sweep.value))
         for key in {key: None for point in points for key in point}:
-            if key in self.given and self.given[key].layer > sweep.layer:
+            if key in self.entries and self.entries[key].layer > sweep.layer:
                 text = f"the sweep sets it; write --set sweep=[] to run one point, or leave {key} to the sweep"
-                raise ScenarioError(text, place=self.given[key].place, key=key)
+                raise ScenarioError(text, place=self.entries[key].place, key=key)
         return points
 
-    def at(self, point: Mapping[str, PointValue]) -> _Written:
+    def at(self, point: Mapping[str, PointValue]) -> _Draft:
         """With a point's values over the others, each with the place where it stands in the sweep."""
-        sweep = self.given["sweep"]
-        given = dict(self.given)
-        for key, value in point.items():
-            _overlay(given, _of_key(key, value.value, sweep.place_in(value.path), _POINT))
-        return replace(self, given=given)
+        sweep = self.entries["sweep"]
+        layer = (_of_key(key, value.value, sweep.place_in(value.path), _POINT) for key, value in point.items())
+        return replace(self, entries=_overlaid(self.entries, layer))
 
-    def resolved(self) -> _Written:
+    def resolved(self) -> _Draft:
         """With the values of the sweep's first point, if there is one, settled."""
         points = self.points()
         return (self.at(points[0]) if points else self).settled()
 
-    def settled(self) -> _Written:
+    def settled(self) -> _Draft:
         """Without what a later layer has made meaningless. Two keys of one layer that exclude each other: a mistake."""
-        given = dict(self.given)
-        url, engine = given.get("server.url"), given.get("server.engine")
+        entries = dict(self.entries)
+        url, engine = entries.get("server.url"), entries.get("server.engine")
         if url is not None and url.layer > (engine.layer if engine else 0):  # --set server.url=… alone means attach
-            given["server.engine"] = _Given("server.engine", "attach", url.place, url.layer)
-        duration, requests = given.get("load.duration"), given.get("load.requests")
+            entries["server.engine"] = _Entry("server.engine", "attach", url.place, url.layer)
+        duration, requests = entries.get("load.duration"), entries.get("load.requests")
         if duration is not None and requests is not None:
             if duration.layer == requests.layer:
                 text = "write load.duration or load.requests, not both"
                 raise ScenarioError(text, place=requests.place, key="load.requests")
-            del given["load.duration" if duration.layer < requests.layer else "load.requests"]
+            del entries["load.duration" if duration.layer < requests.layer else "load.requests"]
         for rule in ONLY_WITH:
-            key, mode = given.get(rule.key), given.get(rule.mode)
+            key, mode = entries.get(rule.key), entries.get(rule.mode)
             value = mode.value if mode else defaults()[rule.mode]
-            known = value in get_args(KEYS[rule.mode].annotation)  # what is no mode is told as that
-            if key is None or not known or value in rule.values or key.value == defaults()[rule.key]:
+            is_mode = value in get_args(KEYS[rule.mode].annotation)  # what is none is a mistake of its own
+            if key is None or not is_mode or value in rule.values or key.value == defaults()[rule.key]:
                 continue
             if mode is None or key.layer >= mode.layer:
                 raise ScenarioError(rule.remedy, place=key.place, key=rule.key)
-            del given[rule.key]
-        return replace(self, given=given)
+            del entries[rule.key]
+        return replace(self, entries=entries)
 
     def scenario(self) -> Scenario:
         """The scenario. Raises ScenarioError for a value that is wrong, or that does not go with another."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.path.stem).strip("._-")[:100]
         document: dict[str, Any] = {"name": name or "scenario"} | {section: {} for section in SECTIONS}
-        for key, given in self.given.items():
+        for key, entry in self.entries.items():
             group, _, leaf = key.rpartition(".")
-            (document[group] if group else document)[leaf] = given.value
+            (document[group] if group else document)[leaf] = entry.value
         try:
             scenario = Scenario.model_validate(document, context=READ_FILES)
         except ValidationError as error:
@@ -218,7 +215,7 @@ class _Written:
         depth = 2 if error.path[0] in SECTIONS else 1
         key, path = ".".join(map(str, error.path[:depth])), error.path[depth:]
         names = [part for part in path if isinstance(part, str)]
-        return ScenarioError(error.text, place=self.given[key].place_in(path), key=".".join([key, *names]))
+        return ScenarioError(error.text, place=self.entries[key].place_in(path), key=".".join([key, *names]))
 
 
 def _read(
@@ -226,33 +223,29 @@ def _read(
     overrides: Sequence[str],
     environment: Mapping[str, str] | None,
     search: Sequence[Path] | None,
-) -> _Written:
+) -> _Draft:
     """Everything that was written, before what the keys mean to each other."""
     path = scenario_file(str(path_or_name), search_path() if search is None else search)
-    given: dict[str, _Given] = {}
-    groups: dict[str, Place] = {}
-    for entry in _read_file(path):
-        if entry.key in SECTIONS:
-            groups[entry.key] = entry.place
-        else:
-            _overlay(given, entry)
-    for entry in _read_environment(os.environ if environment is None else environment):
-        _overlay(given, entry)
+    file = list(_read_file(path))
+    groups = {entry.key: entry.place for entry in file if entry.key in SECTIONS}
+    entries = _overlaid({}, (entry for entry in file if entry.key in KEYS))
+    entries = _overlaid(entries, _read_environment(os.environ if environment is None else environment))
     for flag in overrides:
-        for entry in _read_flag(flag):
-            _overlay(given, entry)
-    return _Written(path, given, groups)
+        entries = _overlaid(entries, _read_flag(flag))
+    return _Draft(path, entries, groups)
 
 
-def _overlay(given: dict[str, _Given], above: _Given) -> None:
-    """A later layer replaces a value, except that a part of a mapping (``server.args.x``) joins the mapping."""
-    if above.value is None:  # null unsets what lower layers said
-        given.pop(above.key, None)
-        return
-    below = given.get(above.key)
-    if below is not None and above.key != "sweep":
-        above = replace(above, value=_merged(below.value, above.value, may_grow=above.key in _GROWING))
-    given[above.key] = above
+def _overlaid(below: Mapping[str, _Entry], layer: Iterable[_Entry]) -> dict[str, _Entry]:
+    """A later layer replaces values, except that a part of a mapping (``server.args.x``) joins the mapping."""
+    entries = dict(below)
+    for entry in layer:
+        key, lower = entry.key, entries.pop(entry.key, None)
+        if entry.value is None:  # null unsets what lower layers said
+            continue
+        if lower is not None and key != "sweep":
+            entry = replace(entry, value=_merged(lower.value, entry.value, may_grow=key in _GROWING))
+        entries[key] = entry
+    return entries
 
 
 def _merged(below: Any, above: Any, *, may_grow: bool) -> Any:
@@ -262,7 +255,7 @@ def _merged(below: Any, above: Any, *, may_grow: bool) -> Any:
     return below | inner
 
 
-def _read_file(path: Path) -> Iterator[_Given]:
+def _read_file(path: Path) -> Iterator[_Entry]:
     """The keys and groups of a scenario file."""
     shown = str(path)
     try:
@@ -278,7 +271,7 @@ def _read_file(path: Path) -> Iterator[_Given]:
     return _entries(root, "", shown, _FILE)
 
 
-def _read_environment(environment: Mapping[str, str]) -> Iterator[_Given]:
+def _read_environment(environment: Mapping[str, str]) -> Iterator[_Entry]:
     """The keys that ``GAPMETER_LOAD_RATE`` and its like set; an empty one counts as unset."""
     names = {environment_name(key): key for key in KEYS}
     groups = tuple(f"{environment_name(section)}_" for section in SECTIONS)
@@ -291,7 +284,7 @@ def _read_environment(environment: Mapping[str, str]) -> Iterator[_Given]:
             raise ScenarioError(f"no key of a scenario has this name; {hint}", place=Place(name))
 
 
-def _read_flag(flag: str) -> Iterator[_Given]:
+def _read_flag(flag: str) -> Iterator[_Entry]:
     """The key of one ``KEY=VALUE``, or the keys of a group."""
     key, equals, text = flag.partition("=")
     if not equals or not key.strip():
@@ -300,8 +293,8 @@ def _read_flag(flag: str) -> Iterator[_Given]:
     return _of_text(key.strip(), text, Place("--set"), _FLAG)
 
 
-def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Given]:
-    """What a flag or variable says: a YAML text without lines to point to."""
+def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Entry]:
+    """What a flag or variable says of a key or a group: a YAML text without lines to point to."""
     try:
         node = compose(text, place.source, lines=False)
     except ScenarioError as error:
@@ -309,7 +302,6 @@ def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Given]:
         raise ScenarioError(f"{quoted(text)} {said} {error.text}", place=place, key=key) from error
     try:
         if key not in SECTIONS:
-            _owner(key, place)
             yield _of_key(key, None if node is None else plain(node, place.source), place, layer)
         elif isinstance(node, yaml.MappingNode):
             for entry in _entries(node, key, place.source, layer):
@@ -320,12 +312,12 @@ def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Given]:
         raise ScenarioError(error.text, place=place, key=error.key or key) from error
 
 
-def _of_key(key: str, value: Any, place: Place, layer: int) -> _Given:
+def _of_key(key: str, value: Any, place: Place, layer: int) -> _Entry:
     """A key, or a part of one (``server.args.x``), with a value; files that a file names lie beside it."""
     owner = _owner(key, place)
     for part in reversed(key[len(owner) :].split(".")[1:]):
         value = {part: value}
-    return _Given(owner, _beside(owner, value, place), place, layer)
+    return _Entry(owner, _beside(owner, value, place), place, layer)
 
 
 def _owner(key: str, place: Place) -> str:
@@ -337,7 +329,7 @@ def _owner(key: str, place: Place) -> str:
     raise _unknown_key(key, place)
 
 
-def _entries(node: yaml.Node, prefix: str, shown: str, layer: int) -> Iterator[_Given]:
+def _entries(node: yaml.Node, prefix: str, shown: str, layer: int) -> Iterator[_Entry]:
     """Every group and key below a node; groups are gone through, a key's value is kept whole."""
     if not isinstance(node, yaml.MappingNode):
         what = f"{prefix} needs keys below it" if prefix else "a scenario is a mapping of keys"
@@ -349,11 +341,11 @@ def _entries(node: yaml.Node, prefix: str, shown: str, layer: int) -> Iterator[_
             raise ScenarioError("a key must be a word, not a list or mapping", place=place, key=prefix)
         key = f"{prefix}.{key_node.value}".lstrip(".")
         if key in SECTIONS:
-            yield _Given(key, None, place, layer)
+            yield _Entry(key, None, place, layer)
             yield from _entries(value_node, key, shown, layer)
         elif key in KEYS:
             place = place_of_node(shown, value_node)
-            yield _Given(key, _beside(key, plain(value_node, shown, key), place), place, layer, value_node)
+            yield _Entry(key, _beside(key, plain(value_node, shown, key), place), place, layer, value_node)
         else:
             raise _unknown_key(key, place)
 

@@ -30,7 +30,7 @@ from pydantic import (
 from gapmeter.scenarios.durations import SECOND_NS
 from gapmeter.scenarios.errors import BadValue, quoted, unread
 from gapmeter.scenarios.lines import at_line, checked, json_lines
-from gapmeter.scenarios.values import CHOICE, MOST_TOKENS, READ_FILES, FilePath, Part, Says, is_number, whole
+from gapmeter.scenarios.values import CHOICE, MOST_TOKENS, READ_FILES, FilePath, Part, Wording, integer, is_number
 
 BLOCK_TOKENS = 512
 _MOST_NS = 10**18
@@ -56,9 +56,13 @@ class Recording:
 class Trace(Part):
     """A file of recorded requests to be issued again, ``speed`` times as fast."""
 
+    example = "{file: traces/chat.jsonl, speed: 2}"
+
     path: FilePath = Field(alias="file")
     format: Annotated[Literal["auto", "mooncake", "azure"], CHOICE] = "auto"
-    speed: Annotated[StrictFloat, Field(ge=0.001, le=1e6), Says("a speed", "2", "2 is twice as fast as recorded")] = 1.0
+    speed: Annotated[
+        StrictFloat, Field(ge=0.001, le=1e6), Wording("a speed", "2", "2 is twice as fast as recorded")
+    ] = 1.0
 
     @cached_property
     def recorded(self) -> Recording:
@@ -170,7 +174,7 @@ def _tokens(value: object) -> int:
 
 
 _Tokens = Annotated[int, PlainValidator(_tokens)]
-_Block = Annotated[StrictInt, Field(ge=0, le=2**63 - 1), whole("a block's id", 0)]
+_Block = Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a block's id", 0)]
 
 
 class _Row(BaseModel):
@@ -184,7 +188,7 @@ class _Mooncake(_Row):
     at_ns: Annotated[int, PlainValidator(_milliseconds_ns)] = Field(alias="timestamp")
     prompt_tokens: _Tokens = Field(alias="input_length")
     output_tokens: _Tokens = Field(alias="output_length")
-    blocks: Annotated[tuple[_Block, ...], Says("a list of ids", "for instance [0, 1]")] = Field((), alias="hash_ids")
+    blocks: Annotated[tuple[_Block, ...], Wording("a list of ids", "for instance [0, 1]")] = Field((), alias="hash_ids")
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -202,6 +206,8 @@ class _Azure(_Row):
 
 
 _MOONCAKE: TypeAdapter[_Row] = TypeAdapter(
-    Annotated[_Mooncake, Says("an object with timestamp, input_length and output_length", f"for instance {_EXAMPLE}")]
+    Annotated[
+        _Mooncake, Wording("an object with timestamp, input_length and output_length", f"for instance {_EXAMPLE}")
+    ]
 )
 _AZURE: TypeAdapter[_Row] = TypeAdapter(_Azure)

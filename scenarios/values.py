@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, ClassVar, Self, TypeGuard, cast
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -16,12 +16,14 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
     StrictFloat,
     StrictInt,
     StringConstraints,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
@@ -32,14 +34,8 @@ MOST_TOKENS = 10_000_000
 MOST_RATE = 1_000_000
 
 
-class Part(BaseModel):
-    """A mapping of keys, frozen. A field whose name differs from its key (``duration_ns``) has the key as its alias."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
-
-
 @dataclass(frozen=True, slots=True)
-class Says:
+class Wording:
     """What a value is and what to write for it. Turns pydantic's complaint about a value into our sentence.
 
     In an Annotated type it stands after the constraints, since it reads the range from them.
@@ -50,22 +46,25 @@ class Says:
     unit: str = ""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
-        keys = [info.alias or name for name, info in getattr(source, "model_fields", {}).items()]
+        schema, keys = handler(source), keys_of(source)
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, inner: self.read(value, inner, schema, keys), schema
+        )
 
-        def read(value: object, inner: Callable[[object], object]) -> object:
-            try:
-                return inner(value)
-            except ValidationError as error:
-                errors = error.errors(include_url=False)
-                bad = self._bad_keys(errors, keys) or self._bad_value(errors[0], schema)
-                if bad is None:  # put into words already, by a validator or deeper inside
-                    raise
-                raise bad from error
+    def read(
+        self, value: object, inner: Callable[[object], object], schema: Mapping[str, Any], keys: Sequence[str]
+    ) -> object:
+        """What ``inner`` makes of the value; BadValue where it complains about the value itself or one of its keys."""
+        try:
+            return inner(value)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            bad = self._bad_keys(errors, keys) or self._bad_value(errors[0], schema)
+            if bad is None:  # put into words already, by a validator or deeper inside
+                raise
+            raise bad from error
 
-        return core_schema.no_info_wrap_validator_function(read, schema)
-
-    def _bad_keys(self, errors: list[ErrorDetails], keys: list[str]) -> BadValue | None:
+    def _bad_keys(self, errors: list[ErrorDetails], keys: Sequence[str]) -> BadValue | None:
         """A key too many or too few. The first goes first: a key misspelt is one too few as well."""
         names = {error["type"]: error["loc"][0] for error in errors if len(error["loc"]) == 1}
         if (name := names.get("extra_forbidden", names.get("invalid_key"))) is not None:
@@ -98,6 +97,29 @@ def _figure(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:,.12g}"
 
 
+class Part(BaseModel):
+    """A mapping of keys, frozen. A field whose name differs from its key (``duration_ns``) has the key as its alias.
+
+    ``example`` is how such a mapping is written, for one that is the value of a key.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
+    example: ClassVar[str] = ""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_our_words(cls, value: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not cls.example:
+            return handler(value)
+        wording = Wording("a mapping", f"for instance {cls.example}")
+        return cast(Self, wording.read(value, handler, {}, keys_of(cls)))
+
+
+def keys_of(kind: object) -> list[str]:
+    """The keys of a model's mapping; none for any other type."""
+    return [info.alias or name for name, info in getattr(kind, "model_fields", {}).items()]
+
+
 def is_none(value: object) -> bool:
     """For parts of a value that a document leaves out where they are not set."""
     return value is None
@@ -109,14 +131,14 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def leading_number(value: object) -> str | None:
-    """The number that a text begins with: 20 for ``20rps``, none for ``1e3ms``."""
-    number = re.match(r"\s*(\d+(?:\.\d+)?)(?![eE][-+\d])", value) if isinstance(value, str) else None
+    """The number of usual length that a text begins with: 20 for ``20rps``, none for ``1e3ms``."""
+    number = re.match(r"\s*(\d{1,12}(?:\.\d{1,12})?)(?!\d|[eE][-+\d])", value) if isinstance(value, str) else None
     return number[1] if number else None
 
 
-def whole(what: str, example: int) -> Says:
+def integer(what: str, example: int) -> Wording:
     """For whole numbers."""
-    return Says(what, f"a whole number, for instance {example}")
+    return Wording(what, f"a whole number, for instance {example}")
 
 
 def bad_value(error: ValidationError) -> BadValue:
@@ -146,14 +168,16 @@ def one_of(kinds: Mapping[str, type[BaseModel]], bare: type[BaseModel], what: st
     return BeforeValidator(read)
 
 
-Tokens = Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS), whole("a number of tokens", 64)]
-RateOrNone = Annotated[
-    StrictFloat, Field(ge=0, le=MOST_RATE), Says("a rate", "8", "requests per second, or 0 for none")
+Tokens = Annotated[StrictInt, Field(ge=1, le=MOST_TOKENS), integer("a number of tokens", 64)]
+RateOrZero = Annotated[
+    StrictFloat, Field(ge=0, le=MOST_RATE), Wording("a rate", "8", "requests per second, or 0 for none")
 ]
-Share = Annotated[StrictFloat, Field(ge=0, le=1), Says("a number", "for instance 0.5")]
-Line = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$"), Says("text", "for instance a line of text")]
-FilePath = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$"), Says("a path", "for instance traces/chat.jsonl")]
-CHOICE = Says("one of the choices", "")
+Share = Annotated[StrictFloat, Field(ge=0, le=1), Wording("a number", "for instance 0.5")]
+TextLine = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("text", "for instance a line of text")]
+FilePath = Annotated[
+    str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("a path", "for instance traces/chat.jsonl")
+]
+CHOICE = Wording("one of the choices", "")
 
 
 def _check_url(value: str) -> str:
@@ -178,7 +202,7 @@ def _check_url(value: str) -> str:
 Url = Annotated[
     str,
     AfterValidator(_check_url),
-    Says("a server's address", "for instance http://127.0.0.1:8000"),
+    Wording("a server's address", "for instance http://127.0.0.1:8000"),
     WithJsonSchema({"type": "string", "pattern": r"^https?://[^/\s?#@]+(/[^\s?#]*)?$"}),
 ]
 
@@ -194,11 +218,11 @@ def _check_finite(value: Any, path: tuple[str | int, ...] = ()) -> Any:
 
 
 _FlagName = Annotated[
-    str, StringConstraints(min_length=1), Says("the name of an engine flag", "for instance num_blocks")
+    str, StringConstraints(min_length=1), Wording("the name of an engine flag", "for instance num_blocks")
 ]
 Arguments = Annotated[
     dict[_FlagName, Any],
     AfterValidator(_check_finite),
-    Says("a mapping of engine flags", "for instance {num_blocks: 256}"),
+    Wording("a mapping of engine flags", "for instance {num_blocks: 256}"),
     WithJsonSchema({"type": "object"}),
 ]
