@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, TypeGuard, cast
+from typing import Annotated, Any, ClassVar, Self, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -32,6 +32,7 @@ from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
 READ_FILES = {"files": "read"}  # validation's context in which the files that a scenario names are read at once
 MOST_TOKENS = 10_000_000
 MOST_RATE = 1_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,7 @@ class Wording:
             lambda value, inner: self.read(value, inner, schema, keys), schema
         )
 
-    def read(
-        self, value: object, inner: Callable[[object], object], schema: Mapping[str, Any], keys: Sequence[str]
-    ) -> object:
+    def read(self, value: object, inner: Callable[[Any], T], schema: Mapping[str, Any], keys: Sequence[str]) -> T:
         """What ``inner`` makes of the value; BadValue where it complains about the value itself or one of its keys."""
         try:
             return inner(value)
@@ -112,7 +111,7 @@ class Part(BaseModel):
         if not cls.example:
             return handler(value)
         wording = Wording("a mapping", f"for instance {cls.example}")
-        return cast(Self, wording.read(value, handler, {}, keys_of(cls)))
+        return wording.read(value, handler, {}, keys_of(cls))
 
 
 def keys_of(kind: object) -> list[str]:
