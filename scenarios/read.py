@@ -94,7 +94,7 @@ def provenance(
 
 
 def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Place:
-    """Where a key of the resolved scenario was written: for those who know more of its value than the parser can.
+    """Where a key of the resolved scenario was written: for those who know more of its value than its model does.
 
     The file's beginning for a key that nobody wrote. Raises ScenarioError as ``load_scenario`` does.
     """
