@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
@@ -71,7 +71,7 @@ Steps = Annotated[
 ]
 
 
-def _hours_from(curve: dict[str, Any]) -> tuple[float, ...]:
+def _hours_from(curve: dict[str, float]) -> tuple[float, ...]:
     """Relative rates at the 24 hours of a day: 1 + swing · cos(2π (hour − peak) / 24)."""
     angles = (2 * math.pi * (hour - curve["peak"]) / HOURS for hour in range(HOURS))
     return tuple(1 + curve["swing"] * math.cos(angle) for angle in angles)
