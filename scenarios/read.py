@@ -214,7 +214,7 @@ class _Draft:
         """The error for a bad value, whose path begins with its key's parts."""
         depth = 2 if error.path[0] in SECTIONS else 1
         key, path = ".".join(map(str, error.path[:depth])), error.path[depth:]
-        names = [part for part in path if isinstance(part, str)]
+        names = [part for part in path if isinstance(part, str) and part != "[key]"]  # pydantic's mark of a key itself
         return ScenarioError(error.text, place=self.entries[key].place_in(path), key=".".join([key, *names]))
 
 
