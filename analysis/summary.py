@@ -34,15 +34,16 @@ from gapmeter.analysis.requests.metrics import (
     generator_lag_ns,
     limits_of,
     measured_requests,
-    metric_sample,
+    metric_series,
     succeeded,
     window_s,
 )
 from gapmeter.analysis.stages import BY_NAME
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.stats.series import Series
 
-CONFIDENCE_PART = {"interval": quantiles.CONFIDENCE, "verdict": 1 - quantiles.TAIL}
+CONFIDENCE_PART = {"interval": CONFIDENCE, "verdict": 1 - TAIL}
 
 
 def build_summary(
@@ -137,7 +138,7 @@ def slo_row(result: SloResult) -> dict[str, Any]:
         "infinite": result.value == math.inf or result.low == math.inf,
         "count": result.count,
         "n_eff": result.n_eff,
-        "confidence": quantiles.CONFIDENCE,
+        "confidence": CONFIDENCE,
         "estimable_with": None
         if result.estimable_requests is None
         else _needs(result.estimable_requests, result.estimable_minutes),
@@ -183,11 +184,11 @@ def _ledger_parts(
 
 def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float], rate: float) -> dict[str, Any]:
     """Figures over successes; ``with_failures`` beside them where requests failed, those counted as infinite."""
-    values = metric_sample(measured, metric, origin)
+    values = metric_series(measured, metric, origin)
     per_request = values.count / len(measured) if len(measured) else 1.0
     out = fig.figures(values, asked, per_request, rate)
     if not bool(succeeded(measured).all()):
-        censored = metric_sample(measured, metric, origin, failures=True)
+        censored = metric_series(measured, metric, origin, failures=True)
         out["with_failures"] = fig.figures(censored, asked, per_request, rate)
     return out
 
@@ -205,7 +206,7 @@ def _stages(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str,
     for name, values in fig.stage_values_ns(ledgers).items():
         stage = BY_NAME[name]
         kind = stage.kind if len(values) else "unmeasured"
-        found = fig.figures(quantiles.sample(values), asked, 1.0, rate)
+        found = fig.figures(Series(values), asked, 1.0, rate)
         out[name] = {"owner": stage.owner, "kind": kind, **found}
     return out
 
@@ -214,7 +215,7 @@ def _groups(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str,
     if not len(ledgers):
         return {}
     return {
-        group: {**fig.figures(quantiles.sample(sums), asked, 1.0, rate), "unmeasured": missing}
+        group: {**fig.figures(Series(sums), asked, 1.0, rate), "unmeasured": missing}
         for group, (sums, missing) in fig.group_values_ns(ledgers).items()
     }
 

@@ -1,7 +1,7 @@
 """Percentile curves on an HDR axis: position is log(1 / (1 - p)), so that 90, 99 and 99.9 lie equally far apart.
 
 A curve ends at the highest percentile that the sample supports, that is while both ends of the order-statistic
-interval exist (``statistics.quantiles``); the interval is drawn as a band, an SLO as a step from its percentile on.
+interval exist (``stats.series``); the interval is drawn as a band, an SLO as a step from its percentile on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.analysis.numbers import count, duration, in_unit, ticks, unit_of
-from gapmeter.analysis.stats.quantiles import Sample
-from gapmeter.analysis.stats.quantiles import curve as supported_curve
+from gapmeter.analysis.stats.series import Series
 from gapmeter.report.figure import Table, Value, figure
 from gapmeter.report.run import Run
 from gapmeter.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stamp_across, stretched
@@ -52,7 +51,7 @@ class Curve:
     unanswered: int
     limits: tuple[tuple[float, float, str], ...]  # SLOs: percentile as a fraction, ms, expression
     named: tuple[Named, ...] = ()
-    sent: Sample | None = None
+    sent: Series | None = None
 
 
 def named_of(figures: Mapping[str, Any], key: str) -> tuple[Named, ...]:
@@ -67,26 +66,27 @@ def named_of(figures: Mapping[str, Any], key: str) -> tuple[Named, ...]:
 
 
 def curve_of(
-    metric: str, values: Sample, limits: Sequence[tuple[float, float, str]], named: tuple[Named, ...] = (),
-    sent: Sample | None = None, points: int = 400,
+    metric: str, values: Series, limits: Sequence[tuple[float, float, str]], named: tuple[Named, ...] = (),
+    sent: Series | None = None, points: int = 400,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
     Requests that were never answered count as infinite: where they begin, the curve ends. ``named``: the percentiles
     that get a dot; ``sent``: the same counted from when it was sent, for a second line.
     """
-    found = [e for e in supported_curve(values, points) if e.value is not None and math.isfinite(e.value)]
+    found = [(percentile, e) for percentile, e in values.curve(points) if math.isfinite(e.known[0])]
     answered = values.ordered[np.isfinite(values.ordered)]
-    if len(found) < 2 or found[-1].percentile < 50:
+    if len(found) < 2 or found[-1][0] < 50:
         return None
+    ends_ms = np.array([e.known for _, e in found]) / 1e6
     return Curve(
         metric=metric,
         n=values.count,
-        n_eff=values.n_eff_tail,
-        p=np.array([e.percentile / 100 for e in found]),
-        value_ms=np.array([e.value for e in found], dtype=np.float64) / 1e6,
-        low_ms=np.array([e.low for e in found], dtype=np.float64) / 1e6,
-        high_ms=np.array([e.high for e in found], dtype=np.float64) / 1e6,
+        n_eff=values.worth.tail,
+        p=np.array([percentile / 100 for percentile, _ in found]),
+        value_ms=ends_ms[:, 0],
+        low_ms=ends_ms[:, 1],
+        high_ms=ends_ms[:, 2],
         max_ms=float(answered[-1]) / 1e6,
         unanswered=values.count - len(answered),
         limits=tuple(limits),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
-from gapmeter.analysis.stats.quantiles import Sample
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
+from gapmeter.analysis.stats.series import Series
 from gapmeter.report import curves, head, reconcile, tables
 from gapmeter.report.figure import Row, Table, Value, written
 from gapmeter.report.run import Run
@@ -42,11 +42,11 @@ def percentiles_section(run: Run) -> Section:
 
 
 def _curve(run: Run, name: str, measured: Any, limits: list[tuple[float, float, str]]) -> Fragment:
-    title, values = el("h3", METRICS[name]), metric_sample(measured, name, failures=True)
+    title, values = el("h3", METRICS[name]), metric_series(measured, name, failures=True)
     figures, key = run.summary["metrics"][name], f"metrics.{name}"
     if "with_failures" in figures:
         figures, key = figures["with_failures"], f"{key}.with_failures"
-    sent = metric_sample(measured, name, "sent") if name in ("ttft", "e2e") else None
+    sent = metric_series(measured, name, "sent") if name in ("ttft", "e2e") else None
     curve = curves.curve_of(METRICS[name], values, limits, curves.named_of(figures, key), sent)
     if curve is None:
         none = _no_curve(values)
@@ -55,7 +55,7 @@ def _curve(run: Run, name: str, measured: Any, limits: list[tuple[float, float, 
     return el("div", title, curves.with_table(run, curve, f"curve-{name}", caption))
 
 
-def _no_curve(values: Sample) -> str:
+def _no_curve(values: Series) -> str:
     if not values.count:
         return "Nothing to count."
     if not np.isfinite(values.ordered).any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests
-from gapmeter.analysis.stats.quantiles import sample
+from gapmeter.analysis.stats.series import Series
 from gapmeter.report import curves, marks
 from gapmeter.report.figure import chooser, panel, switch
 from gapmeter.report.run import Run
@@ -47,7 +47,7 @@ def _of_event(run: Run, event: str) -> dict[str, Fragment]:
         if not len(values) or not values.any():
             continue
         named = curves.named_of(run.summary[part][name], f"{part}.{name}")
-        curve = curves.curve_of(marks.words(name), sample(values), (), named, points=_POINTS)
+        curve = curves.curve_of(marks.words(name), Series(values), (), named, points=_POINTS)
         if curve is not None:
             key = f"stage-{name}-{event.replace('_', '-')}"
             caption = f"{marks.words(name)} {_UNTIL[event]}: {curves.caption(curve)}"

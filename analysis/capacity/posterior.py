@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapmeter.analysis.capacity.trial import HOLDS, INVALID, Trial
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 
 REACH = math.log(2)
 

@@ -15,7 +15,7 @@ from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.trial import FAILS, HOLDS, INVALID, Trial
 from gapmeter.analysis.jsonable import SCHEMA_VERSION, json_safe
 from gapmeter.analysis.stages import owner_words
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report.capacity.sentences import headline
 
 EXIT_CODES = {
@@ -149,7 +149,7 @@ def _point(each: Measured) -> dict[str, Any]:
     """Goodput at one rate; its interval is that of the share of good requests, at the rate asked for."""
     outcome = each.trial.outcome
     share = outcome.good / outcome.measured if outcome.measured else None
-    ends = quantiles.share_bounds((share or 0.0) * outcome.good_n_eff, outcome.good_n_eff)
+    ends = share_bounds((share or 0.0) * outcome.good_n_eff, outcome.good_n_eff)
     rate = each.trial.rate
     return {
         "rate": rate,

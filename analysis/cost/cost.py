@@ -12,34 +12,25 @@ with counts / dispersion in place of counts for arrivals that are more or less e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from gapmeter.analysis.cost.price import NoPrice, Price, price_of
 from gapmeter.analysis.device.devices import CPU
 from gapmeter.analysis.numbers import share, significant
 from gapmeter.analysis.requests.metrics import succeeded
 from gapmeter.analysis.requests.rate_curve import CHANGING
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.stats.series import Series
 
 MILLION = 1_000_000
 _CHEAP = 0.001  # USD, from which a request's own cost is told
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with its 95 % interval; an end is None where nothing bounds it."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,8 @@ class Rate:
 class Tokens:
     """Mean tokens of a request that succeeded, each with its interval."""
 
-    output: Interval | None
-    total: Interval | None
+    output: Estimate | None
+    total: Estimate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +59,9 @@ class Cost:
 
     price: Price
     rate: Rate
-    per_request: Interval
-    per_million_output_tokens: Interval | None
-    per_million_total_tokens: Interval | None
+    per_request: Estimate
+    per_million_output_tokens: Estimate | None
+    per_million_total_tokens: Estimate | None
     sentence: str
 
 
@@ -79,9 +70,10 @@ def cost_of(rate: Rate, price: Price, tokens: Tokens) -> Cost:
     if rate.low <= 0:
         raise ValueError(f"a rate of {rate.low} requests per second has no cost")
     dearest = usd_per_request(price, rate.low)
-    per_request = Interval(dearest, None if rate.high is None else usd_per_request(price, rate.high), dearest)
-    output, total = (None if t is None else _per_million(per_request, t) for t in (tokens.output, tokens.total))
-    return Cost(price, rate, per_request, output, total, _sentence(per_request, output, rate, price))
+    cheapest = None if rate.high is None else usd_per_request(price, rate.high)
+    per_request = Estimate(dearest, cheapest, dearest, why="" if cheapest else "nobody looked for a higher rate")
+    output, total = (t and _per_million(dearest, cheapest, t) for t in (tokens.output, tokens.total))
+    return Cost(price, rate, per_request, output, total, _sentence(dearest, output, rate, price))
 
 
 def usd_per_request(price: Price, rate: float) -> float:
@@ -118,7 +110,7 @@ def as_part(cost: Cost) -> dict[str, Any]:
     names = ("per_request", "per_million_output_tokens", "per_million_total_tokens")
     for name, found in zip(names, (cost.per_request, *tokens), strict=True):
         out[f"{name}_usd"] = None if found is None else found.value
-        out[f"{name}_usd_ci"] = None if found is None else [found.low, found.high]
+        out[f"{name}_usd_ci"] = None if found is None else list(found.ends)
     return out | {"sentence": cost.sentence}
 
 
@@ -163,21 +155,7 @@ def offered_rate(load: Mapping[str, Any], count: int) -> tuple[float, float]:
         raise NoRate("too few requests for a rate")
     measured = 1.0 if load.get("dispersion") is None else float(load["dispersion"])
     spread = {"constant": 0.0, "poisson": 1.0}.get(arrivals, max(1.0, measured))
-    return poisson_rate(count, float(seconds), spread)
-
-
-def poisson_rate(count: int, seconds: float, dispersion: float = 1.0) -> tuple[float, float]:
-    """The exact 95 % interval of a Poisson rate (Garwood 1936), of ``count / dispersion`` events; even arrivals: none.
-
-    Events per second.
-    """
-    rate = count / seconds
-    if dispersion <= 0:
-        return rate, rate
-    worth, tail = count / dispersion, (1 - quantiles.CONFIDENCE) / 2
-    low = stats.chi2.ppf(tail, 2 * worth) / 2 if worth > 0 else 0.0
-    high = stats.chi2.ppf(1 - tail, 2 * worth + 2) / 2
-    return float(low / worth * rate), float(high / worth * rate)
+    return rate_bounds(count, float(seconds), spread)
 
 
 def describe_tokens(measured: pd.DataFrame) -> dict[str, Any]:
@@ -185,35 +163,30 @@ def describe_tokens(measured: pd.DataFrame) -> dict[str, Any]:
     good = measured[succeeded(measured)]
     sides = {side: pd.to_numeric(good[f"{side}_tokens"]).astype("Float64") for side in ("output", "prompt")}
     columns = sides | {"total": sides["output"] + sides["prompt"]}
-    found = {name: mean_interval(column.to_numpy(np.float64, na_value=np.nan)) for name, column in columns.items()}
-    return {name: None if each is None else asdict(each) for name, each in found.items()}
+    return {name: _mean(column.to_numpy(np.float64, na_value=np.nan)) for name, column in columns.items()}
 
 
-def mean_interval(values: quantiles.Floats) -> Interval | None:
-    """A mean with Student's 95 % interval, n_eff = n / tau for n; None when any value is unknown or there are few."""
-    if len(values) < 2 or np.isnan(values).any():
+def _mean(tokens: Floats) -> dict[str, float] | None:
+    """None when any request's are unknown, or there are few requests."""
+    if len(tokens) < 2 or np.isnan(tokens).any():
         return None
-    mean, spread = float(values.mean()), float(values.std(ddof=1))
-    if spread == 0:
-        return Interval(mean, mean, mean)
-    n_eff = max(len(values) / quantiles.autocorrelation_time(values), 2.0)
-    half = float(stats.t.ppf((1 + quantiles.CONFIDENCE) / 2, n_eff - 1)) * spread / math.sqrt(n_eff)
-    return Interval(mean, max(mean - half, 0.0), mean + half)
+    mean, low, high = Series(tokens).mean().known
+    return {"value": mean, "low": max(low, 0.0), "high": high}
 
 
 def tokens_of(summary: Mapping[str, Any]) -> Tokens:
     """Back from ``describe_tokens``."""
     told = summary.get("tokens_per_request") or {}
-    output, total = (Interval(**told[name]) if told.get(name) else None for name in ("output", "total"))
+    output, total = (Estimate(**told[name]) if told.get(name) else None for name in ("output", "total"))
     return Tokens(output, total)
 
 
-def _per_million(cost: Interval, tokens: Interval) -> Interval | None:
+def _per_million(dearest: float, cheapest: float | None, tokens: Estimate) -> Estimate | None:
     """Cost per request over tokens per request: dearest with fewest tokens, cheapest with most."""
-    if tokens.value <= 0 or not tokens.low or not tokens.high:
+    if not tokens.value or not tokens.low or not tokens.high:
         return None
-    low = None if cost.low is None else cost.low / tokens.high * MILLION
-    return Interval(cost.value / tokens.value * MILLION, low, (cost.high or cost.value) / tokens.low * MILLION)
+    low = None if cheapest is None else cheapest / tokens.high * MILLION
+    return Estimate(dearest / tokens.value * MILLION, low, dearest / tokens.low * MILLION)
 
 
 def usd(value: float | None) -> str:
@@ -226,10 +199,9 @@ def many_requests(per_request: float) -> tuple[float, str]:
     return (1.0, "a request") if per_request >= _CHEAP else (float(MILLION), "for a million requests")
 
 
-def _sentence(per_request: Interval, output: Interval | None, rate: Rate, price: Price) -> str:
-    many, who = many_requests(per_request.value)
-    dearest = None if per_request.high is None else many * per_request.high
-    said = f"at most {usd(dearest)} {who}"
+def _sentence(dearest: float, output: Estimate | None, rate: Rate, price: Price) -> str:
+    many, who = many_requests(dearest)
+    said = f"at most {usd(many * dearest)} {who}"
     if output is not None:
         said += f" and {usd(output.high)} for a million output tokens"
     held = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"

@@ -9,9 +9,8 @@ values of every running sequence; a prompt's step multiplies. So, over a run's s
   operations = 2 x parameters x tokens (the head's only for the sequences that get a token from the step)
   + 4 x layers x heads x head size x pairs of a token and one that it attends to (itself included).
 
-The interval is that of a ratio of sums (delta method, neighbouring steps counted as alike by their autocorrelation
-time), widened by the spread of the device's own figure where that was measured. Activations, and what is written, are
-not counted: the shares are lower bounds on the traffic.
+The interval is that of a ratio of sums (stats.means), widened by the spread of the device's own figure where that was
+measured. Activations, and what is written, are not counted: the shares are lower bounds on the traffic.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.means import ratio_of_sums
 from gapmeter.records import EntryFlag, Span
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_Z = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +126,5 @@ def _forwards(trace: Trace, seqs: Ints) -> tuple[Ints, Floats]:
 
 def ratio(amount: Floats, ns: Floats, peak: Rate) -> Share:
     """``amount`` a nanosecond over the peak (in units of 10^9 a second), with its interval. Needs two steps."""
-    rate = float(amount.sum() / ns.sum())
-    left = amount - rate * ns
-    worth = len(ns) / quantiles.autocorrelation_time(left)
-    error = float(np.sqrt((left**2).sum() / len(ns) / max(worth - 1, 1.0)) / ns.mean())
-    low, high = (rate - _Z * error) / peak.peak, (rate + _Z * error) / peak.low
-    return Share(rate / peak.peak, max(low, 0.0), high, rate, len(ns))
+    rate, low, high = ratio_of_sums(amount, ns).known
+    return Share(rate / peak.peak, max(low / peak.peak, 0.0), high / peak.low, rate, len(ns))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gapmeter.analysis.judge.floor import Floor
 from gapmeter.analysis.requests.rate_curve import Knots
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 
 OK, WARN, BROKEN, UNMEASURED = "ok", "warn", "broken", "unmeasured"
 

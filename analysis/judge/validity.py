@@ -18,8 +18,8 @@ from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, WARN, Check
 from gapmeter.analysis.judge.floor import COMMAND, Floor, Limit, busiest_second
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import nearest_rank
-from gapmeter.analysis.stats.quantiles import Floats
 
 LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
 LAG_SHARES = (0.02, 0.10)  # of TTFT p99

@@ -5,7 +5,7 @@ the exact binomial, n_eff in place of n, each side at 97.5 %; which is the same 
 of the percentile lies below the limit (PASS), above it (FAIL), or on both sides (INCONCLUSIVE). One side is enough: a
 sample too small for an upper end can still prove a FAIL. Failed requests exceed every limit.
 
-Where no request exceeds the limit, and few or none its half, less is needed (stats.far): that way has a
+Where no request exceeds the limit, and few or none its half, less is needed (stats.exact): that way has a
 quarter of a side's 2.5 %, on top.
 """
 
@@ -22,8 +22,10 @@ import pandas as pd
 from gapmeter.analysis.ledger.tail import Anatomy
 from gapmeter.analysis.numbers import DASH, duration, share
 from gapmeter.analysis.numbers import count as count_text
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample, succeeded, window_s
-from gapmeter.analysis.stats import far, quantiles
+from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded, window_s
+from gapmeter.analysis.stats.estimate import TAIL, Estimate
+from gapmeter.analysis.stats.exact import chance_far_below, growth_to_decide
+from gapmeter.analysis.stats.series import Series, share_of
 
 PASS, FAIL, INCONCLUSIVE, INVALID = "PASS", "FAIL", "INCONCLUSIVE", "INVALID"
 EXIT_CODES = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
@@ -86,73 +88,72 @@ def _judge_one(slo: Mapping[str, Any], requests: pd.DataFrame, anatomy: Anatomy 
         return _judge_errors(slo, requests, each_s)
     if slo["metric"] not in METRICS:
         raise ValueError(f"{slo['text']}: {slo['metric']!r} is not a metric; known are {', '.join(METRICS)} and errors")
-    values = metric_sample(requests, slo["metric"], failures=True)
+    values = metric_series(requests, slo["metric"], failures=True)
     return _judge_latency(slo, values, len(requests), anatomy, each_s)
 
 
 def _judge_latency(
-    slo: Mapping[str, Any], values: quantiles.Sample, requests: int, anatomy: Anatomy | None, each_s: float
+    slo: Mapping[str, Any], values: Series, requests: int, anatomy: Anatomy | None, each_s: float
 ) -> SloResult:
     limit, percentile = float(slo["limit_ns"]), float(slo["percentile"])
-    found = quantiles.estimate(values, percentile)
-    status = _status(found.low, found.high, limit) if found.count else INVALID
+    found = values.percentile(percentile)
+    status = _status(found, limit) if values.count else INVALID
     over = values.count - int(np.searchsorted(values.ordered, limit, side="right"))
     more, minutes = None, None
     beyond_half = values.count - int(np.searchsorted(values.ordered, limit / 2, side="right"))
-    is_far = status == INCONCLUSIVE and not over and _is_far_below(beyond_half, found)
+    is_far = status == INCONCLUSIVE and not over and _is_far_below(beyond_half, values, percentile)
     if is_far:
         status = PASS
     if status == INCONCLUSIVE:
-        growth = quantiles.growth_to_decide(
-            over, values.count, found.n_eff, 1 - percentile / 100, values.plain(percentile)
+        growth = growth_to_decide(
+            over, values.count, values.n_eff(percentile), 1 - percentile / 100, values.plain(percentile)
         )
         more, minutes = _more(growth, requests, each_s)
     value = found.value if found.supported else None
-    missing = quantiles.more_values(values, percentile) if found.count else 0
-    whole = _more(1 + missing / found.count, requests, each_s) if missing else (None, None)
-    sentence = _latency_sentence(slo, status, found, whole if more is None and not is_far else None)
+    missing = values.more_values(percentile) if values.count else 0
+    whole = _more(1 + missing / values.count, requests, each_s) if missing else (None, None)
+    sentence = _latency_sentence(slo, status, values, found, whole if more is None and not is_far else None)
     if status != INVALID:
         sentence += _outcome(status, more, minutes, f"the limit of {_time(limit)}")
     if is_far:
         sentence += f", which no request exceeded, and {count_text(beyond_half) if beyond_half else 'none'} its half"
     return SloResult(
-        str(slo["text"]), str(slo["metric"]), percentile, limit, status, value, found.low, found.high, found.count,
-        found.n_eff, more, minutes, anatomy.stage if anatomy else None, anatomy.owner if anatomy else None, sentence,
-        *whole,
+        str(slo["text"]), str(slo["metric"]), percentile, limit, status, value, found.low, found.high, values.count,
+        values.n_eff(percentile), more, minutes, anatomy.stage if anatomy else None, anatomy.owner if anatomy else None,
+        sentence, *whole,
     )  # fmt: skip
 
 
-def _is_far_below(beyond_half: int, found: quantiles.Estimate) -> bool:
+def _is_far_below(beyond_half: int, values: Series, percentile: float) -> bool:
     """Whether a limit that nothing exceeds is far enough for less evidence to do."""
-    share_allowed = 1 - found.percentile / 100
-    return far.chance_far_below(beyond_half, found.count, found.n_eff, share_allowed) <= quantiles.TAIL / 4
+    allowed = 1 - percentile / 100
+    return chance_far_below(beyond_half, values.count, values.n_eff(percentile), allowed) <= TAIL / 4
 
 
 def _judge_errors(slo: Mapping[str, Any], requests: pd.DataFrame, each_s: float) -> SloResult:
     """The share of issued requests that failed, with Clopper-Pearson bounds; failures in a row count as correlated."""
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo["limit_share"])
-    n_eff = count / quantiles.autocorrelation_time(failed.astype(np.float64)) if count else 0.0
-    low, high = quantiles.share_bounds(hits / count * n_eff if count else 0, n_eff)
-    status = INVALID if not count else PASS if limit >= 1 else _status(low, high, limit)
+    found = share_of(failed)
+    (low, high), n_eff = found.ends, found.n_eff or 0.0
+    status = INVALID if not count else PASS if limit >= 1 else _status(found, limit)
     more, minutes = None, None
     if status == INCONCLUSIVE:
-        more, minutes = _more(quantiles.growth_to_decide(hits, count, n_eff, limit), count, each_s)
-    value = hits / count if count else None
+        more, minutes = _more(growth_to_decide(hits, count, n_eff, limit), count, each_s)
     sentence = f"{count_text(hits)} of {count_text(count)} requests failed"
-    sentence += f" ({share(value)}, 95 % interval {share(low)} .. {share(high)})" if count else ""
+    sentence += f" ({share(found.value)}, 95 % interval {share(low)} .. {share(high)})" if count else ""
     sentence += _outcome(status, more, minutes, f"the limit of {share(limit)}")
     return SloResult(
-        str(slo["text"]), "errors", None, limit, status, value, low, high, count, n_eff, more, minutes, None, None,
-        sentence,
+        str(slo["text"]), "errors", None, limit, status, found.value, low, high, count, n_eff, more, minutes, None,
+        None, sentence,
     )  # fmt: skip
 
 
-def _status(low: float | None, high: float | None, limit: float) -> str:
+def _status(found: Estimate, limit: float) -> str:
     """Where an interval lies. An end that does not exist proves nothing."""
-    if high is not None and high <= limit:
+    if found.high is not None and found.high <= limit:
         return PASS
-    return FAIL if low is not None and low > limit else INCONCLUSIVE
+    return FAIL if found.low is not None and found.low > limit else INCONCLUSIVE
 
 
 def _more(growth: float | None, requests: int, each_s: float) -> tuple[int | None, float | None]:
@@ -164,18 +165,20 @@ def _more(growth: float | None, requests: int, each_s: float) -> tuple[int | Non
 
 
 def _latency_sentence(
-    slo: Mapping[str, Any], status: str, found: quantiles.Estimate, whole: tuple[int | None, float | None] | None
+    slo: Mapping[str, Any], status: str, values: Series, found: Estimate, whole: tuple[int | None, float | None] | None
 ) -> str:
     """``whole``: what gives the interval both ends; None where what decides is said after it, and is what counts."""
-    name = f"p{found.percentile:g} {str(slo['metric']).upper()}"
+    percentile = float(slo["percentile"])
+    n_eff = values.n_eff(percentile)
+    name = f"p{percentile:g} {str(slo['metric']).upper()}"
     if status == INVALID:
         return f"{name} never occurred: no request had one"
-    worth = count_text(found.n_eff) if found.n_eff >= 1 else "less than one"
-    size = f"n = {count_text(found.count)}, worth {worth} independent"
+    worth = count_text(n_eff) if n_eff >= 1 else "less than one"
+    size = f"n = {count_text(values.count)}, worth {worth} independent"
     if found.supported and found.low == math.inf:
         return f"{name} never: more requests failed than it may leave out ({size})"
     if found.supported:
-        value, low, high = (_time(ns) for ns in (found.value, found.low, found.high))
+        value, low, high = (_time(ns) for ns in (found.value, *found.ends))
         return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
     size += f"; {_longer(*whole)}" if whole else ""
     if found.low is not None:

@@ -16,8 +16,8 @@ import pandas as pd
 
 from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, TYPICAL, slow_count
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, middle, stretches
+from gapmeter.analysis.stats.estimate import Floats
 
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)
 SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)
@@ -90,7 +90,7 @@ def describe_compute(ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | 
     """Of what requests waited, for how much did the device compute for them? Typical, the slowest 1 %, and all.
 
     ``ledgers``: rows in the order in which requests were due. Shares are of the band's summed waits, with a 95 %
-    interval (stats.resample). ``busy_share``: of the time from the first forward to the last, the part
+    interval (stats.bootstrap). ``busy_share``: of the time from the first forward to the last, the part
     within one.
     """
     found = {metric: _compute(rows, metric, device) for metric, rows in ledgers.items() if len(rows) >= FEWEST}
@@ -124,8 +124,8 @@ def _shares(sums: Floats, member: Bools, stretch: Any, known: set[str]) -> dict[
         if part not in known:
             out[part] = None
             continue
-        ends = [None, None] if drawn is None else interval(drawn[:, i] / np.maximum(drawn.sum(axis=1), 1.0))
-        out[part] = {"ms": float(means[i]) / 1e6, "share": float(means[i]) / whole, "share_ci": ends}
+        ends = middle(None if drawn is None else drawn[:, i] / np.maximum(drawn.sum(axis=1), 1.0))
+        out[part] = {"ms": float(means[i]) / 1e6, "share": float(means[i]) / whole, "share_ci": list(ends)}
     return out
 
 

@@ -2,7 +2,7 @@
 
 A group is any set of measured, answered requests. The difference of the groups' mean waits is the sum of the
 differences of their stages, so the stages can be ranked by what they explain. Intervals draw whole stretches of the
-run again (stats.resample), the same ones for both groups, so that what both shared is no difference.
+run again (stats.bootstrap), the same ones for both groups, so that what both shared is no difference.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pandas as pd
 
 from gapmeter.analysis.ledger.bands import stage_parts
 from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, middle, stretches
+from gapmeter.analysis.stats.estimate import Floats
 
 FEWEST = 5
 METRICS = {"ttft": "first_token", "e2e": "last_token"}
@@ -111,7 +111,7 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> dict[str, Any]:
         "a_ms": float(mean_a.sum()) / 1e6,
         "b_ms": float(mean_b.sum()) / 1e6,
         "difference_ms": whole / 1e6,
-        "difference_ci_ms": [None, None] if drawn is None else _ms(interval(drawn.sum(axis=1))),
+        "difference_ci_ms": _ms(middle(None if drawn is None else drawn.sum(axis=1))),
         "stretches": int(stretch.max(initial=-1)) + 1,
         "ranked": ranked,
     }
@@ -124,7 +124,7 @@ def _stage(name: str, a_ns: float, b_ns: float, whole_ns: float, drawn: Floats |
         "a_ms": a_ns / 1e6,
         "b_ms": b_ns / 1e6,
         "ms": (a_ns - b_ns) / 1e6,
-        "ci_ms": [None, None] if drawn is None else _ms(interval(drawn)),
+        "ci_ms": _ms(middle(drawn)),
         "share": (a_ns - b_ns) / whole_ns if whole_ns else None,
     }
 

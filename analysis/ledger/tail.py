@@ -14,8 +14,8 @@ import pandas as pd
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, Ints, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, Ints, drawn_means, middle_of_share, stretches
+from gapmeter.analysis.stats.estimate import Floats
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
@@ -29,7 +29,7 @@ class Anatomy:
 
     The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
     ``ranked`` is (stage, share of the difference), largest first. ``share_low`` and ``share_high`` are a 95 % interval
-    of the first one's share, from whole stretches of the run drawn again (stats.resample); both None
+    of the first one's share, from whole stretches of the run drawn again (stats.bootstrap); both None
     where the slow rows lie in too few stretches to tell.
     """
 
@@ -109,12 +109,8 @@ def slow_count(count: int) -> int:
 def _share_interval(values: Floats, usual: Bools, late: Bools, stretch: Ints) -> tuple[float | None, float | None]:
     """95 % interval of the first column's share of the second's difference between two groups of rows."""
     drawn = [drawn_means(values, member, stretch) for member in (usual, late)]
-    if drawn[0] is None or drawn[1] is None:
-        return None, None
-    more = drawn[1] - drawn[0]
-    slower = more[:, 1] > 0
-    low, high = interval(np.where(slower, more[:, 0] / np.where(slower, more[:, 1], 1.0), np.nan))
-    return low, high
+    more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
+    return middle_of_share(more, 1.0)
 
 
 def _share_words(share: float, low: float | None, high: float | None) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample
+from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.stages import GROUPS, STAGES, column
-from gapmeter.analysis.stats import hdr, quantiles
-from gapmeter.analysis.stats.quantiles import Estimate, Floats, Sample
+from gapmeter.analysis.stats import hdr
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.series import Series
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 
@@ -28,7 +29,7 @@ def percentile_key(percentile: float) -> str:
 
 
 def figures(
-    values: Sample, percentiles: Iterable[float], per_request: float, seconds_per_request: float
+    values: Series, percentiles: Iterable[float], per_request: float, seconds_per_request: float
 ) -> dict[str, Any]:
     """Percentiles in ms with their intervals, maximum, mean, count and n_eff of one sample in ns.
 
@@ -40,20 +41,20 @@ def figures(
     needs: dict[str, Any] = {}
     infinite: list[str] = []
     for percentile in percentiles:
-        found, key = quantiles.estimate(values, percentile), percentile_key(percentile)
+        found, key = values.percentile(percentile), percentile_key(percentile)
         out[f"{key}_ms"] = _ms(found.value) if found.supported else None
         out[f"{key}_ci_ms"] = _interval_ms(found)
         if found.supported and found.value == math.inf:
             infinite.append(key)
         if not found.supported:
-            more = quantiles.more_values(values, percentile)
+            more = values.more_values(percentile)
             more = math.ceil(more / per_request) if per_request else more
             minutes = more * seconds_per_request / 60 if seconds_per_request else None
             needs[key] = {"requests": more, "minutes": minutes}
     finite = values.ordered[np.isfinite(values.ordered)]
     out["max_ms"] = _ms(float(finite[-1])) if len(finite) else None
     out["mean_ms"] = float(finite.mean()) / 1e6 if len(finite) else None
-    return out | {"count": values.count, "n_eff": values.n_eff_tail, "needs": needs, "infinite": infinite}
+    return out | {"count": values.count, "n_eff": values.worth.tail, "needs": needs, "infinite": infinite}
 
 
 def plain_percentile(ns: float | None) -> float | None:
@@ -120,8 +121,8 @@ def write_histograms(
 def _distributions(requests: pd.DataFrame, ledger: pd.DataFrame | None) -> Mapping[str, Floats]:
     out: dict[str, Floats] = {}
     for metric in METRICS:
-        out[metric] = metric_sample(requests, metric).ordered
-        out[f"{metric}-from-sent"] = metric_sample(requests, metric, "sent").ordered
+        out[metric] = metric_series(requests, metric).ordered
+        out[f"{metric}-from-sent"] = metric_series(requests, metric, "sent").ordered
     for event, suffix in (("last_token", ""), ("first_token", "-to-first-token")):
         values = stage_values_ns(ledgers_of(ledger, requests, event))
         out |= {f"stage-{name}{suffix}": found for name, found in values.items() if len(found)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge import arrivals, validity
@@ -14,7 +13,7 @@ from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.attempts import count_attempts, final
 from gapmeter.analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
 from gapmeter.analysis.requests.rate_curve import lowest_and_highest
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import share_of
 
 
 def load_part(measured: pd.DataFrame, evidence: Evidence, lag_ns: float | None) -> dict[str, Any]:
@@ -74,15 +73,13 @@ def counts_part(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Eviden
 def goodput_part(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> dict[str, Any]:
     """Good requests per second; the share's interval is Clopper and Pearson's, good ones in a row counted as alike."""
     good = good_requests(measured, limits_ns)
-    n, seconds = len(good), window_s(measured)
-    if not n:
+    share, seconds = share_of(good), window_s(measured)
+    if not len(good):
         return {"per_s": None, "share": None, "share_ci": None, "limits_ms": {}}
-    worth = n / quantiles.autocorrelation_time(good.astype(np.float64))
-    low, high = quantiles.share_bounds(float(good.mean()) * worth, worth)
     return {
         "per_s": float(good.sum()) / seconds if seconds else None,
-        "share": float(good.mean()),
-        "share_ci": [low, high],
+        "share": share.value,
+        "share_ci": list(share.ends),
         "limits_ms": {metric: limit / 1e6 for metric, limit in limits_ns.items()},
     }
 

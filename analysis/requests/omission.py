@@ -22,9 +22,9 @@ from gapmeter.analysis.judge.validity import percentile_of
 from gapmeter.analysis.numbers import count, duration
 from gapmeter.analysis.requests.figures import percentile_key, plain_percentile
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.series import Series
 
 LABEL = (
     "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "
@@ -65,10 +65,10 @@ def _pace_ns(measured: pd.DataFrame, evidence: Evidence) -> float | None:
 def _estimate(measured: pd.DataFrame, metric: str, pace_ns: float) -> dict[str, Any]:
     values = request_values_ns(measured, metric)[succeeded(measured)]
     values = values[~np.isnan(values)]
-    whole, sample = corrected(values, pace_ns), quantiles.sample(values)
+    whole, series = corrected(values, pace_ns), Series(values)
     out: dict[str, Any] = {"added": len(whole) - len(values)}
     for percentile in PERCENTILES:
-        supported = quantiles.estimate(sample, percentile).supported
+        supported = series.percentile(percentile).supported
         out[f"{percentile_key(percentile)}_ms"] = (
             plain_percentile(percentile_of(whole, percentile)) if supported else None
         )

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures
-from gapmeter.analysis.requests.metrics import metric_sample, window_s
+from gapmeter.analysis.requests.metrics import metric_series, window_s
 
 _PERCENTILES = (50.0, 90.0, 99.0)
 
@@ -24,7 +24,7 @@ def describe_turns(measured: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _describe(turn: int, rows: pd.DataFrame) -> dict[str, Any]:
-    sample = metric_sample(rows, "ttft")
+    sample = metric_series(rows, "ttft")
     told = rows[["prompt_tokens", "cached_tokens"]].dropna()
     prompts = float(told["prompt_tokens"].sum())
     return {

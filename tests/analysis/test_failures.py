@@ -17,7 +17,7 @@ from gapmeter.analysis.numbers import over
 from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
 from gapmeter.analysis.requests.figures import figures
 from gapmeter.analysis.requests.metrics import measured_requests
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.summary import build_summary
 from gapmeter.report import write_report
 from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
@@ -76,9 +76,9 @@ def test_whatever_failures_would_have_taken_a_censored_percentile_says_nothing_u
     successes: list[float], unknown: list[float], percentile: float
 ) -> None:
     """``unknown`` is what the failed requests would have taken, had they been given the time."""
-    seen = quantiles.sample(np.array([*successes, *[np.inf] * len(unknown)]))
+    seen = Series(np.array([*successes, *[np.inf] * len(unknown)]))
     told = censored(figures(seen, [percentile], 1.0, 1.0), TIMEOUT_NS if unknown else None)
-    truth = quantiles.estimate(quantiles.sample(np.array([*successes, *unknown])), percentile).value
+    truth = Series(np.array([*successes, *unknown])).percentile(percentile).value
     name = f"p{percentile:g}"
     assert truth is not None
     if name in told["over_ms"]:
