@@ -16,7 +16,7 @@ import pandas as pd
 
 from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, TYPICAL, slow_count
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, middle, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
 from gapmeter.analysis.stats.estimate import Floats
 
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)
@@ -124,8 +124,9 @@ def _shares(sums: Floats, member: Bools, stretch: Any, known: set[str]) -> dict[
         if part not in known:
             out[part] = None
             continue
-        ends = middle(None if drawn is None else drawn[:, i] / np.maximum(drawn.sum(axis=1), 1.0))
-        out[part] = {"ms": float(means[i]) / 1e6, "share": float(means[i]) / whole, "share_ci": list(ends)}
+        shares = None if drawn is None else drawn[:, i] / np.maximum(drawn.sum(axis=1), 1.0)
+        found = with_draws(float(means[i]) / whole, shares)
+        out[part] = {"ms": float(means[i]) / 1e6, "share": found.value, "share_ci": list(found.ends)}
     return out
 
 

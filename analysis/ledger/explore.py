@@ -8,7 +8,7 @@ run again (stats.bootstrap), the same ones for both groups, so that what both sh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ import pandas as pd
 
 from gapmeter.analysis.ledger.bands import stage_parts
 from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, middle, stretches
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 
 FEWEST = 5
 METRICS = {"ttft": "first_token", "e2e": "last_token"}
@@ -111,7 +111,7 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> dict[str, Any]:
         "a_ms": float(mean_a.sum()) / 1e6,
         "b_ms": float(mean_b.sum()) / 1e6,
         "difference_ms": whole / 1e6,
-        "difference_ci_ms": _ms(middle(None if drawn is None else drawn.sum(axis=1))),
+        "difference_ci_ms": _ci_ms(with_draws(whole, None if drawn is None else drawn.sum(axis=1))),
         "stretches": int(stretch.max(initial=-1)) + 1,
         "ranked": ranked,
     }
@@ -124,13 +124,13 @@ def _stage(name: str, a_ns: float, b_ns: float, whole_ns: float, drawn: Floats |
         "a_ms": a_ns / 1e6,
         "b_ms": b_ns / 1e6,
         "ms": (a_ns - b_ns) / 1e6,
-        "ci_ms": _ms(middle(drawn)),
+        "ci_ms": _ci_ms(with_draws(a_ns - b_ns, drawn)),
         "share": (a_ns - b_ns) / whole_ns if whole_ns else None,
     }
 
 
-def _ms(ends: Sequence[float | None]) -> list[float | None]:
-    return [None if end is None else end / 1e6 for end in ends]
+def _ci_ms(found: Estimate) -> list[float | None]:
+    return [None if end is None else end / 1e6 for end in found.ends]
 
 
 def describe_pairs(

@@ -14,8 +14,8 @@ import pandas as pd
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column, owner_words
-from gapmeter.analysis.stats.bootstrap import Bools, Ints, drawn_means, middle_of_share, stretches
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.bootstrap import Bools, Ints, drawn_means, share_with_draws, stretches
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
@@ -28,9 +28,9 @@ class Anatomy:
     """Typical against slow, in ns. ``stages`` holds (stage, typical mean, slow mean) in the order of the timeline.
 
     The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
-    ``ranked`` is (stage, share of the difference), largest first. ``share_low`` and ``share_high`` are a 95 % interval
-    of the first one's share, from whole stretches of the run drawn again (stats.bootstrap); both None
-    where the slow rows lie in too few stretches to tell.
+    ``ranked`` is (stage, share of the difference), largest first. ``share`` is the first one's, with its interval from
+    whole stretches of the run drawn again (stats.bootstrap); without ends where the slow rows lie in too few stretches
+    to tell.
     """
 
     count: int
@@ -42,9 +42,7 @@ class Anatomy:
     ranked: tuple[tuple[str, float], ...]
     stage: str
     owner: str
-    share: float
-    share_low: float | None
-    share_high: float | None
+    share: Estimate
     sentence: str
 
 
@@ -77,7 +75,8 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") 
     shares = more / more.sum()
     ranking = np.argsort(-shares, kind="stable")
     top = int(ranking[0])
-    low, high = _share_interval(np.stack([values[:, top], values.sum(axis=1)], axis=1), usual, late, stretches(total))
+    both = np.stack([values[:, top], values.sum(axis=1)], axis=1)
+    share = _share(float(shares[top]), both, usual, late, stretches(total))
     return Anatomy(
         count=n,
         typical_count=int(usual.sum()),
@@ -88,10 +87,8 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") 
         ranked=tuple((names[i], float(shares[i])) for i in ranking),
         stage=names[top],
         owner=owner_of(names[top]),
-        share=float(shares[top]),
-        share_low=low,
-        share_high=high,
-        sentence=f"{_share_words(float(shares[top]), low, high)} of what slow {what} wait beyond typical ones "
+        share=share,
+        sentence=f"{_share_words(share)} of what slow {what} wait beyond typical ones "
         f"({duration(float(more.sum()) / 1e6)}) is {_whose(names[top], device, inside_measured(ledgers))}",
     )
 
@@ -106,15 +103,16 @@ def slow_count(count: int) -> int:
     return max(FEWEST_SLOW, count - int(SLOW_FROM * count))
 
 
-def _share_interval(values: Floats, usual: Bools, late: Bools, stretch: Ints) -> tuple[float | None, float | None]:
-    """95 % interval of the first column's share of the second's difference between two groups of rows."""
+def _share(share: float, values: Floats, usual: Bools, late: Bools, stretch: Ints) -> Estimate:
+    """The first column's share of the second's difference between two groups of rows."""
     drawn = [drawn_means(values, member, stretch) for member in (usual, late)]
     more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
-    return middle_of_share(more, 1.0)
+    return share_with_draws(share, more)
 
 
-def _share_words(share: float, low: float | None, high: float | None) -> str:
-    part = "all" if share > 0.995 else f"{100 * share:.0f} %"
+def _share_words(share: Estimate) -> str:
+    value, (low, high) = share.value or 0.0, share.ends
+    part = "all" if value > 0.995 else f"{100 * value:.0f} %"
     sure = "no interval" if low is None or high is None else f"{100 * low:.0f} .. {100 * high:.0f} %"
     return f"{part} ({sure})"
 

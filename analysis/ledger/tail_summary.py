@@ -62,8 +62,8 @@ def anatomy_part(found: Anatomy) -> dict[str, Any]:
         ],
         "stage": found.stage,
         "owner": found.owner,
-        "share": found.share,
-        "share_ci": [found.share_low, found.share_high],
+        "share": found.share.value,
+        "share_ci": list(found.share.ends),
         "sentence": found.sentence,
     }
 

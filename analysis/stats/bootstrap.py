@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.estimate import TAIL, Floats
+from gapmeter.analysis.stats.estimate import TAIL, Estimate, Floats
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -63,24 +63,24 @@ def drawn_means(values: Floats, member: Bools, stretch: Ints, seed: int = 0) -> 
     return np.asarray(np.divide(times @ sums, drawn, out=empty, where=drawn > 0), dtype=np.float64)
 
 
-def middle(drawn: Floats | None) -> tuple[float | None, float | None]:
-    """The middle 95 % of the draws of one figure; no ends without draws, or when a tenth of them say nothing."""
+def with_draws(value: float, drawn: Floats | None) -> Estimate:
+    """A figure with the middle 95 % of its draws; without ends where there are none, or a tenth of them say nothing."""
     told = np.zeros(0) if drawn is None else drawn[np.isfinite(drawn)]
     if drawn is None or not len(told) or len(told) < 0.9 * len(drawn):
-        return None, None
+        return Estimate(value, None, None, why="too few stretches of the run tell of it")
     low, high = np.quantile(told, [TAIL, 1 - TAIL])
-    return float(low), float(high)
+    return Estimate(value, float(low), float(high))
 
 
-def middle_of_share(drawn: Floats | None, sign: float) -> tuple[float | None, float | None]:
-    """The same of a part's share of a whole difference: ``drawn`` (draws, 2) has both differences.
+def share_with_draws(value: float, drawn: Floats | None, sign: float = 1.0) -> Estimate:
+    """A part's share of a whole difference. ``drawn``: both in every draw, shape (draws, 2).
 
     A draw in which the whole goes the other way than ``sign`` says nothing.
     """
     if drawn is None:
-        return None, None
+        return with_draws(value, None)
     same = drawn[:, 1] * sign > 0
-    return middle(np.where(same, drawn[:, 0] / np.where(same, drawn[:, 1], 1.0), np.nan))
+    return with_draws(value, np.where(same, drawn[:, 0] / np.where(same, drawn[:, 1], 1.0), np.nan))
 
 
 def block_length(series: Floats) -> float:

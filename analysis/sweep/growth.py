@@ -19,8 +19,8 @@ import pandas as pd
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
-from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, middle_of_share, stretches
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, share_with_draws, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 from gapmeter.analysis.stats.means import Level
 from gapmeter.analysis.sweep.compared import figure_words
 from gapmeter.report.marks import words
@@ -78,8 +78,9 @@ def describe_growth(one: Side, two: Side, metric: str, percentile: float | None,
     }  # fmt: skip
     if gain and whole:
         stage = max(gain, key=lambda name: gain[name] / whole)
-        told |= {"stage": stage, "owner": owner_of(stage), "share": gain[stage] / whole,
-                 "share_ci": _share_interval(one.ledgers, two.ledgers, percentile, stage)}  # fmt: skip
+        share_of_stage = _share(gain[stage] / whole, one.ledgers, two.ledgers, percentile, stage)
+        told |= {"stage": stage, "owner": owner_of(stage), "share": share_of_stage.value,
+                 "share_ci": list(share_of_stage.ends) if share_of_stage.supported else None}  # fmt: skip
     return told | {"sentence": _sentence(told, device)}
 
 
@@ -135,14 +136,13 @@ def _signed(ms: float) -> str:
     return f"{'−' if ms < 0 else '+'}{duration(abs(ms))}"
 
 
-def _share_interval(one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> list[float] | None:
-    """Stretches of both points drawn again (percentile method, fixed seeds)."""
+def _share(value: float, one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> Estimate:
+    """A stage's share of the growth: stretches of both points drawn again, with fixed seeds."""
     drawn = [_drawn(rows, percentile, stage, seed) for seed, rows in enumerate((one, two))]
     if drawn[0] is None or drawn[1] is None:
-        return None
+        return with_draws(value, None)
     more = drawn[1] - drawn[0]
-    low, high = middle_of_share(more, float(np.nanmean(more[:, 1])))
-    return None if low is None or high is None else [low, high]
+    return share_with_draws(value, more, float(np.nanmean(more[:, 1])))
 
 
 def _drawn(rows: pd.DataFrame, percentile: float | None, stage: str, seed: int) -> Floats | None:
