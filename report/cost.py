@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gapmeter.analysis.cost.cost import many_requests, usd
-from gapmeter.analysis.numbers import DASH, large, significant
+from gapmeter.analysis.cost.cost import many_requests
+from gapmeter.analysis.numbers import DASH, large, significant, usd
 from gapmeter.analysis.provenance import Provenance
 from gapmeter.report.figure import Table, Value, figure, written
 from gapmeter.report.run import Run

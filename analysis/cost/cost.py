@@ -21,7 +21,7 @@ import pandas as pd
 
 from gapmeter.analysis.cost.price import NoPrice, Price, price_of
 from gapmeter.analysis.device.devices import CPU
-from gapmeter.analysis.numbers import share, significant
+from gapmeter.analysis.numbers import share, significant, usd
 from gapmeter.analysis.requests.metrics import succeeded
 from gapmeter.analysis.requests.rate_curve import CHANGING
 from gapmeter.analysis.stats.estimate import Estimate, Floats
@@ -187,11 +187,6 @@ def _per_million(dearest: float, cheapest: float | None, tokens: Estimate) -> Es
         return None
     low = None if cheapest is None else cheapest / tokens.high * MILLION
     return Estimate(dearest / tokens.value * MILLION, low, dearest / tokens.low * MILLION)
-
-
-def usd(value: float | None) -> str:
-    """Three digits of a price: $0.0000123, $2.49; a dash for None."""
-    return "–" if value is None else f"${significant(value)}"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:

@@ -70,7 +70,7 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
         why = manifest.get("ended_because", "the run ended before the load had begun")
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
-    from gapmeter.report.terminal import print_summary
+    from gapmeter.report.summary_terminal import print_summary
 
     try:
         # A report made again must not vouch for what has happened to the records since.

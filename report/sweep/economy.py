@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.cost.cost import MILLION, describe_cost, describe_tokens, price_words, usd
+from gapmeter.analysis.cost.cost import MILLION, describe_cost, describe_tokens, price_words
 from gapmeter.analysis.cost.economics import describe_value
 from gapmeter.analysis.cost.price import Price
-from gapmeter.analysis.numbers import DASH, bounds, duration, large, significant
+from gapmeter.analysis.numbers import DASH, bounds, duration, large, significant, usd
 from gapmeter.analysis.provenance import Provenance
 from gapmeter.analysis.sweep.compared import figure_key
 from gapmeter.report import head

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gapmeter import errors
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
 from gapmeter.report import bars
-from gapmeter.report.terminal import print_summary, render_summary
+from gapmeter.report.summary_terminal import print_summary, render_summary
 from tests.analysis.report_frames import write_run
 
 AGAIN = "make loadtest SCENARIO=chat-p99"
