@@ -243,7 +243,8 @@ def _change(found: Differences, metric: str, event: str, total: Difference, devi
     ]
     work = [name for name in work if shares[name] >= LEAST_CAUSE]
     cause = max(work, key=lambda name: shares[name], default=None)
-    interval = found.shares[event][stage]
+    part = found.shares[event][stage]
+    interval = part.known[1:] if part else None
     sentence = f"{told(f'the mean {NAMES[metric]}', total)}: {_part(stage, shares[stage], interval, device)}"
     if cause is not None and cause != stage:
         follows = (

@@ -1,7 +1,7 @@
 """Differences between two sides, each of one run or several, with intervals that hold for correlated requests.
 
 A difference is B minus A. Its standard error has two parts. *Within* runs: the stationary block bootstrap of
-analysis.compare.bootstrap, every run drawn by itself; where both sides issued the same planned requests in an open
+stats.bootstrap, every run drawn by itself; where both sides issued the same planned requests in an open
 loop, a pair of runs is drawn together, request i of one with request i of the other, so that what the plan did to both
 cancels out. *Between* runs: where a side has several, the variance of the runs' own estimates about their side's mean,
 s^2 (1/k_A + 1/k_B); where that is larger than the one within, it is taken instead.
@@ -23,7 +23,7 @@ from gapmeter.analysis.compare.resample import Figures, Pair, align
 from gapmeter.analysis.compare.sides import STAGE_NAMES, Run
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats.difference import Difference
-from gapmeter.analysis.stats.estimate import TAIL, Floats
+from gapmeter.analysis.stats.estimate import TAIL, Estimate, Floats
 from gapmeter.analysis.stats.series import Series, pooled
 
 RESAMPLES = 1000
@@ -34,7 +34,7 @@ class Differences:
     """Everything that was compared.
 
     ``metrics[metric][percentile]``; ``stages[event][stage]``: of the means, which add up to ``totals[event]``;
-    ``shares[event][stage]``: 95 % interval of a stage's share of that, None where the total may be 0;
+    ``shares[event][stage]``: a stage's share of that, None where the total may be 0;
     ``stage_percentiles[event][stage][percentile]``. ``unmeasured[event]``: stages that not every run measured; their
     time is in ``unexplained``. ``counts`` are the requests of each side, ``block`` the mean length of the blocks.
     """
@@ -48,7 +48,7 @@ class Differences:
     metrics: Mapping[str, Mapping[float, Difference]]
     stages: Mapping[str, Mapping[str, Difference]]
     totals: Mapping[str, Difference]
-    shares: Mapping[str, Mapping[str, tuple[float, float] | None]]
+    shares: Mapping[str, Mapping[str, Estimate | None]]
     stage_percentiles: Mapping[str, Mapping[str, Mapping[float, Difference]]]
     unmeasured: Mapping[str, tuple[str, ...]]
 
@@ -65,7 +65,7 @@ def compare_sides(
         event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known
     }
     totals = {event: judge.mean(event, len(STAGE_NAMES)) for event in names}
-    each = {event: {name: STAGE_NAMES.index(name) for name in own} for event, own in names.items()}
+    stages = {event: {n: judge.mean(event, STAGE_NAMES.index(n)) for n in own} for event, own in names.items()}
     return Differences(
         paired=not why,
         why_not_paired=why,
@@ -74,10 +74,10 @@ def compare_sides(
         block=pair.block,
         resamples=resamples,
         metrics={m: {p: judge.percentile(m, i) for i, p in enumerate(percentiles[m])} for m in METRICS},
-        stages={event: {n: judge.mean(event, i) for n, i in own.items()} for event, own in each.items()},
+        stages=stages,
         totals=totals,
         shares={
-            event: {n: judge.share(event, i, totals[event]) for n, i in own.items()} for event, own in each.items()
+            event: {n: judge.share(event, n, d, totals[event]) for n, d in own.items()} for event, own in stages.items()
         },
         stage_percentiles=judge.stages() if stage_percentiles else {},
         unmeasured={event: tuple(n for n in STAGE_NAMES if n not in own) for event, own in names.items()},
@@ -122,15 +122,15 @@ class _Judge:
                 }
         return found
 
-    def share(self, event: str, part: int, total: Difference) -> tuple[float, float] | None:
-        """95 % interval of a stage's share of the whole difference; None where that may be 0."""
-        if not total.estimate.excludes(0.0):
+    def share(self, event: str, stage: str, own: Difference, total: Difference) -> Estimate | None:
+        """A stage's share of the whole difference; None where that may be 0."""
+        if not total.value or not total.estimate.excludes(0.0):
             return None
         diff = self._drawn[f"{event}/1"] - self._drawn[f"{event}/0"]
         whole = diff[:, len(STAGE_NAMES)]
-        same = whole * (total.value or 0.0) > 0
-        low, high = np.quantile(diff[same, part] / whole[same], [TAIL, 1 - TAIL])
-        return float(low), float(high)
+        same = whole * total.value > 0
+        low, high = np.quantile(diff[same, STAGE_NAMES.index(stage)] / whole[same], [TAIL, 1 - TAIL])
+        return Estimate((own.value or 0.0) / total.value, float(low), float(high))
 
     def _ends(self, name: str, part: int) -> tuple[float | None, float | None]:
         a, b = (float(self._now[f"{name}/{side}"][0, part]) for side in (0, 1))

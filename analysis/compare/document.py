@@ -272,18 +272,16 @@ def _claim_part(claim: Claim | None) -> dict[str, Any]:
 
 def _stages(event: str, found: Differences) -> dict[str, Any]:
     """The mean ledgers' difference: stages in the order of the timeline, which add up to ``total``."""
-    whole = found.totals[event].value
     rows = []
     for name, d in found.stages[event].items():
-        interval = found.shares[event][name]
-        told = found.shares[event][name] is not None
+        part = found.shares[event][name]
         rows.append(
             {
                 "stage": name,
                 "owner": owner_of(name),
                 **_figure(d),
-                "share": (d.value or 0.0) / whole if told and whole else None,
-                "share_ci": list(interval) if interval else None,
+                "share": part and part.value,
+                "share_ci": list(part.ends) if part else None,
                 "percentiles": {
                     percentile_key(p): _figure(each)
                     for p, each in found.stage_percentiles.get(event, {}).get(name, {}).items()
