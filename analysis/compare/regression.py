@@ -12,7 +12,7 @@ from typing import Any
 
 from gapmeter.analysis.compare.claims import NAMES, signed_share
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stats.difference import holm
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report.comparison.words import difference, interval

@@ -10,54 +10,57 @@ machine itself slowed down. Why it did is said only where telemetry recorded a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
+from gapmeter.analysis.results.device import Telemetry
+from gapmeter.analysis.results.run import Drift, Ratio
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.stats.means import FEWEST_OF_RATIO, ratio_of_geometric_means, ratio_of_means
 
 FIRST_S = 10.0
-_NOTABLE = 0.05  # of a ratio's distance from 1, beyond its interval
 
 
 def describe_drift(
     requests: pd.DataFrame, canaries: Sequence[NDArray[np.int64]] = (), reason: str | None = None
-) -> dict[str, Any]:
-    """``summary["drift"]``: each ratio of the first seconds to the rest, with its 95 % interval, and a sentence.
+) -> Drift:
+    """Each ratio of the first seconds to the rest, with its 95 % interval.
 
     ``requests``: all of the run; ``canaries``: of each generator process the durations, one a second; ``reason``: why
-    the machine slowed down, where telemetry says so. A ratio that nothing supports is null.
+    the machine slowed down, where telemetry says so. A ratio that nothing supports is None.
     """
     sent = requests[issued(requests)].sort_values("due_ns", kind="stable")
     due = stamps_ns(sent, "due_ns")
     first = due < (due.min() if len(due) else 0) + int(FIRST_S * 1e9)
-    found = {metric: _latency(sent, metric, first) for metric in ("ttft", "tpot")}
-    found |= {"output_tokens_per_s": _tokens(sent), "machine_time": _machine(canaries)}
-    ratios = {name: each and {"ratio": each.value, "ratio_ci": list(each.ends)} for name, each in found.items()}
-    return {"first_s": FIRST_S, **ratios, "reason": reason, "sentence": _sentence(ratios, reason)}
+    return Drift(
+        first_s=FIRST_S,
+        ttft=_latency(sent, "ttft", first),
+        tpot=_latency(sent, "tpot", first),
+        output_tokens_per_s=_tokens(sent),
+        machine_time=_machine(canaries),
+        reason=reason,
+    )
 
 
-def throttled(telemetry: Mapping[str, Any] | None) -> str | None:
+def throttled(telemetry: Telemetry | None) -> str | None:
     """What slowed the server's GPUs down, in telemetry's own words; None where nothing did, or nobody looked."""
-    told = {
-        words: None for gpu in (telemetry or {}).get("gpus", ()) if gpu["server"] for words in gpu["throttled"] or ()
-    }
-    return f"a GPU was throttled meanwhile: {', '.join(told)}" if told else None
+    gpus = telemetry.gpus if telemetry else ()
+    reasons = dict.fromkeys(words for gpu in gpus if gpu.server for words in gpu.throttled or ())
+    return f"a GPU was throttled meanwhile: {', '.join(reasons)}" if reasons else None
 
 
-def _latency(sent: pd.DataFrame, metric: str, first: NDArray[np.bool_]) -> Estimate | None:
+def _latency(sent: pd.DataFrame, metric: str, first: NDArray[np.bool_]) -> Ratio | None:
     values = request_values_ns(sent, metric)
     known = succeeded(sent) & ~np.isnan(values)
     logs = np.log(np.maximum(values, 1.0))
-    return ratio_of_geometric_means(logs[known & first], logs[known & ~first])
+    return _ratio(ratio_of_geometric_means(logs[known & first], logs[known & ~first]))
 
 
-def _tokens(sent: pd.DataFrame) -> Estimate | None:
+def _tokens(sent: pd.DataFrame) -> Ratio | None:
     """Tokens that arrived in each second while requests were issued."""
     if "token_ns" not in sent or not len(sent):
         return None
@@ -68,43 +71,19 @@ def _tokens(sent: pd.DataFrame) -> Estimate | None:
         return None
     at = (np.concatenate(arrived) - due.min()) // 1_000_000_000
     rates = np.bincount(at[(at >= 0) & (at < seconds)], minlength=seconds).astype(np.float64)
-    return ratio_of_means(rates[: int(FIRST_S)], rates[int(FIRST_S) :])
+    return _ratio(ratio_of_means(rates[: int(FIRST_S)], rates[int(FIRST_S) :]))
 
 
-def _machine(canaries: Sequence[NDArray[np.int64]]) -> Estimate | None:
+def _machine(canaries: Sequence[NDArray[np.int64]]) -> Ratio | None:
     """Each process's durations against its own later ones, pooled."""
     split = int(FIRST_S)
     logs = [np.log(np.maximum(each, 1)) for each in canaries if len(each) >= split + FEWEST_OF_RATIO]
     if not logs:
         return None
     centred = [each - each[split:].mean() for each in logs]
-    return ratio_of_geometric_means(
-        *(np.concatenate([c[part] for c in centred]) for part in (slice(split), slice(split, None)))
-    )
+    first, rest = (np.concatenate([each[part] for each in centred]) for part in (slice(split), slice(split, None)))
+    return _ratio(ratio_of_geometric_means(first, rest))
 
 
-_NAMES = {
-    "ttft": "TTFT", "tpot": "TPOT", "output_tokens_per_s": "tokens/s",
-    "machine_time": "time of a fixed piece of CPU work",
-}  # fmt: skip
-
-
-def _sentence(ratios: dict[str, Any], reason: str | None) -> str | None:
-    """Every ratio with its interval; those in front that lie beyond it and more than 5 % from 1. None without any."""
-    known = {name: found for name, found in ratios.items() if found is not None}
-    if not known:
-        return None
-    told = ", ".join(f"{_NAMES[name]} {_times(found)}" for name, found in known.items())
-    moved = [_NAMES[name] for name, found in known.items() if _moved(found["ratio_ci"])]
-    differs = f"; {' and '.join(moved)} differed" if moved else ""
-    cause = f" ({reason})" if reason and moved else ""
-    return f"first {FIRST_S:.0f} s over the rest: {told}{differs}{cause}"
-
-
-def _moved(interval: Sequence[float]) -> bool:
-    return interval[0] > 1 + _NOTABLE or interval[1] < 1 - _NOTABLE
-
-
-def _times(found: dict[str, Any]) -> str:
-    low, high = found["ratio_ci"]
-    return f"{found['ratio']:.2f} ({low:.2f} .. {high:.2f})"
+def _ratio(found: Estimate | None) -> Ratio | None:
+    return None if found is None else Ratio(ratio=found.known[0], ratio_ci=found.ends)

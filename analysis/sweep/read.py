@@ -15,8 +15,10 @@ import pandas as pd
 from gapmeter.analysis.numbers import DASH, significant
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 
 BLOCKS = 48  # of a run's window
 
@@ -28,6 +30,8 @@ class PointRun:
     folder: Path
     summary: dict[str, Any] | None = None
     manifest: dict[str, Any] | None = None
+    result: RunResult | None = None
+    typed_manifest: Manifest | None = None
     reason: str = ""
 
     @property
@@ -62,7 +66,7 @@ def _read_run(path: Path) -> PointRun:
     if failed.exists():
         return PointRun(path, reason=str(json.loads(failed.read_text())["reason"]))
     try:
-        return PointRun(path, json.loads(folder.summary.read_text()), folder.read_manifest())
+        return PointRun(path, bridge.read_run(path), folder.read_manifest(), RunResult.read(path), Manifest.read(path))
     except (OSError, ValueError):
         return PointRun(path, reason="it was interrupted before it was analysed")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-
 from gapmeter.analysis.cost.search_economy import search_economy
+
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.records import RunFolder
