@@ -10,7 +10,7 @@ import numpy as np
 from bench.quick_server import QuickServer
 from gapmeter.analysis.capacity.counts import count_values
 from gapmeter.analysis.capacity.trial import Count, Enough, Outcome, Promise
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.times import StageTimes
 from gapmeter.servers.simulated.virtual import Settings

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from gapmeter.analysis.compare.differences import CONFIDENCE, Difference, Differences
+from gapmeter.analysis.compare.differences import Differences
 from gapmeter.analysis.numbers import duration, in_unit, share, significant, unit_of
 from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.difference import Difference, holm
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 FASTER, SLOWER, MIXED, NOTHING, UNKNOWN = "faster", "slower", "mixed", "no difference found", "not estimable"
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
@@ -80,16 +79,6 @@ class Change:
     sentence: str
 
 
-def holm(p: Sequence[float]) -> Floats:
-    """Holm's adjusted p-values: shape (n,), each at most 1 and never below that of a smaller p."""
-    order = np.argsort(p, kind="stable")
-    factors = np.arange(len(p), 0, -1)
-    adjusted = np.minimum(np.maximum.accumulate(np.asarray(p, dtype=np.float64)[order] * factors), 1.0)
-    out = np.empty(len(p))
-    out[order] = adjusted
-    return out
-
-
 def judge(
     found: Sequence[Differences], names: Sequence[tuple[str, str]], floors: Mapping[str, tuple[float, float]],
     slos: Sequence[tuple[str, float]] = (),
@@ -120,9 +109,9 @@ def _claim(
     floors: Mapping[str, tuple[float, float]],
 ) -> Claim:  # fmt: skip
     floor = floors.get(metric, (0.0, 0.0))[0 if p <= 50 else 1]
-    if adjusted is None or difference.difference is None:
+    if adjusted is None or difference.value is None:
         return Claim(metric, p, difference, None, False, None, floor)
-    confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.difference) > floor)
+    confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.value) > floor)
     least = max(difference.least(1 - (1 - CONFIDENCE) / family), floor)
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
 
@@ -144,13 +133,13 @@ def _verdict(
 def _size(claim: Claim) -> float:
     """How far beyond chance, in standard errors."""
     d = claim.difference
-    return abs(d.difference or 0.0) / d.error if d.error else 0.0
+    return abs(d.value or 0.0) / d.error if d.error else 0.0
 
 
 def _word(claims: Sequence[Claim]) -> str:
     if not any(c.difference.supported for c in claims):
         return UNKNOWN
-    signs = {(c.difference.difference or 0.0) > 0 for c in claims if c.confirmed}
+    signs = {(c.difference.value or 0.0) > 0 for c in claims if c.confirmed}
     if len(signs) == 2:
         return MIXED
     return (SLOWER if True in signs else FASTER) if signs else NOTHING
@@ -187,11 +176,12 @@ def _nothing_sentence(word: str, claims: Sequence[Claim], slos: Sequence[tuple[s
 
 def told(name: str, d: Difference) -> str:
     """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2), +4.7 %``."""
-    if d.difference is None or d.a is None or d.b is None or d.low is None or d.high is None:
+    low, high = d.estimate.ends
+    if d.value is None or d.a is None or d.b is None or low is None or high is None:
         return f"{name} not estimable"
-    ends = between(d.low / 1e6, d.high / 1e6)
-    text = f"{name} {duration(d.a / 1e6)} -> {duration(d.b / 1e6)}, {signed(d.difference)} ({ends})"
-    return f"{text}, {signed_share(d.difference / d.a)}" if d.a else text
+    ends = between(low / 1e6, high / 1e6)
+    text = f"{name} {duration(d.a / 1e6)} -> {duration(d.b / 1e6)}, {signed(d.value)} ({ends})"
+    return f"{text}, {signed_share(d.value / d.a)}" if d.a else text
 
 
 def between(low_ms: float, high_ms: float) -> str:
@@ -224,11 +214,10 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
     metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.totals else "e2e"
     event = "first_token" if metric == "ttft" else "last_token"
     total = found.totals[event]
-    if surest is not None and (surest.difference.difference or 0.0) * (total.difference or 0.0) < 0:
+    if surest is not None and (surest.difference.value or 0.0) * (total.value or 0.0) < 0:
         told_apart = f"{told(f'the mean {NAMES[metric]}', total)}: it moves the other way than {surest.name}"
         return Change(metric, event, None, None, None, None, None, None, None, told_apart)
-    known = total.low is not None and total.high is not None
-    if surest is None or not known or (total.low or 0.0) <= 0 <= (total.high or 0.0):
+    if surest is None or not total.estimate.excludes(0.0):
         nothing = _unexplained(metric, total, claimed=surest is not None)
         return Change(metric, event, None, None, None, None, None, None, None, nothing)
     return _change(found, metric, event, total, device)
@@ -244,19 +233,24 @@ def _unexplained(metric: str, total: Difference, *, claimed: bool) -> str:
 
 
 def _change(found: Differences, metric: str, event: str, total: Difference, device: str) -> Change:
-    whole = total.difference or 0.0
-    shares = {name: (d.difference or 0.0) / whole for name, d in found.stages[event].items()}
+    whole = total.value or 0.0
+    shares = {name: (d.value or 0.0) / whole for name, d in found.stages[event].items()}
     stage = max(shares, key=lambda name: shares[name])
-    work = [name for name in shares if name not in WAITS and shares[name] > 0 and _beyond(found.stages[event][name])]
+    work = [
+        name
+        for name in shares
+        if name not in WAITS and shares[name] > 0 and found.stages[event][name].estimate.excludes(0.0)
+    ]
     work = [name for name in work if shares[name] >= LEAST_CAUSE]
     cause = max(work, key=lambda name: shares[name], default=None)
-    interval = found.shares[event][stage]
+    part = found.shares[event][stage]
+    interval = part.known[1:] if part else None
     sentence = f"{told(f'the mean {NAMES[metric]}', total)}: {_part(stage, shares[stage], interval, device)}"
     if cause is not None and cause != stage:
         follows = (
             f", a wait that others' work causes; of the work itself, {cause} ({_owner(cause, device)}) changed most"
         )
-        sentence += f"{follows}: {signed(found.stages[event][cause].difference or 0.0)}"
+        sentence += f"{follows}: {signed(found.stages[event][cause].value or 0.0)}"
     return Change(
         metric, event, stage, _owner(stage, device), shares[stage], interval, cause,
         None if cause is None else _owner(cause, device), None if cause is None else shares[cause], sentence,
@@ -266,10 +260,6 @@ def _change(found: Differences, metric: str, event: str, total: Difference, devi
 def _part(stage: str, part: float, interval: tuple[float, float] | None, device: str) -> str:
     between = f" ({share(interval[0])} .. {share(interval[1])})" if interval else ""
     return f"{share(part)}{between} of that is {stage} ({_owner(stage, device)})"
-
-
-def _beyond(d: Difference) -> bool:
-    return d.low is not None and d.high is not None and not d.low <= 0 <= d.high
 
 
 def _owner(stage: str, device: str) -> str:

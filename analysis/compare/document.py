@@ -13,7 +13,7 @@ from typing import Any
 
 from gapmeter.analysis.compare import claims, protocol
 from gapmeter.analysis.compare.claims import Change, Claim, Verdict
-from gapmeter.analysis.compare.differences import CONFIDENCE, POWER, Difference, Differences, compare_sides
+from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.lineup import line_up
 from gapmeter.analysis.compare.protocol import Fact, Protocol
 from gapmeter.analysis.compare.sides import Run
@@ -22,6 +22,8 @@ from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.stats.difference import POWER, Difference
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report import bridge
 
 SCHEMA_VERSION = 1
@@ -240,12 +242,12 @@ def _metric(
 
 def _figure(d: Difference) -> dict[str, Any]:
     """One difference in ms, and as a share of the baseline's value."""
-    ci = None if d.low is None or d.high is None else [d.low / 1e6, d.high / 1e6]
-    relative = None if not d.a or d.difference is None else d.difference / d.a
+    ci = [end / 1e6 for end in d.estimate.ends if end is not None] or None
+    relative = None if not d.a or d.value is None else d.value / d.a
     return {
         "a_ms": _ms(d.a) if d.supported else None,
         "b_ms": _ms(d.b) if d.supported else None,
-        "difference_ms": _ms(d.difference),
+        "difference_ms": _ms(d.value),
         "ci_ms": ci,
         "relative": relative,
         "relative_ci": None if ci is None or not d.a else [end * 1e6 / d.a for end in ci],
@@ -270,18 +272,16 @@ def _claim_part(claim: Claim | None) -> dict[str, Any]:
 
 def _stages(event: str, found: Differences) -> dict[str, Any]:
     """The mean ledgers' difference: stages in the order of the timeline, which add up to ``total``."""
-    whole = found.totals[event].difference
     rows = []
     for name, d in found.stages[event].items():
-        interval = found.shares[event][name]
-        told = found.shares[event][name] is not None
+        part = found.shares[event][name]
         rows.append(
             {
                 "stage": name,
                 "owner": owner_of(name),
                 **_figure(d),
-                "share": (d.difference or 0.0) / whole if told and whole else None,
-                "share_ci": list(interval) if interval else None,
+                "share": part and part.value,
+                "share_ci": list(part.ends) if part else None,
                 "percentiles": {
                     percentile_key(p): _figure(each)
                     for p, each in found.stage_percentiles.get(event, {}).get(name, {}).items()

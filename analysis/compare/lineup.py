@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gapmeter.analysis.compare.resample import pooled_sample
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import pooled
 from gapmeter.report import bridge
 
 _SHOWN = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
@@ -46,10 +45,11 @@ def _row(letter: str, runs: Sequence[Run]) -> dict[str, Any]:
 
 def _estimate(runs: Sequence[Run], metric: str, percentile: float) -> dict[str, Any]:
     """A percentile of all runs of a side, with its order-statistic interval; null where it is not supported."""
-    found = quantiles.estimate(pooled_sample([run.sample(metric) for run in runs]), percentile)
-    if not found.supported or found.value is None or found.low is None or found.high is None:
+    found = pooled([run.series(metric) for run in runs]).percentile(percentile)
+    if not found.supported:
         return {"value_ms": None, "ci_ms": None, "why": "the sample is too small"}
-    return {"value_ms": found.value / 1e6, "ci_ms": [found.low / 1e6, found.high / 1e6], "why": ""}
+    value_ms, *ends_ms = (ns / 1e6 for ns in found.known)
+    return {"value_ms": value_ms, "ci_ms": ends_ms, "why": ""}
 
 
 def _part(runs: Sequence[Run], part: str, key: str, remedy: str) -> dict[str, Any]:

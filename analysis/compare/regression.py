@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gapmeter.analysis.compare.claims import NAMES, holm, signed_share
-from gapmeter.analysis.compare.differences import CONFIDENCE
+from gapmeter.analysis.compare.claims import NAMES, signed_share
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.stats.difference import holm
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report.comparison.words import difference, interval
 
 REGRESSED, UNDECIDED, WITHIN, UNKNOWN = "REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"

@@ -10,7 +10,7 @@ from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.jsonable import SCHEMA_VERSION, json_safe
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample
+from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.sweep.compared import common_level
 from gapmeter.analysis.sweep.curves import EVENT_OF, growths_of, headline, knees_of, mean_level, rate_level, seen
@@ -167,11 +167,11 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
 
 
 def _figures(frames: Frames, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:
-    values = metric_sample(frames.measured, metric)
+    values = metric_series(frames.measured, metric)
     per_request = values.count / len(frames.measured) if len(frames.measured) else 1.0
     mean = mean_level(frames, metric)
     return fig.distribution(values, asked, per_request, seconds).to_json() | {
-        "mean_ci_ms": list(mean.interval) if mean else None
+        "mean_ci_ms": list(mean.estimate.ends) if mean else None
     }
 
 
@@ -202,7 +202,7 @@ def _throughput(summaries: Sequence[Mapping[str, Any]], frames: Frames) -> dict[
         "span_s": span,
         "output_range": [min(each), max(each)] if len(each) > 1 else None,
         "steady_tokens_per_s": steady.value if steady else None,
-        "steady_ci": list(steady.interval) if steady else None,
+        "steady_ci": list(steady.estimate.ends) if steady else None,
     }
 
 

@@ -11,11 +11,10 @@ import pandas as pd
 
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.sweep import level as lv
+from gapmeter.analysis.stats.means import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.compared import figure_key, figure_words
 from gapmeter.analysis.sweep.growth import Side, describe_growth, is_sure
 from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
-from gapmeter.analysis.sweep.level import Level
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.report.sweep.axis import Axis, is_load, place
 
@@ -46,15 +45,15 @@ def mean_level(frames: Frames, metric: str) -> Level | None:
     if metric == "itl":
         if not len(frames.gaps):
             return None
-        return lv.of_mean(frames.gaps["gap_ns"].to_numpy(float) / 1e6)
+        return level_of(frames.gaps["gap_ns"].to_numpy(float) / 1e6)
     values = request_values_ns(frames.measured, metric) / 1e6
     good = succeeded(frames.measured) & ~pd.isna(values)
-    return lv.of_mean(values[good])
+    return level_of(values[good])
 
 
 def rate_level(frames: Frames) -> Level | None:
     """Output tokens a second over a point's blocks of time."""
-    return None if frames.rates is None else lv.of_mean(frames.rates)
+    return None if frames.rates is None else level_of(frames.rates)
 
 
 def knees_of(
@@ -122,7 +121,7 @@ def _compared(told: Mapping[str, Any], frames: Frames, metric: str, level: float
     key = figure_key(level)
     ends = told[f"{key}_ci_ms"]
     known = ends is not None and None not in ends and ends[0] > 0
-    return lv.of_interval(told[f"{key}_ms"], *ends) if known else None
+    return level_of_interval(told[f"{key}_ms"], *ends) if known else None
 
 
 def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) -> tuple[Knee, str]:
@@ -149,8 +148,8 @@ def _after(shown: Sequence[int], at: int | None, sights: Sequence[Seen | None]) 
     before, after = one.figures[_TOKENS], two.figures[_TOKENS]
     if before is None or after is None:
         return None
-    low, high = lv.ratio_interval(before, after)
-    return {"to": two.point["label"], "ratio": after.value / before.value, "ratio_ci": [low, high]}
+    ratio = after.over(before)
+    return {"to": two.point["label"], "ratio": ratio.value, "ratio_ci": list(ratio.ends)}
 
 
 def _hidden(members: Sequence[int], shown: Sequence[int], at: int | None, *, both: bool) -> list[int]:

@@ -2,8 +2,9 @@
 
 For p95 and above the slow bands (``ledger.tail``) of both points are compared, else all their requests: means over
 real requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a
-sample does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of
-a stage's share draws stretches of consecutive requests (``statistics.resample``), not requests, for the same reason.
+sample does not support it, that of the mean, whose interval knows that neighbors are alike (``stats.means``). The
+interval of a stage's share draws stretches of consecutive requests (``stats.bootstrap``), not requests, for the same
+reason.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import pandas as pd
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, share_with_draws, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.means import Level
 from gapmeter.analysis.sweep.compared import figure_words
-from gapmeter.analysis.sweep.level import Level, difference
 from gapmeter.report.marks import words
 
 _WHOLE = 1.005  # a share above this is told with what goes the other way
@@ -65,20 +66,21 @@ def describe_growth(one: Side, two: Side, metric: str, percentile: float | None,
     ``grows_ms`` with its 95 % interval; ``stages_ms`` the growth of every stage in the bands, ``share_ci`` a 95 %
     interval of the largest one's share, null where too few stretches of requests are in a band to tell.
     """
-    known = difference(one.level, two.level) if one.level and two.level else None
+    known = two.level.minus(one.level) if one.level and two.level else None
     means = [means_ms(slow_band(side.ledgers, percentile)) for side in (one, two)]
     gain = {stage: ms - means[0].get(stage, 0.0) for stage, ms in means[1].items()} if means[0] else {}
     whole = sum(gain.values())
     told: dict[str, Any] = {
         "from": one.label, "to": two.label, "metric": metric, "percentile": percentile,
-        "grows_ms": known and known[0], "grows_ci_ms": known and list(known[1:]),
+        "grows_ms": known and known.value, "grows_ci_ms": known and list(known.ends),
         "band_grows_ms": whole if gain else None, "stages_ms": gain,
         "stage": None, "owner": None, "share": None, "share_ci": None,
     }  # fmt: skip
     if gain and whole:
         stage = max(gain, key=lambda name: gain[name] / whole)
-        told |= {"stage": stage, "owner": owner_of(stage), "share": gain[stage] / whole,
-                 "share_ci": _share_interval(one.ledgers, two.ledgers, percentile, stage)}  # fmt: skip
+        share_of_stage = _share(gain[stage] / whole, one.ledgers, two.ledgers, percentile, stage)
+        told |= {"stage": stage, "owner": owner_of(stage), "share": share_of_stage.value,
+                 "share_ci": list(share_of_stage.ends) if share_of_stage.supported else None}  # fmt: skip
     return told | {"sentence": _sentence(told, device)}
 
 
@@ -134,15 +136,13 @@ def _signed(ms: float) -> str:
     return f"{'−' if ms < 0 else '+'}{duration(abs(ms))}"
 
 
-def _share_interval(one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> list[float] | None:
-    """Stretches of both points drawn again (percentile method, fixed seeds)."""
+def _share(value: float, one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> Estimate:
+    """A stage's share of the growth: stretches of both points drawn again, with fixed seeds."""
     drawn = [_drawn(rows, percentile, stage, seed) for seed, rows in enumerate((one, two))]
     if drawn[0] is None or drawn[1] is None:
-        return None
+        return with_draws(value, None)
     more = drawn[1] - drawn[0]
-    same_way = more[:, 1] * np.nanmean(more[:, 1]) > 0
-    low, high = interval(np.where(same_way, more[:, 0] / np.where(same_way, more[:, 1], 1.0), np.nan))
-    return None if low is None or high is None else [low, high]
+    return share_with_draws(value, more, float(np.nanmean(more[:, 1])))
 
 
 def _drawn(rows: pd.DataFrame, percentile: float | None, stage: str, seed: int) -> Floats | None:

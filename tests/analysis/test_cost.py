@@ -6,32 +6,30 @@ import json
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.cost.cost import (
-    Interval,
     NoRate,
     Rate,
     Tokens,
     cost_of,
     describe_cost,
     describe_tokens,
-    mean_interval,
-    poisson_rate,
     rate_at_sla,
 )
 from gapmeter.analysis.cost.economics import SearchTrial, describe_economics, describe_search, describe_value
 from gapmeter.analysis.cost.energy import Energy, describe_energy
 from gapmeter.analysis.cost.price import NoPrice, Price, price_of
+from gapmeter.analysis.stats.estimate import Estimate
+from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.report.cost import cost_picture, economy_lines, economy_rows
 from gapmeter.report.figure import Value
 
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"
-TOKENS = Tokens(Interval(200.0, 190.0, 210.0), Interval(1200.0, 1150.0, 1250.0))
+TOKENS = Tokens(Estimate(200.0, 190.0, 210.0), Estimate(1200.0, 1150.0, 1250.0))
 ONE = Price("H100-SXM", 1, 2.0, "the scenario's price", is_default=False, utilisation=0.5)
 
 
@@ -153,7 +151,7 @@ def test_a_capacity_search_gives_both_ends_of_the_rate() -> None:
 
 def test_a_run_that_passed_is_at_least_this_cheap() -> None:
     part = describe_cost(passed(), manifest({"usd_per_hour": 2.0}, (H100,)))
-    low, _ = poisson_rate(800, 100.0)
+    low, _ = rate_bounds(800, 100.0)
     assert part["status"] == "at_most"
     assert part["per_request_usd"] == 2.0 / (3600 * low * 0.8)
     assert part["per_request_usd_ci"] == [None, part["per_request_usd"]]
@@ -181,28 +179,6 @@ def test_what_proves_no_rate_has_no_cost_and_never_a_zero(more: dict[str, Any], 
     assert describe_value(part, {"share_ci": [0.9, 1.0]})["good_requests_per_usd"] is None
 
 
-@pytest.mark.parametrize(
-    ("count", "low", "high"), [(1, 0.0253, 5.572), (10, 4.795, 18.39), (100, 81.36, 121.63)]
-)  # tables of exact Poisson limits (Garwood 1936)
-def test_poisson_limits_are_garwood_s(count: int, low: float, high: float) -> None:
-    assert poisson_rate(count, 1.0) == pytest.approx((low, high), rel=1e-3)
-
-
-@given(count=st.integers(2, 10_000), seconds=st.floats(0.1, 1e4), spread=st.floats(0.05, 20))
-def test_bursts_widen_a_rate_s_interval_and_even_arrivals_close_it(count: int, seconds: float, spread: float) -> None:
-    low, high = poisson_rate(count, seconds, spread)
-    wider = poisson_rate(count, seconds, 2 * spread)
-    assert wider[0] <= low <= count / seconds <= high <= wider[1]
-    assert poisson_rate(count, seconds, 0.0) == (count / seconds, count / seconds)
-
-
-def test_the_rate_s_interval_covers_the_true_rate_of_seeded_streams() -> None:
-    rng = np.random.default_rng(7)
-    counts = rng.poisson(8.0 * 20, size=2000)
-    inside = sum(low <= 8.0 <= high for low, high in (poisson_rate(int(n), 20.0) for n in counts))
-    assert 0.945 <= inside / 2000 <= 0.975
-
-
 def test_tokens_per_request_are_means_over_successes_with_student_s_interval() -> None:
     measured = pd.DataFrame(
         {"outcome": ["ok"] * 4 + ["timeout"], "output_tokens": [10, 12, 14, 16, 1], "prompt_tokens": [5] * 4 + [9]}
@@ -211,7 +187,8 @@ def test_tokens_per_request_are_means_over_successes_with_student_s_interval() -
     assert found["output"]["value"] == 13.0 and found["total"]["value"] == 18.0
     assert found["prompt"] == {"value": 5.0, "low": 5.0, "high": 5.0}
     assert found["output"]["high"] - 13.0 >= 3.182 * math.sqrt(20 / 3) / 2 - 1e-3  # t(3) at 97.5 %, tau at least 1
-    assert mean_interval(np.array([1.0, np.nan])) is None
+    untold = describe_tokens(measured.assign(prompt_tokens=[5, None, 5, 5, 9]))
+    assert (untold["prompt"], untold["total"]) == (None, None)
 
 
 def test_energy_is_spread_over_requests_and_tokens_and_its_idle_share_is_stated() -> None:

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from gapmeter.analysis.cost.search_economy import search_economy
 
-from gapmeter.analysis.cost.cost import poisson_rate
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.records import RunFolder
 from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 
@@ -43,7 +43,7 @@ def point(verdict: str, precision: str = "bfloat16", joules: float | None = 400.
 
 def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_of_them() -> None:
     economy = point("PASS")["economy"]
-    low, _ = poisson_rate(100, 12.5)
+    low, _ = rate_bounds(100, 12.5)
     assert economy["cost"]["per_request_usd"] == pytest.approx(2.0 / (3600 * low * 0.5))
     assert economy["energy"] == {"per_request_j": 4.0, "tokens_per_watt": 2.0}
     assert economy["value"]["good_requests_per_usd"] == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)

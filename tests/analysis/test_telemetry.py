@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.report.device import levels_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, server
 from gapmeter.analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
-from gapmeter.report.device import levels_of
 from gapmeter.report.run import Run
 from gapmeter.report.words import utilisation_sentence
 from tests.kit import manifest
