@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.virtual_run import Traffic, virtual_run
+from bench.virtual_server import Settings
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, UNKNOWN
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Settings
+from gapmeter.servers.simulated.stage_times import StageTimes
 
 PAIRS = 400
 RESAMPLES = 300
