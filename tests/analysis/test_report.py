@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gapmeter.analysis.stages import STAGES
-from gapmeter.report import write_report
+from gapmeter.report import bridge, write_report
 from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import write_run
 
@@ -208,7 +208,7 @@ def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path
     assert re.findall(r'<span class="whose">([^<]*)</span>', source).count(owner) > 1
     for shown in (">GPU<", " · GPU · ", "owner GPU,"):
         assert (shown in source) == (device == "GPU")
-    summary = json.loads(folder.summary.read_text()) | {"compute": {"device": device}}
+    summary = bridge.read_run(folder.path) | {"compute": {"device": device}}
     assert f"| prefill | {owner} |" in markdown(summary)
 
 

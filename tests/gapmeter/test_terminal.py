@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gapmeter import errors
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
-from gapmeter.report import bars
+from gapmeter.report import bars, bridge
 from gapmeter.report.terminal import print_summary, render_summary
 from tests.analysis.report_frames import write_run
 
@@ -21,7 +21,7 @@ LONG_PATH = "runs/20260102-030405-chat-p99-abcdef/" + "deep/" * 20 + "report.htm
 
 
 def _load(folder: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return json.loads(folder.summary.read_text()), json.loads(folder.manifest.read_text())
+    return bridge.read_run(folder.path), json.loads(folder.manifest.read_text())
 
 
 def _render(folder: Any, width: int = 80, report: str = "runs/x/report.html") -> list[str]:
