@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gapmeter.analysis.device.devices import CPU
 from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS, growth_text
-from gapmeter.analysis.numbers import DASH, count, duration, large, share, significant
+from gapmeter.analysis.numbers import DASH, count, duration, large, share, significant, usd
 from gapmeter.analysis.results.cost import Cost, Energy, NoCost, NoEnergy, Price, Value
 from gapmeter.analysis.results.device import (
     AchievedShare,
@@ -42,6 +42,7 @@ from gapmeter.analysis.results.run import (
 )
 from gapmeter.analysis.results.words import Words
 from gapmeter.analysis.stages import UNEXPLAINED, owner_words
+from gapmeter.report.marks import words as stage_words
 
 CLOSED_LOOP = (
     "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "
@@ -300,7 +301,7 @@ def _whose(found: Anatomy, device: str) -> str:
     inside = any(stage in found.typical.stages_ms for stage in ("prefill", "decode"))
     if found.stage == UNEXPLAINED and not inside:
         return "the server's and the network's, and unmeasured: no probe stamps the server's stages"
-    return f"{found.stage} ({owner_words(found.owner, device)})"
+    return f"{stage_words(found.stage)} ({owner_words(found.owner, device)})"
 
 
 def upgrade_sentences(result: RunFigures) -> dict[str, str]:
@@ -342,7 +343,7 @@ def difference_sentence(found: Difference, a: str, b: str, device: str = "GPU") 
         elif low <= 0:
             return f"{a}: {duration(found.a_ms)}, {b}: {duration(found.b_ms)}; no difference is proven{ends}"
     more = "longer" if found.difference_ms >= 0 else "less"
-    part = f", {duration(abs(first.ms))} of it {first.stage.replace('_', ' ')} ({owner_words(first.owner, device)})"
+    part = f", {duration(abs(first.ms))} of it {stage_words(first.stage)} ({owner_words(first.owner, device)})"
     return f"{a} waited {whole} {more} than {b}{ends}{part}"
 
 
@@ -488,11 +489,6 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     other = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
     real = ". The simulated engine stands for no real one" if simulated else ""
     return f"{said} ({held}; {price_words(price)}){found}{other}{real}"
-
-
-def usd(value: float | None) -> str:
-    """Three digits of a price: $0.0000123, $2.49; a dash for None."""
-    return DASH if value is None else f"${significant(value)}"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:

@@ -21,7 +21,7 @@ from gapmeter.analysis.stats import quantiles
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report import bridge, write_report
 from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
-from gapmeter.report.terminal import render_summary
+from gapmeter.report.summary_terminal import render_summary
 from tests.analysis.report_frames import simulate, write_run
 from tests.analysis.test_summary import EVIDENCE, SLOS
 from tests.kit import result
