@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gapmeter import errors
 from gapmeter.analysis.numbers import duration, rate, share, significant
-from gapmeter.report.cost import economy_lines
+from gapmeter.report.cost_old import economy_lines
 
 _WIDTH = 100
 _COLUMNS = 60

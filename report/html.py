@@ -18,6 +18,7 @@ from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import (
     PAGE,
+    Bar,
     Block,
     Chart,
     Choice,
@@ -32,11 +33,15 @@ from gapmeter.report.document import (
     Heading,
     Html,
     Inline,
+    Key,
     Line,
     Mark,
     Name,
+    Open,
     Paragraph,
     Pre,
+    RequestView,
+    Slot,
     Stage,
     Switch,
     Table,
@@ -47,6 +52,7 @@ from gapmeter.report.document import (
     Words,
     plain,
 )
+from gapmeter.report.pictures import ledger_bar
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
@@ -127,11 +133,18 @@ class _Printer:
             Facts: _facts,
             Table: self.table,
             Chart: self._chart,
+            Key: _key,
             Warnings: _warnings,
             Pre: lambda block: el("pre", block.text),
             Folded: lambda block: el("details", el("summary", block.summary), self.blocks(block.blocks)),
             Columns: lambda block: el("div", *(el("div", self.blocks(part)) for part in block.parts), class_="grid2"),
             Choice: self._choice,
+            RequestView: lambda block: fill(
+                asset("request.html"),
+                embedded=f"{block.embedded:,}",
+                all=f"{block.requests:,}",
+                origin=self.origin(),
+            ),
             Html: lambda block: block.markup,
         }
 
@@ -202,7 +215,13 @@ class _Printer:
                class_="group" if at in table.groups else None)
             for at, row in enumerate(table.rows)
         ]  # fmt: skip
-        grid = el("table", el("thead", head), el("tbody", *body), aria_label=table.name, class_=table.css or None)
+        grid = el(
+            "table",
+            el("thead", head),
+            el("tbody", *body, id=table.key or None),
+            aria_label=table.name,
+            class_=table.css or None,
+        )
         return el(
             "div",
             el("div", stamped(grid, len(table.rows), self._provenance.stamp), class_="wide", tabindex=0, role="region",
@@ -275,6 +294,8 @@ def _cell(cell: Words, numeric: bool) -> Fragment:
             css.append("name")
         case Stage():
             attributes = {"title": cell.meaning or None}
+        case Bar():
+            css.append("bar")
     inside = plain(cell) if isinstance(cell, Mark) else _words(cell)
     return el("td", inside, class_=" ".join(css) or None, **attributes)
 
@@ -297,21 +318,35 @@ def _inline(part: Inline) -> Fragment:
             return el("b", word, class_=_MARKS[tone])
         case Name(text, href) if href:
             return el("a", text, href=href)
+        case Open(request, there) if there:
+            return el("button", request, type="button", class_="open", data_request=request)
+        case Open(request):
+            return el("span", request, title="not embedded in this page; its ledger is in ledger.parquet")
+        case Bar(parts, longest):
+            return el("svg", ledger_bar(parts, longest), width="100%", height=16, aria_hidden="true")
+        case Slot(key, text):
+            return el("span", text, id=key)
         case Stage(name):
             return group([marks.swatch(name), el("span", marks.words(name))])
     return Markup.escape(plain(part))
 
 
 def _paragraph(block: Paragraph) -> Fragment:
-    return el("p", _words(block.words), class_="empty" if block.empty else "lead" if block.quiet else None)
+    css = {"quiet": "lead", "strong": "told", "empty": "empty"}.get(block.tone)
+    return el("p", _words(block.words), class_=css)
 
 
 def _facts(block: Facts) -> Fragment:
     rows: list[Fragment] = []
     for name, *lines in block.rows:
         told = [_words(line.words if isinstance(line, Line) else line) for line in lines]
-        rows += [el("dt", name), *(el("dd", line) for line in told)]
+        rows += [el("dt", _words(name)), *(el("dd", line) for line in told)]
     return el("dl", *rows)
+
+
+def _key(block: Key) -> Fragment:
+    entries = [el("span", marks.square(paint), words, class_="owner-key") for paint, words in block.entries]
+    return el("p", *entries, class_="lead key")
 
 
 def _warnings(block: Warnings) -> Fragment:

@@ -100,7 +100,7 @@ def _block(block: Block, width: int) -> list[Text]:
         case Paragraph():
             return [Text(_wrapped(plain(block.words), width, " ", "   "))]
         case Facts():
-            return [_fact(name, lines, width) for name, *lines in block.rows]
+            return [_fact(plain(name), lines, width) for name, *lines in block.rows]
         case Table():
             return _table(block, width)
         case Chart():

@@ -70,7 +70,6 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
         why = manifest.get("ended_because", "the run ended before the load had begun")
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
-    from gapmeter.report.summary_terminal import print_summary
 
     try:
         # A report made again must not vouch for what has happened to the records since.
@@ -87,5 +86,19 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
     interrupted = manifest.get("ended_because") == INTERRUPTED
     code = errors.INTERRUPTED if interrupted else int(summary["exit_code"])
     if not quiet:
-        print_summary(summary, manifest, str(folder.report), str(manifest["command"]), code, sys.stderr)
+        _show(folder, code)
     return RunResult(folder.path, summary, code)
+
+
+def _show(folder: RunFolder, code: int) -> None:
+    """The summary on standard error."""
+    from gapmeter.analysis import results
+    from gapmeter.report import run, terminal
+    from gapmeter.report.document import Facts
+
+    result, manifest = results.RunResult.read(folder.path), results.Manifest.read(folder.path)
+    why = errors.MEANING[code]
+    if code == errors.NOT_VALID:
+        why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
+    links = Facts([("report", str(folder.report)), ("again", manifest.command)])
+    terminal.show(run.brief(result, manifest), sys.stderr, links=links, end=f"exit={code} {why}")

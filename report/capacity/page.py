@@ -11,7 +11,7 @@ from gapmeter.analysis.numbers import DASH, duration, rate, share, significant
 from gapmeter.analysis.provenance import UNKNOWN, Provenance, hardware_words
 from gapmeter.records import RunFolder
 from gapmeter.report.capacity.pictures import density, goodput, verdicts
-from gapmeter.report.cost import economy_section
+from gapmeter.report.cost_old import economy_section
 from gapmeter.report.figure import Row, Table, Value, figure, written
 from gapmeter.report.shell import Section, how_section, page_shell
 from gapmeter.report.svg import el, group
