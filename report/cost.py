@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.cost.cost import many_requests
+from collections.abc import Sequence
+
 from gapmeter.analysis.numbers import DASH, significant, usd
 from gapmeter.analysis.results.codec import Ends
-from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Cost, Value
-from gapmeter.report import said
+from gapmeter.analysis.results.cost import Cost, Economy, Energy
+from gapmeter.report import words
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Row, Section, Table
 from gapmeter.report.pictures import CostRange
 
+Lines = Sequence[tuple[str, str]]
 
-def section(cost: AnyCost, energy: AnyEnergy, value: Value) -> Section:
-    """For a run, or for a search for capacity."""
-    name = "Cost, efficiency and value"
+
+def lines(economy: Economy, goodput_ci: Ends | None, *, simulated: bool) -> Lines:
+    """Three (name, sentence) of a run, or of a search for capacity: the figure, or why there is none.
+
+    ``goodput_ci``: the share of requests within their own limits; ``simulated``: no real engine served.
+    """
+    cost, energy, value = economy.cost, economy.energy, economy.value
+    return [
+        ("cost", _or_why(words.cost_sentence(cost, simulated=simulated), cost.reason)),
+        ("energy", _or_why(words.energy_sentence(energy), energy.reason)),
+        ("value", _or_why(words.value_sentence(value, goodput_ci), value.reason)),
+    ]
+
+
+def _or_why(sentence: str, reason: str | None) -> str:
+    if not reason:
+        return sentence
+    return reason if reason.startswith("unmeasured") else f"{DASH}  {reason}"
+
+
+def section(economy: Economy, said: Lines) -> Section:
+    """``said``: as ``lines`` gives it."""
+    cost, name = economy.cost, "Cost, efficiency and value"
     headers: Headers = ["what", Column("how, or why not", "how"), "figure", Column("95 % interval", "interval")]
-    blocks: list[Block] = [Table(name, headers, rows(cost, energy, value), words=2)]
+    blocks: list[Block] = [Table(name, headers, rows(economy, said), words=2)]
     if isinstance(cost, Cost):
         blocks.append(_chart(cost))
     return Section("cost", name, blocks, short="cost")
 
 
-def rows(cost: AnyCost, energy: AnyEnergy, value: Value) -> list[Row]:
+def rows(economy: Economy, said: Lines) -> list[Row]:
     """A row each for cost (with that of tokens beneath), efficiency and value."""
-    # Beside the figure a dash would be said twice.
-    how = {name: words.removeprefix(DASH).strip() for name, words in said.economy(cost, energy, value)}
+    cost, energy, value = economy.cost, economy.energy, economy.value
+    how = {name: line.removeprefix(DASH).strip() for name, line in said}  # the figure beside it has the dash
     found: list[Row]
     if isinstance(cost, Cost):
-        many, _ = many_requests(cost.per_request_usd)
+        many, _ = words.many_requests(cost.per_request_usd)
         million, output, total = "cost of a million", "per_million_output_tokens_usd", "per_million_total_tokens_usd"
         found = [
             [f"{million} requests" if many > 1 else "cost of a request", how["cost"],
@@ -40,8 +62,8 @@ def rows(cost: AnyCost, energy: AnyEnergy, value: Value) -> list[Row]:
         ]  # fmt: skip
     else:
         found = [["cost of a request", how["cost"], Figure(None, "usd"), DASH]]
-    ends = getattr(energy, "tokens_per_watt_ci", None)
-    spread = f"{significant(ends[0])} .. {significant(ends[1])}" if ends and None not in ends else DASH
+    low, high = (energy.tokens_per_watt_ci or (None, None)) if isinstance(energy, Energy) else (None, None)
+    spread = DASH if low is None or high is None else f"{significant(low)} .. {significant(high)}"
     tokens = Figure(energy.tokens_per_watt, "number", "energy.tokens_per_watt")
     worth = Figure(value.good_requests_per_usd, "large", "value.good_requests_per_usd")
     return [
@@ -60,7 +82,7 @@ def between(ends: Ends | None, many: float = 1.0) -> str:
 
 
 def _chart(cost: Cost) -> Chart:
-    many, who = many_requests(cost.per_request_usd)
+    many, who = words.many_requests(cost.per_request_usd)
     low, high = (None if end is None else many * end for end in cost.per_request_usd_ci)
     assert high is not None  # a cost has an upper end, or there is none
     range_ = CostRange(

@@ -18,7 +18,7 @@ from gapmeter.analysis.results.distribution import Distribution, percentile_key
 from gapmeter.analysis.stats.quantiles import Sample
 from gapmeter.analysis.stats.quantiles import curve as supported_curve
 from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points
-from gapmeter.report.document import Chart, Figure, Row, Table, in_ms
+from gapmeter.report.document import Chart, Figure, Headers, Row, Table, in_ms
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
 
 Floats = NDArray[np.float64]
@@ -56,11 +56,9 @@ class Curve:
     sent_ms: Floats | None = None
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        known = [float(v) for v in (*self.value_ms, *self.high_ms)]
-        near = max((ms for _, ms, _ in self.limits if ms <= 2.5 * max(known)), default=None)
         deepest, height = float(self.p[-1]), 190
         x = Axis(Scale.hdr(deepest, *(p for p, _, _ in self.limits if p < 1)))
-        plot = Plot(x, Axis(Scale.fitting([float(v) for v in (*self.low_ms, *known)], near), "ms", about=5), height)
+        plot = Plot(x, Axis(self._scale(), "ms", about=5), height)
         dots = [Point(one.p, one.value_ms, size=3.5, title=_title(one),
                       data={"data_key": one.key, "data_value": repr(one.value_ms)}) for one in self.named]  # fmt: skip
         sent = line(plot, zip(self.p, self.sent_ms, strict=True), "curve sent") if self.sent_ms is not None else NOTHING
@@ -71,6 +69,13 @@ class Curve:
             *(limit(plot, f"SLO {words}", x=p, y=ms, near=dots) for p, ms, words in self.limits),
             points(plot, dots), stamp=stamp,
         )  # fmt: skip
+
+    def _scale(self) -> Scale:
+        """In proportion, or by the logarithm where the largest value is over twenty times the median."""
+        known = [float(v) for v in (*self.low_ms, *self.value_ms, *self.high_ms) if math.isfinite(v)]
+        known += [ms for _, ms, _ in self.limits if ms <= 2.5 * max(known)]
+        far = max(known) > 20 * float(np.interp(0.5, self.p, self.value_ms))
+        return Scale.log(known, room=1.1) if far and min(known) > 0 else Scale.linear(known)
 
     def _sentence(self) -> str:
         said = ", ".join(f"p{_nines(one.p)} {duration(one.value_ms)}" for one in self.named)

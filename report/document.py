@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from rich.text import Text as Sketched
 
-    from gapmeter.analysis.provenance import Provenance
+    from gapmeter.analysis.results.run import Provenance
 
 
 class Medium(Flag):

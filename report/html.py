@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import (
@@ -52,8 +52,8 @@ from gapmeter.report.document import (
     Words,
     plain,
 )
-from gapmeter.report.pictures import ledger_bar
-from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
+from gapmeter.report.pictures import gauge_line, ledger_bar
+from gapmeter.report.svg import NOTHING, Fragment, el, group
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
 _MARKS: Mapping[Tone, str] = {"good": "mark met", "bad": "mark missed", "open": "mark open", "": "mark"}
@@ -344,6 +344,13 @@ def _facts(block: Facts) -> Fragment:
     return el("dl", *rows)
 
 
+def _gauge(gauge: Gauge) -> Fragment:
+    known = gauge.interval if gauge.value is None and not gauge.never else gauge.measured
+    spoken = el("i", f", 95 % interval {gauge.interval}", class_="hidden")
+    mark = el("b", gauge.mark.word, class_=_MARKS[gauge.mark.tone])
+    return el("li", el("p", mark, f" {gauge.objective}", el("span", known), spoken), gauge_line(gauge))
+
+
 def _key(block: Key) -> Fragment:
     entries = [el("span", marks.square(paint), words, class_="owner-key") for paint, words in block.entries]
     return el("p", *entries, class_="lead key")
@@ -375,40 +382,3 @@ def _switch(switch: Switch) -> Fragment:
         for value, words in switch.options
     ]  # fmt: skip
     return el("fieldset", el("legend", switch.legend), *buttons, class_="switch", data_switch=switch.name)
-
-
-# --- gauges: an objective's figure and 95 % interval on a line that ends beyond the limit
-
-_LIMIT_AT = 0.78  # of the width; beyond it is what breaks the objective
-_GAUGE, _MIDDLE = 20, 10.0
-
-
-def _gauge(gauge: Gauge) -> Fragment:
-    known = gauge.interval if gauge.value is None and not gauge.never else gauge.measured
-    spoken = el("i", f", 95 % interval {gauge.interval}", class_="hidden")
-    mark = el("b", gauge.mark.word, class_=_MARKS[gauge.mark.tone])
-    return el("li", el("p", mark, f" {gauge.objective}", el("span", known), spoken), _gauge_line(gauge))
-
-
-def _gauge_line(gauge: Gauge) -> Fragment:
-    limit = gauge.limit.value or 0.0
-    top = limit / _LIMIT_AT if limit > 0 else 1.0
-
-    def x(at: float) -> float:
-        return min(1.0, max(0.0, at / top))
-
-    parts = [
-        el("rect", x=0, y=_MIDDLE - 3, width="100%", height=6, rx=3, class_="track"),
-        el("rect", x=percent(x(limit)), y=_MIDDLE - 3, width=percent(1 - x(limit)), height=6, class_="beyond"),
-    ]
-    if gauge.low is not None:
-        end, css = (1.0, "sure open") if gauge.high is None else (x(gauge.high), "sure")
-        width = percent(max(end - x(gauge.low), 0.004))
-        parts.append(el("rect", x=percent(x(gauge.low)), y=_MIDDLE - 5, width=width, height=10, class_=css))
-    if gauge.never or (gauge.value is not None and gauge.value > top):
-        parts.append(el("text", "▸", x="100%", y=_MIDDLE + 5, class_="end off"))
-    elif gauge.value is not None:
-        parts.append(el("circle", cx=percent(x(gauge.value)), cy=_MIDDLE, r=4.5, class_="at"))
-    parts.append(el("line", x1=percent(x(limit)), x2=percent(x(limit)), y1=1, y2=_GAUGE - 1, class_="limit"))
-    words = f"{gauge.measured}, 95 % interval {gauge.interval}; the limit is {gauge.limit}"
-    return el("svg", el("title", words), *parts, width="100%", height=_GAUGE, aria_hidden="true")

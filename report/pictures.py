@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gapmeter.analysis.numbers import duration, share, usd
+from gapmeter.analysis.numbers import duration, share, significant, usd
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import bars, marks
 from gapmeter.report.charts import Axis, Plot, Point, Scale, Segment, after, bar, head, limit, points, shade
-from gapmeter.report.svg import NOTHING, Fragment
+from gapmeter.report.document import Gauge
+from gapmeter.report.svg import NOTHING, Fragment, el, percent
 
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
@@ -83,10 +84,21 @@ class Stacks:
             name, f"{self.metric}: typical against slow {self.what}", self.sentence(),
             *(bar(plot, row, band.segments(self.device, labels=True), thick) for row, band in enumerate(bands)),
             bar(plot, 2, grown, thick, start=self.slow.total_ms - sum(piece.size for piece in grown)),
-            limit(plot, f"SLO {self.limit[1]}", x=self.limit[0]) if self.limit else NOTHING,
+            self._objective(plot),
             *(head(plot, row, thick, *words) for row, words in enumerate(heads)),
             stamp=stamp,
         )  # fmt: skip
+
+    def _objective(self, plot: Plot) -> Fragment:
+        if self.limit is None:
+            return NOTHING
+        ms, words = self.limit
+        times = (
+            ""
+            if plot.x.scale.holds(ms)
+            else f": {significant(ms / (self.slow.total_ms or plot.x.scale.high))} times the slow bar"
+        )
+        return limit(plot, f"SLO {words}{times}", x=ms)
 
     def sentence(self) -> str:
         """The picture for those who do not see it."""
@@ -264,3 +276,27 @@ def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:
         for stage, ms in parts.items() if ms > 0
     ]  # fmt: skip
     return bar(plot, 0, pieces, 16)
+
+
+_LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective
+
+
+def gauge_line(gauge: Gauge) -> Fragment:
+    """An objective's figure and 95 % interval on a line from 0 that ends beyond its limit."""
+    limit = gauge.limit.value or 0.0
+    top = limit / _LIMIT_AT if limit > 0 else 1.0
+    scale = Axis(Scale("linear", 0.0, top), labels=False)
+    plot = Plot(scale, Axis(Scale.categories([("",)]), labels=False), height=20)
+    parts = [shade(plot, 0.0, top, "track", row=0, thick=6), shade(plot, limit, top, "beyond", row=0, thick=6)]
+    if gauge.low is not None:
+        high, css = (top, "sure open") if gauge.high is None else (gauge.high, "sure")
+        high = max(high, gauge.low + 0.004 * top)  # an interval of no width is seen too
+        parts.append(shade(plot, gauge.low, high, css, row=0, thick=10))
+    if gauge.never or (gauge.value is not None and gauge.value > top):
+        parts.append(points(plot, [Point(top, 0, css="off end", sign="▸")]))
+    elif gauge.value is not None:
+        parts.append(points(plot, [Point(gauge.value, 0, css="at", size=4.5)]))
+    x = percent(plot.across(limit))
+    words = f"{gauge.measured}, 95 % interval {gauge.interval}; the limit is {gauge.limit}"
+    line = el("line", x1=x, x2=x, y1=1, y2=19, class_="limit")
+    return el("svg", el("title", words), *parts, line, width="100%", height=20, aria_hidden="true")

@@ -13,11 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import bounds, count, share
-from gapmeter.analysis.provenance import Provenance
-from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.run import SloAnswer
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import INVALID, RunResult, SloAnswer
 from gapmeter.records import RunFolder
-from gapmeter.report import cost, run_device, run_percentiles, run_stages, run_time, said
+from gapmeter.report import cost, run_device, run_percentiles, run_stages, run_time, run_words, words
 from gapmeter.report.document import (
     BRIEF,
     MARKDOWN,
@@ -106,7 +105,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Mapping[str, Any] |
         run_percentiles.definitions(result, TERMINAL),
         run_percentiles.metrics(result),
         _regression(regression) if regression else None,
-        _economy(result),
+        Section("cost", "", [Facts(_economy(result, manifest))], on=TERMINAL),
         _facts(result, TERMINAL),
         _facts(result, MARKDOWN),
     ]
@@ -122,7 +121,7 @@ def document(folder: RunFolder) -> Document:
         run_stages.compute(result),
         _objectives(result, PAGE),
         _failed(result),
-        cost.section(result.cost, result.energy, result.value),
+        cost.section(result, _economy(result, manifest)),
         _warnings(result),
         run_percentiles.percentiles(run),
         run_percentiles.definitions(result, PAGE),
@@ -142,13 +141,13 @@ def document(folder: RunFolder) -> Document:
 
 def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | None], name: str = "run") -> Document:
     name = result.name or name
-    caveat = said.closed_loop(result) or said.turns(result.turns)
+    caveat = run_words.closed_loop(result) or words.turns_sentence(result.turns) or ""
     return Document(
         title=f"{result.verdict} · {name} · gapmeter",
-        header=Header(f"{name} @ {said.target(manifest)}", said.load(result), caveat),
+        header=Header(f"{name} @ {run_words.target(manifest)}", run_words.load(result), caveat),
         verdict=_verdict(result),
         sections=sections,
-        provenance=Provenance(**result.provenance.model_dump()),
+        provenance=result.provenance,
         device=manifest.device,
         version=manifest.versions.get("gapmeter", ""),
     )
@@ -156,19 +155,19 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
 
 def _verdict(result: RunResult) -> Verdict:
     more = [
-        Said(said.owner(result), stage=result.tail.stage or "", strong=True),
-        Said(said.upgrade(result), on=PAGE | TERMINAL),
-        Said(said.cost_at_most(result), on=PAGE),
+        Said(run_words.owner(result), stage=result.tail.stage or "", strong=True),
+        Said(run_words.upgrade(result), on=PAGE | TERMINAL),
+        Said(run_words.cost_at_most(result), on=PAGE),
     ]
     valid = result.trust.valid
     return Verdict(
         word=result.verdict,
         tone=TONES[result.verdict],
-        sentence=said.verdict(result),
-        reasons=[said.as_sentence(reason) for reason in result.invalid_reasons],
+        sentence=run_words.verdict(result),
+        reasons=[run_words.as_sentence(reason) for reason in result.invalid_reasons],
         more=[one for one in more if one.words],
-        trust=Trust(valid, "Valid." if valid else "Not valid.", said.trust(result)),
-        gauges=[_gauge(slo) for slo in result.slo] if result.verdict != "INVALID" else (),
+        trust=Trust(valid, "Valid." if valid else "Not valid.", words.trust_figures(result)),
+        gauges=[_gauge(slo) for slo in result.slo] if result.verdict != INVALID else (),
     )
 
 
@@ -176,9 +175,10 @@ def _verdict(result: RunResult) -> Verdict:
 
 
 def _gauge(slo: SloAnswer) -> Gauge:
+    measured, interval = run_words.slo_value(slo), run_words.slo_interval(slo)
     return Gauge(
-        _ANSWERS[slo.status], slo.text, said.slo_value(slo), said.slo_interval(slo), Figure(slo.limit, slo.unit),
-        slo.value, slo.low, slo.high, slo.infinite,
+        _ANSWERS[slo.status], slo.text, measured, interval, Figure(slo.limit, slo.unit), slo.value, slo.low, slo.high,
+        slo.infinite,
     )  # fmt: skip
 
 
@@ -186,9 +186,11 @@ def _objectives(result: RunResult, on: Medium) -> Section:
     """Every objective with what was measured, its interval, and what would decide it."""
     rows: list[Row] = []
     for at, slo in enumerate(result.slo):
-        measured = Figure(slo.value, slo.unit, f"slo.{at}.value_{slo.unit}", text=said.slo_value(slo))
-        note = said.slo_note(slo) if on is PAGE else said.slo_note(slo).replace("requests", "req")
-        rows.append([_ANSWERS[slo.status], Code(slo.text), measured, said.slo_interval(slo), count(slo.count), note])
+        measured = Figure(slo.value, slo.unit, f"slo.{at}.value_{slo.unit}", text=run_words.slo_value(slo))
+        note = run_words.slo_note(slo) if on is PAGE else run_words.slo_note(slo).replace("requests", "req")
+        rows.append(
+            [_ANSWERS[slo.status], Code(slo.text), measured, run_words.slo_interval(slo), count(slo.count), note]
+        )
     headers: Headers = [
         Column("answer", brief=" "), Column("objective", brief="SLO"), Column("measured", wraps=True),
         Column("95 % interval", wraps=True), "n",
@@ -196,7 +198,7 @@ def _objectives(result: RunResult, on: Medium) -> Section:
     ]  # fmt: skip
     none = [Paragraph("The scenario names none, so there is nothing to pass or fail.")] if on is PAGE else []
     blocks = [Table("Service level objectives", headers, rows, words=2)] if rows else none
-    lead = said.confidence(result) if rows else ""
+    lead = run_words.confidence(result) if rows else ""
     return Section("slo", "Service level objectives", blocks, lead, "objectives", on)
 
 
@@ -210,7 +212,8 @@ def _failed(result: RunResult) -> Section | None:
         for at, one in enumerate(found.examples):
             first = not at
             rows.append([
-                said.failed_class(found.name) if first else "", Name(one.request_id), said.status(one), said.error(one),
+                run_words.failed_class(found.name) if first else "", Name(one.request_id),
+                run_words.status(one), run_words.error(one),
                 Figure(found.count, "count") if first else "", Figure(found.share, "share") if first else "",
                 Figure(one.at_s, text=f"{one.at_s:.1f} s"), Figure(one.tokens, "count"), Figure(one.waited_ms),
             ])  # fmt: skip
@@ -219,22 +222,25 @@ def _failed(result: RunResult) -> Section | None:
         "class", "request", "status", "what was said", "requests", "share", due, "tokens by then", *in_ms("ended after")
     ]  # fmt: skip
     note = "Of each class the first by due time. How the percentiles change when they count is in their table."
-    lead = " ".join(said.as_sentence(words) for words in (said.failed(result), said.censored(result)) if words)
+    lead = " ".join(
+        run_words.as_sentence(words) for words in (run_words.failed(result), run_words.censored(result)) if words
+    )
     table = Table("Requests that failed", headers, rows, words=4, groups=frozenset(groups))
     return Section("failed", table.name, [table, Paragraph(note, "quiet")], lead, "failures")
 
 
 def _failed_brief(result: RunResult) -> Section | None:
     """How many failed and how, the first of each class, and latency with them counted."""
+    status, error = run_words.status, run_words.error
     if not result.failures:
         return None
     first = [
-        Line(f"first {found.name}: at {one.at_s:.1f} s, {said.status(one)}, {one.request_id}: {said.error(one)}")
+        Line(f"first {found.name}: at {one.at_s:.1f} s, {status(one)}, {one.request_id}: {error(one)}")
         for found in result.failures[:_MOST_CLASSES]
         for one in found.examples[:1]
     ]
-    censored = said.censored(result)
-    lines: list[Words | Line] = [said.failed(result), *first, *([censored] if censored else [])]
+    censored = run_words.censored(result)
+    lines: list[Words | Line] = [run_words.failed(result), *first, *([censored] if censored else [])]
     return Section("failed", "", [Facts([("failed", *lines)])], on=TERMINAL)
 
 
@@ -244,7 +250,9 @@ def _failed_brief(result: RunResult) -> Section | None:
 def _warnings(result: RunResult, on: Medium = PAGE) -> Section | None:
     """What was seen, its likely cause, the flag to try."""
     items = [
-        Warned(said.as_sentence(one.text), said.stopped(f"Likely: {one.cause}") if one.cause else "", one.flag)
+        Warned(
+            run_words.as_sentence(one.text), run_words.stopped(f"Likely: {one.cause}") if one.cause else "", one.flag
+        )
         for one in result.warnings
     ]
     return Section("warnings", "Warnings", [Warnings(items)], short="warnings", on=on) if items else None
@@ -253,13 +261,13 @@ def _warnings(result: RunResult, on: Medium = PAGE) -> Section | None:
 def _facts(result: RunResult, on: Medium) -> Section:
     """A line for each part that has something to say; in a comment on a pull request the one that is needed."""
     word = "valid" if result.trust.valid else "NOT valid"
-    facts = [("trust", f"{word}: {said.trust(result)}")]
+    facts = [("trust", f"{word}: {words.trust_figures(result)}")]
     more = [
-        ("steady", said.steady(result)),
-        ("device", result.telemetry.sentence if result.telemetry else ""),
-        ("roof", result.roofline.line or ""),
-        ("turns", said.turns(result.turns)),
-        ("loop", said.closed_loop(result)),
+        ("steady", run_words.steady(result)),
+        ("device", words.telemetry_sentence(result.telemetry) if result.telemetry else ""),
+        ("roof", words.roofline_line(result.roofline) or ""),
+        ("turns", words.turns_sentence(result.turns) or ""),
+        ("loop", run_words.closed_loop(result)),
     ]
     facts += [fact for fact in more if fact[1] and on is TERMINAL]
     blocks: list[Block] = [Facts(facts)]
@@ -267,8 +275,9 @@ def _facts(result: RunResult, on: Medium) -> Section:
     return Section("facts", "", [*blocks, *(warnings.blocks if warnings else ())], on=on)
 
 
-def _economy(result: RunResult) -> Section:
-    return Section("cost", "", [Facts(said.economy(result.cost, result.energy, result.value))], on=TERMINAL)
+def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:
+    simulated = manifest.scenario["server"]["engine"] == "simulated"
+    return cost.lines(result, result.goodput.share_ci, simulated=simulated)
 
 
 def _trust(result: RunResult) -> Section:
@@ -307,7 +316,7 @@ def _upgrade(result: RunResult) -> Section | None:
         return None
     headers: Headers = ["metric", "percentile", *in_ms("now", "lower end", "upper end")]
     table = Table("What a faster device could bring", headers, rows, words=2, css="compact")
-    lead = f"{said.upgrade(result)} {_BRACKET}"
+    lead = f"{run_words.upgrade(result)} {_BRACKET}"
     return Section("upgrade", f"What a faster {result.upgrade.device} could bring", [table], lead, "faster device")
 
 
@@ -321,14 +330,14 @@ def _regression(found: Mapping[str, Any]) -> Section:
         for row in found["rows"]
     ]  # fmt: skip
     headers: Headers = [" ", "percentile", "baseline", "now", "difference, 95 % interval", "relative"]
-    words = Paragraph(f"{found['status']} against {found['baseline']}: {said.stopped(found['sentence'])}")
+    words = Paragraph(f"{found['status']} against {found['baseline']}: {run_words.stopped(found['sentence'])}")
     return Section("regression", "", [words, Table("Against the baseline", headers, rows, words=2)], on=MARKDOWN)
 
 
 def _repeat(manifest: Manifest, folder: Path) -> Section:
     """How to run it again, and what it ran on."""
     files = [(name, quote(name), words) for name, words in _FILES.items() if (folder / name).exists()]
-    facts, links = Facts(said.where_it_ran(manifest)), Facts([(Name(*file), words) for *file, words in files])
+    facts, links = Facts(run_words.where_it_ran(manifest)), Facts([(Name(*file), words) for *file, words in files])
     blocks: list[Block] = [
         Pre(manifest.command),
         Columns([[Heading("Where and with what"), facts], [Heading("Files of this run"), links]]),

@@ -8,15 +8,14 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.device.telemetry import Telemetry, read_telemetry
+from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.analysis.device.telemetry_summary import cpu_series
 from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.requests.attempts import final
-from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.codec import Result
-from gapmeter.analysis.results.device import AchievedShare, PeakRate, Roofline, Spread
-from gapmeter.analysis.results.device import Telemetry as Samples
-from gapmeter.report import said
+from gapmeter.analysis.results.device import AchievedShare, PeakRate, Roofline, Spread, Telemetry
+from gapmeter.analysis.results.run import RunResult
+from gapmeter.report import run_words, words
 from gapmeter.report.document import Block, Chart, Figure, Paragraph, Row, Section, Table, Words
 from gapmeter.report.run_folder import Run
 from gapmeter.report.timeline import Floats, Level, Levels, Span, span_of
@@ -49,14 +48,14 @@ _ENGINE_ROWS = {
 def device(run: Run) -> Section | None:
     """Telemetry: how busy the device was by several counts, and its samples over time. None when none were taken."""
     told = run.result.telemetry
-    telemetry = read_telemetry(run.folder) if told else None
-    if told is None or telemetry is None:
+    samples = read_telemetry(run.folder) if told else None
+    if told is None or samples is None:
         return None
-    lead = f"{said.stopped(_capital(told.utilisation.sentence))} ".lstrip()
+    lead = f"{run_words.stopped(_capital(words.utilisation_sentence(told.utilisation)))} ".lstrip()
     lead += _NVML_MISLEADS if told.gpus else _CPU_BESIDE
     lead += " Shaded: samples that are missing." if any(found.missed for found in told.sources.values()) else ""
     span = span_of(final(run.requests), run.origin_ns)
-    levels = levels_of(telemetry, run, span, {one.pid: one.name for one in told.processes})
+    levels = levels_of(samples, run, span, {one.pid: one.name for one in told.processes})
     charts = []
     for source, together in groupby(levels, key=lambda level: level.key.partition("-")[0]):
         picture = Levels(span, list(together))
@@ -69,7 +68,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _busy(told: Samples) -> Table:
+def _busy(told: Telemetry) -> Table:
     """The same stretch of time by what each source calls busy."""
     used, key = told.utilisation, "telemetry.utilisation"
     forward = "the device's own events" if used.forward_by_device else "the forward call's wall time"
@@ -88,7 +87,7 @@ def _busy(told: Samples) -> Table:
     return Table("How busy the device was", ["counted as", "which is", "share"], rows, words=2, css="compact")
 
 
-def _sampled(told: Samples) -> Table:
+def _sampled(told: Telemetry) -> Table:
     """Every figure that was sampled: mean and extremes over the measured window."""
     rows: list[Row] = []
     for gpu in told.gpus:
@@ -116,16 +115,16 @@ def _sampled(told: Samples) -> Table:
 
 
 def _spread_rows(name: str, entry: Result, fields: Mapping[str, tuple[str, float]]) -> Iterator[Row]:
-    for field, (words, scale) in fields.items():
+    for field, (what, scale) in fields.items():
         found: Spread | None = getattr(entry, field)
         if found:
             ends = (found.mean, found.min, found.max)
-            yield [name, words, *(Figure(value, text=significant(scale * value)) for value in ends)]
+            yield [name, what, *(Figure(value, text=significant(scale * value)) for value in ends)]
 
 
-def levels_of(telemetry: Telemetry, run: Run, span: Span, names: Mapping[int, str]) -> Iterator[Level]:
+def levels_of(samples: Samples, run: Run, span: Span, names: Mapping[int, str]) -> Iterator[Level]:
     """What is drawn over time, in the order in which it is read; ``names`` of the server's processes by pid."""
-    for gpu, rows in _by(telemetry, "gpu", "gpu"):
+    for gpu, rows in _by(samples, "gpu", "gpu"):
         for column, title, unit, scale, top in (
             ("power_mw", "power", "W", 1e-3, 0.0),
             ("sm_mhz", "SM clock", "MHz", 1.0, 0.0),
@@ -134,10 +133,10 @@ def levels_of(telemetry: Telemetry, run: Run, span: Span, names: Mapping[int, st
         ):
             if column in rows:
                 at, value = _seconds(run, rows), rows[column].to_numpy(np.float64) * scale
-                yield Level(f"gpu{gpu}-{column}", f"GPU {gpu}: {title}", unit, at, value, _usual(telemetry, "gpu"), top)
+                yield Level(f"gpu{gpu}-{column}", f"GPU {gpu}: {title}", unit, at, value, _usual(samples, "gpu"), top)
     yield from _forward_level(run, span)
-    yield from _cpu_levels(telemetry, run, span, names)
-    yield from _engine_levels(telemetry, run)
+    yield from _cpu_levels(samples, run, span, names)
+    yield from _engine_levels(samples, run)
 
 
 def _forward_level(run: Run, span: Span) -> Iterator[Level]:
@@ -152,27 +151,27 @@ def _forward_level(run: Run, span: Span) -> Iterator[Level]:
     yield Level("cpu-forward", "A forward ran, of the time", "%", edges[:-1] + _BIN_S / 2, value, 2 * _BIN_S, 100.0)
 
 
-def _cpu_levels(telemetry: Telemetry, run: Run, span: Span, names: Mapping[int, str]) -> Iterator[Level]:
+def _cpu_levels(samples: Samples, run: Run, span: Span, names: Mapping[int, str]) -> Iterator[Level]:
     gaps = tuple(
         (low, high)
-        for gap in telemetry.gaps
+        for gap in samples.gaps
         if gap.source == "processes"
         and (high := (gap.until_ns - run.origin_ns) / 1e9) > 0
         and (low := (gap.since_ns - run.origin_ns) / 1e9) < span.length_s
     )
     shown = list(names)[:_MOST_PROCESSES]
-    for pid, rows in _by(telemetry, "processes", "pid"):
+    for pid, rows in _by(samples, "processes", "pid"):
         at, cores = cpu_series(rows)
         if pid in shown and len(cores):
             seconds = (at - run.origin_ns) / 1e9
             yield Level(f"cpu-{pid}", f"CPU of {names[pid]}", "cores", seconds, cores, np.inf, 1.0, gaps)
 
 
-def _engine_levels(telemetry: Telemetry, run: Run) -> Iterator[Level]:
-    rows = telemetry.tables.get("engine")
+def _engine_levels(samples: Samples, run: Run) -> Iterator[Level]:
+    rows = samples.tables.get("engine")
     if rows is None:
         return
-    at, usual = _seconds(run, rows), _usual(telemetry, "engine")
+    at, usual = _seconds(run, rows), _usual(samples, "engine")
     for column, title, unit, scale, top in (
         ("running", "Requests running, by /metrics", "", 1.0, 1.0),
         ("waiting", "Requests waiting, by /metrics", "", 1.0, 1.0),
@@ -196,8 +195,8 @@ def _engine_levels(telemetry: Telemetry, run: Run) -> Iterator[Level]:
             yield Level("engine-prefix", title, "%", at[1:][known], value, usual, 100.0)
 
 
-def _by(telemetry: Telemetry, source: str, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
-    table = telemetry.tables.get(source)
+def _by(samples: Samples, source: str, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
+    table = samples.tables.get(source)
     if table is not None:
         for key, rows in table.groupby(column):
             yield int(key), rows
@@ -207,8 +206,8 @@ def _seconds(run: Run, rows: pd.DataFrame) -> Floats:
     return np.asarray((rows["at_ns"].to_numpy(np.float64) - run.origin_ns) / 1e9)
 
 
-def _usual(telemetry: Telemetry, source: str) -> float:
-    return float(telemetry.about(source).get("every_ns", 1e8)) / 1e9
+def _usual(samples: Samples, source: str) -> float:
+    return float(samples.about(source).get("every_ns", 1e8)) / 1e9
 
 
 # --- against what the device could do
@@ -223,10 +222,11 @@ _PEAKS = {
 def roofline(result: RunResult) -> Section:
     """The roofline's figures, or in one line why there are none."""
     told, title = result.roofline, "Against what the device could do"
-    if told.sentence is None:
+    sentence = words.roofline_sentence(told)
+    if sentence is None:
         return Section("roofline", title, [Paragraph(f"Unmeasured: {told.why or 'too few steps'}.", "quiet")])
     table = Table("Roofline", ["what", "how", "figure", "95 % interval"], _roofline_rows(told), words=2)
-    return Section("roofline", title, [table], f"{_capital(told.sentence)}.", "roofline")
+    return Section("roofline", title, [table], f"{_capital(sentence)}.", "roofline")
 
 
 def _roofline_rows(told: Roofline) -> list[Row]:
@@ -254,12 +254,12 @@ def _roofline_rows(told: Roofline) -> list[Row]:
         rows.append(["prefill: computing used (MFU)", *cells])
     elif prefill:
         rows.append(["prefill: computing used (MFU)", str(prefill.why), "unmeasured", ""])
-    for name, (words, unit) in _PEAKS.items():
+    for name, (what, unit) in _PEAKS.items():
         rate: PeakRate | None = getattr(peaks, name, None)
         if rate and peaks:
             peak = Figure(rate.peak, key=f"roofline.device.{name}.peak", text=f"{significant(rate.peak)} {unit}")
             low = "" if rate.low == rate.peak else f"{significant(rate.low)} at the median"
-            rows.append([words, f"{peaks.name}, {peaks.source}", peak, low])
+            rows.append([what, f"{peaks.name}, {peaks.source}", peak, low])
     return rows
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import Provenance
-from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import Provenance, RunResult
 from gapmeter.records import RunFolder
 
 
@@ -34,7 +34,7 @@ class Run:
     @property
     def provenance(self) -> Provenance:
         """What every picture, table and file of this run says of itself."""
-        return Provenance(**self.result.provenance.model_dump())
+        return self.result.provenance
 
     @property
     def device(self) -> str:

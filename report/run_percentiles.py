@@ -9,9 +9,8 @@ import numpy as np
 from gapmeter.analysis.numbers import count, over
 from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
-from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
-from gapmeter.analysis.results.run import PeerFigures
+from gapmeter.analysis.results.run import PeerFigures, RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.quantiles import Sample, sample
@@ -60,9 +59,10 @@ def percentiles(run: Run) -> Section:
     curves: list[list[Block]] = []
     for metric, title in METRICS.items():
         values = metric_sample(measured, metric, failures=True)
-        figures, key = result.metrics[metric], f"metrics.{metric}"
-        if figures.with_failures is not None:
-            figures, key = figures.with_failures, f"{key}.with_failures"
+        known, key = result.metrics[metric], f"metrics.{metric}"
+        figures: Distribution = known
+        if known.with_failures is not None:
+            figures, key = known.with_failures, f"{key}.with_failures"
         sent = None if metric in _BETWEEN else metric_sample(measured, metric, "sent")
         curve = curve_of(title, values, named_of(figures, key), limits_of(result, metric), sent)
         if curve is None:

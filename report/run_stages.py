@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.ledger.bands import SLOW, slow_key
-from gapmeter.analysis.ledger.explore import sentence as explored
+from gapmeter.analysis.ledger.bands import SLOW
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.latency import Band as ResultBand
 from gapmeter.analysis.results.latency import Bands, ComputeBand, ComputeShares, GroupPair
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import DECODE_COLOUR, OWNER_COLOURS, owner_words
-from gapmeter.report import marks, requests, said
+from gapmeter.report import marks, requests, run_words, words
 from gapmeter.report.document import (
     BRIEF,
     Block,
@@ -107,11 +107,11 @@ def where(result: RunResult, device: str) -> Section:
         none = _FEW if result.stages else no_ledger(result)
         return Section("where", title, [Paragraph(f"No bars here: {none}", "empty")])
     first = result.tail.metric if result.tail.metric in metrics else metrics[0]
-    bands = [(slow_key(p), f"p{p:g}+") for p in SLOW if any(_slow(result.bands[m], p) for m in metrics)]
+    bands = [(percentile_key(p), f"p{p:g}+") for p in SLOW if any(_slow(result.bands[m], p) for m in metrics)]
     choice = Choice(
         [
             Switch("event", "time", [(m, _UNTIL[m]) for m in metrics], str(first)),
-            Switch("band", "slow means", [*bands, ("all", "everyone")], slow_key(_MAIN)),
+            Switch("band", "slow means", [*bands, ("all", "everyone")], percentile_key(_MAIN)),
         ],
         [
             Panel({"event": metric, "band": band}, blocks)
@@ -123,7 +123,7 @@ def where(result: RunResult, device: str) -> Section:
 
 
 def _slow(bands: Bands, percentile: float) -> ResultBand | None:
-    found: ResultBand | None = getattr(bands.slow, slow_key(percentile))
+    found: ResultBand | None = getattr(bands.slow, percentile_key(percentile))
     return found
 
 
@@ -134,7 +134,7 @@ def _panels(result: RunResult, metric: str, device: str) -> dict[str, list[Block
     for percentile in SLOW:
         slow = _slow(bands, percentile)
         few = f"Too few {what} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
-        panels[slow_key(percentile)] = (
+        panels[percentile_key(percentile)] = (
             _stacks(result, metric, percentile, slow, device) if slow else [Paragraph(few, "empty")]
         )
     panels["all"] = _everyone(result, metric, device)
@@ -153,8 +153,8 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand,
         _band("slow", f"{what} from p{percentile:g} up", slow),
     )
     picture = Stacks(METRICS[metric], what, *bands, main_limit(result, metric), device)
-    key = f"stack-{event.replace('_', '-')}" + ("" if percentile == _MAIN else f"-{slow_key(percentile)}")
-    path, band = f"bands.{metric}", f"slow.{slow_key(percentile)}"
+    key = f"stack-{event.replace('_', '-')}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
+    path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows: list[Row] = []
     for stage, late in slow.stages_ms.items():
         before = usual.stages_ms.get(stage, 0.0)
@@ -224,7 +224,7 @@ def compute(result: RunResult) -> Section | None:
         return None
     title, short = f"How much of the wait was the {device} computing?", f"the {device}'s share"
     first = list(found)[-1]
-    if not (lead := found[first].sentence):
+    if not (lead := words.compute_sentence(found[first], first, device)):
         return Section("compute", title, [Paragraph(_UNKNOWN, "empty")], short=short)
     choice = Choice(
         [Switch("share", "time", [(metric, _UNTIL[metric]) for metric in found], first)],
@@ -236,7 +236,7 @@ def compute(result: RunResult) -> Section | None:
         if any(getattr(shares.all, part) for shares in found.values())
     ]
     blocks: list[Block] = [choice, Key(there), Paragraph(_busy(result, device), "quiet")]
-    return Section("compute", title, blocks, said.as_sentence(lead), short)
+    return Section("compute", title, blocks, run_words.as_sentence(lead), short)
 
 
 def _busy(result: RunResult, device: str) -> str:
@@ -263,8 +263,8 @@ def _shares(found: ComputeShares, metric: str, device: str) -> Chart:
         for key, one in bands.items()
     ]
     rows: list[Row] = []
-    for part, (words, _, _) in _PARTS.items():
-        row: list[Words] = [words.format(device=device)]
+    for part, (who, _, _) in _PARTS.items():
+        row: list[Words] = [who.format(device=device)]
         for key, band in bands.items():
             one = getattr(band, part)
             low, high = one.share_ci if one else (None, None)
@@ -325,7 +325,7 @@ def _against(pair: GroupPair) -> str:
 
 
 def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
-    words = said.as_sentence(explored(pair.to_json(), pair.a, pair.b, device))
+    told = run_words.as_sentence(words.difference_sentence(pair, pair.a, pair.b, device))
     sizes = f" n = {pair.a_count:,} and {pair.b_count:,}, in {pair.stretches} stretches."
     ranked = [row for row in pair.ranked if row.ms != 0][:_SHOWN]
     changes = [
@@ -345,7 +345,7 @@ def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     names = in_ms(pair.a, pair.b, "difference", "from", "to")
     table = Table(f"{pair.a} against {pair.b}", ["stage", "owner", *names, "share"], rows, words=2)
     chart = Chart(f"explore-{metric}-{pair.key}", picture, "", table, "names")
-    return [Paragraph((words, sizes), "strong"), chart]
+    return [Paragraph((told, sizes), "strong"), chart]
 
 
 # --- one request

@@ -26,8 +26,9 @@ class OpenedRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """``summary.json``: every figure with its interval, as docs/how-it-measures.md names them."""
-        value: dict[str, Any] = json.loads(self.folder.summary.read_text())
-        return value
+        from gapmeter.report import bridge
+
+        return bridge.read_run(self.folder.path)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import pytest
 
 from gapmeter.analysis.stages import STAGES
 from gapmeter.report import write_report
-from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import write_run
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
@@ -62,14 +61,12 @@ def _at(summary: dict[str, Any], key: str) -> Any:
 
 def test_every_figure_in_the_page_is_the_one_in_the_summary(run: Any, page: Page) -> None:
     summary = json.loads(run.summary.read_text())
-    figures = [a for _, a in page.elements if "data-value" in a]
-    keys = [a.get("data-metric") or a.get("data-stage-value") or a.get("data-key") for a in figures]
-    assert sum(key is not None for key in keys) > 500
-    for key, attributes in zip(keys, figures, strict=True):
-        if key is not None:
-            assert json.loads(attributes["data-value"]) == _at(summary, key), key
-    slos = [(a["data-slo"], json.loads(a["data-value"])) for a in figures if "data-slo" in a]
-    assert slos == [(s["text"], s.get("value_ms", s.get("value_share"))) for s in summary["slo"]]
+    found = {a["data-key"]: a["data-value"] for _, a in page.elements if "data-key" in a}
+    assert len(found) > 500
+    for key, value in found.items():
+        assert json.loads(value) == _at(summary, key), key
+    assert [f"slo.{at}.value_{'share' if slo['metric'] == 'errors' else 'ms'}" in found
+            for at, slo in enumerate(summary["slo"])] == [True] * 3  # fmt: skip
 
 
 def _bars(page: Page, kind: str) -> dict[str, dict[str, dict[str, float]]]:
@@ -208,8 +205,6 @@ def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path
     assert re.findall(r'<span class="whose">([^<]*)</span>', source).count(owner) > 1
     for shown in (">GPU<", " · GPU · ", "owner GPU,"):
         assert (shown in source) == (device == "GPU")
-    summary = json.loads(folder.summary.read_text()) | {"compute": {"device": device}}
-    assert f"| prefill | {owner} |" in markdown(summary)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
-"""What a run's result says, in sentences: the page, the terminal and Markdown say the same words."""
+"""What a run's documents say beside the sentences of ``words``: who was asked what, answers, failures, the machine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 
-from gapmeter.analysis.cost.cost import many_requests
-from gapmeter.analysis.numbers import DASH, bounds, count, duration, over, rate, share, usd
-from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Value
+from gapmeter.analysis.numbers import bounds, count, duration, over, share, usd
+from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.run import FailureExample, LoadFacts, SloAnswer, Turn
-from gapmeter.report import marks
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import INCONCLUSIVE, INVALID, PASS, FailureExample, RunResult, SloAnswer
+from gapmeter.report import marks, words
 
 _FAILED = {
     "refused": "refused the connection",
@@ -43,24 +42,25 @@ def stopped(text: str) -> str:
 
 def verdict(result: RunResult) -> str:
     """The SLO that decided it, or why there is none."""
-    if result.verdict == "INVALID":
+    if result.verdict == INVALID:
         return "Not valid as a measurement."
     telling = next((slo for slo in result.slo if slo.status == result.verdict), None)
     if telling is None:
         return "Measured; the scenario sets no SLO."
-    told, many = as_sentence(telling.sentence), len(result.slo)
-    return told if result.verdict != "PASS" or many == 1 else f"{many} of {many} SLOs met; the first: {told}"
+    told, many = as_sentence(words.slo_sentence(telling)), len(result.slo)
+    return told if result.verdict != PASS or many == 1 else f"{many} of {many} SLOs met; the first: {told}"
 
 
 def owner(result: RunResult) -> str:
-    """What slow requests wait for beyond typical ones, and whose it is; "" without a ledger."""
-    told, stage = result.tail.sentence, result.tail.stage
-    return as_sentence(told.replace(f" is {stage} (", f" is {marks.words(stage)} (")) if told and stage else ""
+    """What slow requests wait for beyond typical ones, and whose it is; "" without a ledger that tells."""
+    metric = result.tail.metric
+    found = result.tail.of(metric) if metric else None
+    return as_sentence(words.tail_sentence(found, metric, result.device)) if found and metric else ""
 
 
 def upgrade(result: RunResult) -> str:
     """The most that an infinitely fast device could bring; "" where that cannot be told."""
-    return as_sentence(result.upgrade.sentence or "")
+    return as_sentence(next(iter(words.upgrade_sentences(result).values()), ""))
 
 
 def cost_at_most(result: RunResult) -> str:
@@ -70,7 +70,7 @@ def cost_at_most(result: RunResult) -> str:
         return ""
     output = cost.per_million_output_tokens_usd_ci
     tokens = f", a million output tokens {usd(output[1])}" if output else ""
-    many, _ = many_requests(cost.per_request_usd)
+    many, _ = words.many_requests(cost.per_request_usd)
     who, costs = ("a million requests", "cost") if many > 1 else ("a request", "costs")
     return f"At this SLA {who} {costs} at most {usd(many * cost.per_request_usd)}{tokens}."
 
@@ -80,14 +80,12 @@ def confidence(result: RunResult) -> str:
     return f"Met and missed are each said at {share_sure:g} % confidence (one side of the 95 % interval)."
 
 
-def trust(result: RunResult) -> str:
-    """The figures behind the trust, without its first word."""
-    return result.trust.sentence.partition(": ")[2]
-
-
 def steady(result: RunResult) -> str:
     """Whether there was a steady state, and how the first seconds differed."""
-    return " ".join(as_sentence(part) for part in (result.steady.sentence, result.drift.sentence) if part)
+    if result.steady.state == "not_applicable":
+        return ""
+    parts = (words.steady_sentence(result), words.drift_sentence(result.drift))
+    return " ".join(as_sentence(part) for part in parts if part)
 
 
 # --- what was asked of whom
@@ -100,59 +98,19 @@ def target(manifest: Manifest) -> str:
     if server["engine"] == "attach":
         parts = [manifest.target.url, manifest.target.model]
     else:
-        parts = [engine(manifest), server.get("model"), server.get("precision")]
+        parts = [engine_words(manifest), server.get("model"), server.get("precision")]
         parts.append(f"max batch {server['max_batch']}" if server.get("max_batch") else None)
     return " · ".join(str(part) for part in parts if part)
 
 
-def engine(manifest: Manifest) -> str:
-    """The engine and its version, where it is known."""
-    name = str(manifest.scenario["server"]["engine"])
-    versions = {**manifest.versions, **(manifest.target.versions or {})}
-    return f"{name} {versions.get(name) or versions.get(f'{name}-cpu') or ''}".strip()
-
-
 def load(result: RunResult) -> str:
     """How it was loaded: rate and loop, how long, how many requests are behind the figures."""
-    asked = result.load
-    how = f"{_asked(asked)}{_shape(asked)} open loop" if asked.loop == "open" else f"{users(asked)}, closed loop"
-    return f"{how}, {asked.window_s:.0f} s, n = {count(result.counts.measured)}"
-
-
-def users(asked: LoadFacts) -> str:
-    """Who asks in a closed loop. How many users of a locustfile there are may be its shape's affair."""
-    if asked.locustfile:
-        return f"users of {asked.locustfile}"
-    return f"{asked.concurrency} users{'' if asked.unit == 'requests' else ' in conversations'}"
-
-
-def _asked(asked: LoadFacts) -> str:
-    if asked.unit == "requests":
-        return rate(asked.requested_rate or asked.delivered_rate)
-    return f"{asked.requested_rate:.3g} {asked.unit}/s, {rate(asked.delivered_rate)}"
-
-
-def _shape(asked: LoadFacts) -> str:
-    """What a mean rate does not say of the arrivals."""
-    if asked.rate_range:
-        low, high = asked.rate_range
-        return f" on average ({asked.arrivals}, {low:.3g} to {high:.3g})"
-    return f" ({asked.arrivals})" if asked.arrivals in ("gamma", "trace") else ""
+    return f"{load_words(result.load)}, n = {count(result.counts.measured)}"
 
 
 def closed_loop(result: RunResult) -> str:
     """What a closed loop's figures are not; "" for an open loop."""
-    return as_sentence(result.closed_loop.sentence) if result.closed_loop else ""
-
-
-def turns(found: Sequence[Turn]) -> str:
-    """TTFT by turn in one line: the median, where the sample supports one; "" without conversations."""
-    told = [
-        f"turn {one.turn} {duration(one.ttft.p50_ms)} ({one.prompt_tokens:,.0f} prompt tokens)"
-        for one in found
-        if one.ttft and one.ttft.p50_ms is not None
-    ]
-    return f"TTFT p50 by turn: {', '.join(told)}" if told else ""
+    return as_sentence(words.closed_loop_sentence(result.closed_loop)) if result.closed_loop else ""
 
 
 # --- objectives
@@ -176,7 +134,7 @@ def slo_interval(slo: SloAnswer) -> str:
 
 def slo_note(slo: SloAnswer) -> str:
     """What the slow ones wait for, or what it would take to decide."""
-    if slo.status == "INCONCLUSIVE":
+    if slo.status == INCONCLUSIVE:
         if slo.needs is None:
             return "too close to decide"
         minutes = slo.needs.minutes
@@ -185,7 +143,7 @@ def slo_note(slo: SloAnswer) -> str:
             if minutes and minutes >= 1
             else f"needs {count(slo.needs.requests)} more requests"
         )
-    if slo.status == "INVALID":
+    if slo.status == INVALID:
         return "never occurred"
     return marks.words(slo.stage) if slo.stage else ""
 
@@ -241,20 +199,6 @@ def error(example: FailureExample) -> str:
         if isinstance(told, dict):
             told = told.get(key, told)
     return told if isinstance(told, str) and told else example.error
-
-
-# --- cost, energy, value
-
-
-def economy(cost: AnyCost, energy: AnyEnergy, value: Value) -> list[tuple[str, str]]:
-    """Three (name, sentence): the figure, or a dash with the reason why there is none."""
-    return [("cost", _economy(cost)), ("energy", _economy(energy)), ("value", _economy(value))]
-
-
-def _economy(part: AnyCost | AnyEnergy | Value) -> str:
-    if not part.reason:
-        return part.sentence
-    return part.reason if part.reason.startswith("unmeasured") else f"{DASH}  {part.reason}"
 
 
 # --- where it ran

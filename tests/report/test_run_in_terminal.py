@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter import errors
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
-from gapmeter.report import bars
-from gapmeter.report.summary_terminal import print_summary, render_summary
+from gapmeter.report import bars, run, terminal
+from gapmeter.report.document import Document, Facts
 from tests.analysis.report_frames import write_run
 
 AGAIN = "make loadtest SCENARIO=chat-p99"
 LONG_PATH = "runs/20260102-030405-chat-p99-abcdef/" + "deep/" * 20 + "report.html"
 
 
-def _load(folder: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return json.loads(folder.summary.read_text()), json.loads(folder.manifest.read_text())
+def _document(folder: Any) -> Document:
+    return run.brief(RunResult.read(folder.path), Manifest.read(folder.path))
 
 
 def _render(folder: Any, width: int = 80, report: str = "runs/x/report.html") -> list[str]:
-    summary, manifest = _load(folder)
-    return render_summary(summary, manifest, report, AGAIN, summary["exit_code"], width).plain.splitlines()
+    links = Facts([("report", report), ("again", AGAIN)])
+    return terminal.text(_document(folder), width, links=links).plain.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ def test_a_failed_run_reads_like_this(failed: Any) -> None:
         r" trust   valid: lag p99 60\.0 µs, unexplained p99 \S+ %, strict \S+ %, client CPU",
         r" report  runs/x/report\.html$",
         rf" again   {AGAIN}$",
-        r" exit=99 SLO missed$",
     ]
     text, at = "\n".join(lines), 0
     for pattern in shape:
@@ -65,7 +64,7 @@ def test_a_failed_run_reads_like_this(failed: Any) -> None:
 
 
 def test_the_bars_are_as_long_as_the_waits_they_show(failed: Any) -> None:
-    summary, _ = _load(failed)
+    summary = json.loads(failed.summary.read_text())
     tail = summary["tail"][summary["tail"]["metric"]]
     lengths = [len(line.partition("|")[2]) for line in _render(failed) if line.startswith((" typical", " slow (p"))]
     ratio = tail["typical"]["total_ms"] / tail["slow"]["total_ms"]
@@ -74,20 +73,17 @@ def test_the_bars_are_as_long_as_the_waits_they_show(failed: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "word", "ending"),
+    ("options", "word"),
     [
-        ({"slos": ("ttft p90 <= 9000 ms", "errors <= 5 %")}, "PASS", "exit=0 every SLO met"),
-        ({"slos": ("ttft p99.9 <= 300 ms",)}, "INCONCLUSIVE", "exit=98 undecided"),
-        ({"evidence": {"incomplete": "stopped by Ctrl-C"}}, "INVALID", "exit=98 not valid as a measurement"),
-        ({"slos": ()}, "PASS", "exit=0 every SLO met"),
+        ({"slos": ("ttft p90 <= 9000 ms", "errors <= 5 %")}, "PASS"),
+        ({"slos": ("ttft p99.9 <= 300 ms",)}, "INCONCLUSIVE"),
+        ({"evidence": {"incomplete": "stopped by Ctrl-C"}}, "INVALID"),
+        ({"slos": ()}, "PASS"),
     ],
 )
-def test_each_verdict_comes_first_and_its_exit_code_last(
-    tmp_path: Path, options: dict[str, Any], word: str, ending: str
-) -> None:
+def test_each_verdict_comes_first(tmp_path: Path, options: dict[str, Any], word: str) -> None:
     lines = _render(write_run(tmp_path / "r", count=400, rate=12.0, **options))
     assert next(line for line in lines[1:3] if not line.startswith(" ")).startswith(f"{word}  ")
-    assert lines[-1] == f" {ending}"
 
 
 def test_an_invalid_run_names_the_reason_beside_the_verdict_and_with_the_flag_to_try(tmp_path: Path) -> None:
@@ -134,17 +130,15 @@ def test_colours_go_to_terminals_that_want_them(failed: Any, monkeypatch: pytest
         monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
-    summary, manifest = _load(failed)
     stream = Terminal()
-    print_summary(summary, manifest, "r", AGAIN, errors.SLO_MISSED, stream)
+    terminal.show(_document(failed), stream)
     queue = tuple(int(colour("queue")[i : i + 2], 16) for i in (1, 3, 5))
     assert ("\x1b[38;2;{};{};{}m".format(*queue) in stream.getvalue()) is coloured
 
 
 def test_a_file_gets_plain_text(failed: Any) -> None:
-    summary, manifest = _load(failed)
     stream = io.StringIO()
-    print_summary(summary, manifest, "r", AGAIN, errors.SLO_MISSED, stream)
+    terminal.show(_document(failed), stream, end="exit=99 SLO missed")
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().endswith("exit=99 SLO missed\n")
 
