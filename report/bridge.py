@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.cost.cost import NoRate, describe_cost, offered_rate
-from gapmeter.analysis.cost.economics import SearchTrial, describe_search, describe_value
+from gapmeter.analysis.cost.economics import SearchTrial, describe_search
 from gapmeter.analysis.provenance import hardware_words as hardware_in_words
-from gapmeter.analysis.results.cost import Cost, NoCost, TokensPerRequest
+from gapmeter.analysis.results.cost import Cost, NoCost
 from gapmeter.analysis.results.latency import Difference
 from gapmeter.analysis.results.manifest import Manifest, Slo
 from gapmeter.analysis.results.run import Provenance, RunResult, SloAnswer
@@ -115,22 +114,3 @@ def difference_sentence(found: Mapping[str, Any], a: str, b: str, device: str = 
     """Two groups of requests, from the keys of ``Difference``."""
     own = {name: found[name] for name in Difference.model_fields}
     return words.difference_sentence(Difference.model_validate(own), a, b, device)
-
-
-__all__ = [
-    "NoRate",
-    "TokensPerRequest",
-    "cost_document",
-    "describe_cost",
-    "describe_value",
-    "difference_sentence",
-    "floor_errors_ms",
-    "hardware_words",
-    "offered_rate",
-    "provenance",
-    "read_run",
-    "run_document",
-    "search_economy",
-    "slo_row",
-    "slos_of",
-]  # fmt: skip

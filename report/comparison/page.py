@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +56,16 @@ def provenance(document: Mapping[str, Any], firsts: Sequence[Run]) -> Provenance
     known = [bridge.provenance(run.summary) for run in firsts]
     hardware = dict.fromkeys(bridge.hardware_words(run.manifest.get("hardware") or {}) for run in firsts)
     validity = _STAMP + ", forced" if document["forced"] else "valid" if document["comparable"] else "not compared"
-    return replace(
-        known[0],
-        digest=", ".join(dict.fromkeys(each.digest for each in known)),
-        engine=", ".join(dict.fromkeys(each.engine for each in known)),
-        hardware=", ".join(hardware),
-        load=", ".join(dict.fromkeys(each.load for each in known)),
-        n=" and ".join(str(side["requests"]) for side in document["sides"]),
-        validity=validity,
-        command=str(document["command"]) or "gapmeter compare",
+    return known[0].model_copy(
+        update={
+            "digest": ", ".join(dict.fromkeys(each.digest for each in known)),
+            "engine": ", ".join(dict.fromkeys(each.engine for each in known)),
+            "hardware": ", ".join(hardware),
+            "load": ", ".join(dict.fromkeys(each.load for each in known)),
+            "n": " and ".join(str(side["requests"]) for side in document["sides"]),
+            "validity": validity,
+            "command": str(document["command"]) or "gapmeter compare",
+        }
     )
 
 

@@ -46,7 +46,7 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
             process.wait(60)
 
 
-def read(folder: Path) -> Telemetry:
+def read(folder: Path) -> Samples:
     found = read_telemetry(RunFolder(folder))
     assert found is not None
     return found
