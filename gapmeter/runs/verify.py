@@ -107,15 +107,25 @@ def check_table(folder: Path) -> list[Check]:
         return []
     if manifest.get("kind") not in (SWEEP, SEARCH):
         return []
-    from gapmeter.analysis.capacity import analyse_capacity
-    from gapmeter.analysis.sweep import analyse_points
-
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:
-            (analyse_points if manifest["kind"] == SWEEP else analyse_capacity)(again)
+            _make_table(again, manifest["kind"])
         except _UNDERIVABLE as error:
             return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
+
+
+def _make_table(folder: RunFolder, kind: str) -> None:
+    """Write what a sweep or a search says of its runs."""
+    if kind == SWEEP:
+        from gapmeter.analysis.sweep.build import analyse_sweep
+        from gapmeter.report import sweep
+
+        sweep.write(folder, analyse_sweep(folder))
+    else:
+        from gapmeter.analysis.capacity import analyse_capacity
+
+        analyse_capacity(folder)
 
 
 def check_run(path: Path) -> list[Check]:

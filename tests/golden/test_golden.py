@@ -173,8 +173,24 @@ def _with_sentences(path: Path) -> Any:
     document = json.loads(path.read_text())
     if path.name not in ("summary.json", "verdict.json") or "words" not in document:
         return document
+    if document.get("kind") == "sweep":
+        return _sweep_with_sentences(document)
     whole = bridge.read_run(path.parent)
     return whole if path.name == RunResult.FILE else {key: whole[key] for key in ("headline", *document)}
+
+
+def _sweep_with_sentences(document: Any) -> Any:
+    """The same for a sweep."""
+    sweep, words = document["sweep"], document["words"]
+    sweep["headline"] = words["headline"]
+    for growth, sentence in zip(sweep["growth"], words["growth"], strict=True):
+        growth["sentence"] = sentence
+    for point, own in zip(sweep["points"], words["points"], strict=True):
+        for answer, sentence in zip(point["slo"], own["slo"], strict=True):
+            answer["sentence"] = sentence
+        for part in ("cost", "value"):
+            point["economy"][part]["sentence"] = own[part]
+    return document
 
 
 def is_prose(place: str) -> bool:
