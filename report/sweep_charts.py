@@ -218,7 +218,7 @@ class PointByPoint:
                 segment(stage, ms, curves.result.device, share(ms / total) if total else "", of=f"{point.label}, ")
                 for stage, ms in stages.items() if ms > 0 or stage == UNEXPLAINED
             ]  # fmt: skip
-            pieces = [replace(piece, data={**piece.data, "data_point": point.index}) for piece in pieces]
+            pieces = [replace(one, least_px=None, data={**one.data, "data_point": point.index}) for one in pieces]
             top = plot.down(sum(max(ms, 0.0) for ms in stages.values())) - 5
             drawn.append(bar(plot, place, pieces, thick))
             drawn.append(el("text", duration(total), x=percent(plot.across(place)), y=top, class_="tick middle"))
