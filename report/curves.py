@@ -66,9 +66,14 @@ class Curve:
             name, f"{self.metric} by percentile", self._sentence(),
             *(band(plot, piece) for piece in self._supported()), sent,
             line(plot, zip(self.p, self.value_ms, strict=True)), _end(plot, deepest),
-            *(limit(plot, f"SLO {words}", x=p, y=ms, near=dots) for p, ms, words in self.limits),
-            points(plot, dots), stamp=stamp,
+            *self._objectives(plot), points(plot, dots), stamp=stamp,
         )  # fmt: skip
+
+    def _objectives(self, plot: Plot) -> list[Fragment]:
+        """A step each, and their names on one line."""
+        named = [words + ("" if plot.y.scale.holds(ms) else ", above this axis ↑") for _, ms, words in self.limits]
+        names = el("text", f"SLO {'; '.join(named)}", x="100%", y=-6, class_="limit end halo") if named else NOTHING
+        return [*(limit(plot, "", x=p, y=ms) for p, ms, _ in self.limits if plot.y.scale.holds(ms)), names]
 
     def _scale(self) -> Scale:
         """In proportion, or by the logarithm where the largest value is over twenty times the median."""

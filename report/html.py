@@ -285,7 +285,7 @@ def _cell(cell: Words, numeric: bool) -> Fragment:
     match cell:
         case Figure():
             attributes = _raw(cell)
-            css += ["zero"] if cell.value == 0 and cell.unit == "ms" else []
+            css += ["zero"] if cell.value == 0 and cell.unit == "ms" and not cell.text else []
         case Unmeasured():
             css, attributes = [*css, "unmeasured"], {"data_value": "unmeasured"}
         case Mark():

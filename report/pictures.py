@@ -93,12 +93,10 @@ class Stacks:
         if self.limit is None:
             return NOTHING
         ms, words = self.limit
-        times = (
-            ""
-            if plot.x.scale.holds(ms)
-            else f": {significant(ms / (self.slow.total_ms or plot.x.scale.high))} times the slow bar"
-        )
-        return limit(plot, f"SLO {words}{times}", x=ms)
+        if plot.x.scale.holds(ms):
+            return limit(plot, f"SLO {words}", x=ms)
+        times = significant(ms / (self.slow.total_ms or plot.x.scale.high))
+        return el("text", f"SLO {words}: {times} times the slow bar →", x="100%", y=-6, class_="limit end")
 
     def sentence(self) -> str:
         """The picture for those who do not see it."""

@@ -326,7 +326,7 @@ def _against(pair: GroupPair) -> str:
 
 def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     told = run_words.as_sentence(words.difference_sentence(pair, pair.a, pair.b, device))
-    sizes = f" n = {pair.a_count:,} and {pair.b_count:,}, in {pair.stretches} stretches."
+    sizes = f"n = {pair.a_count:,} and {pair.b_count:,}, in {pair.stretches} stretches."
     ranked = [row for row in pair.ranked if row.ms != 0][:_SHOWN]
     changes = [
         StageChange(
@@ -345,7 +345,7 @@ def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     names = in_ms(pair.a, pair.b, "difference", "from", "to")
     table = Table(f"{pair.a} against {pair.b}", ["stage", "owner", *names, "share"], rows, words=2)
     chart = Chart(f"explore-{metric}-{pair.key}", picture, "", table, "names")
-    return [Paragraph((told, sizes), "strong"), chart]
+    return [Paragraph(told, "strong"), Paragraph(sizes, "quiet"), chart]
 
 
 # --- one request

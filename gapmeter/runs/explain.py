@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from gapmeter import errors
 from gapmeter.analysis.ledger.condition import ConditionError, holds
 from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
-from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.damage import rederivable
-from gapmeter.runs.parts import want_one_run
 from gapmeter.records import RunFolder
 from gapmeter.report import bridge
+from gapmeter.runs.damage import rederivable
+from gapmeter.runs.parts import want_one_run
 
 REST = "rest"
 _KEPT = ("index", "turn", "worker", "prompt_tokens", "output_tokens", "cached_tokens", "finish_reason", "request_id")

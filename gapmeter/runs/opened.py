@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import html
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.parts import want_one_run
 from gapmeter.records import RunFolder
+from gapmeter.runs.parts import want_one_run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,15 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.made_by import made_by
 from gapmeter import errors
+from gapmeter.analysis.made_by import made_by
 from gapmeter.compare import DOCUMENT, derive, write_comparison
 from gapmeter.errors import UserError
+from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, is_archive, opened
 from gapmeter.runs.sameness import MAKER, MOST_SHOWN, Check, compare_derived, compare_file
 from gapmeter.study.manifest import MANIFEST_VERSION, describe_versions
 from gapmeter.study.parent import SEARCH, SWEEP
-from gapmeter.records import RunFolder
 
 _RAW = ("requests", "probe", "telemetry")
 # What the analysis of damaged records or manifests may end in.
