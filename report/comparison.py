@@ -186,10 +186,9 @@ def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
     ]
 
 
-def _answer(figure: ClaimedFigure, *, forced: bool) -> Mark:
-    said = words.answer(figure)
-    tone: Tone = ("bad" if said == "slower" else "good") if figure.confirmed else ""
-    return Mark(f"{said}, {_STAMP}" if forced else said, tone)
+def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
+    said = f"{words.answer(figure)}{f', {_STAMP}' if forced else ''}"
+    return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
 
 
 def _brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
