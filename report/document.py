@@ -241,7 +241,7 @@ class Table:
     """Rows under headers. The first ``words`` columns hold words, the others numbers (unless they wrap).
 
     ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group; ``key``
-    is the id of the rows, for the page's script.
+    is the id of the rows, for the page's script. ``whole``: the terminal cuts no row to its width.
     """
 
     name: str
@@ -251,6 +251,7 @@ class Table:
     groups: frozenset[int] = frozenset()
     css: str = ""
     key: str = ""
+    whole: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:
