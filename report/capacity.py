@@ -27,7 +27,7 @@ from gapmeter.analysis.capacity.result import (
 )
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
 from gapmeter.analysis.results.study import SearchManifest
-from gapmeter.report import cost, said
+from gapmeter.report import cost
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import (
     BRIEF,
@@ -53,6 +53,7 @@ from gapmeter.report.document import (
     Tone,
     Verdict,
 )
+from gapmeter.report.words import slo_sentence
 
 TONES: dict[str, Tone] = {HOLDS: "good", FAILS: "bad"}
 
@@ -69,8 +70,7 @@ def document(result: CapacityResult, manifest: SearchManifest) -> Document:
             _goodput(search) if search.curve else None,
             _posterior(search) if search.posterior and search.rate else None,
             _trials_in_short(search),
-            _economy(result, BRIEF),
-            _economy(result, PAGE),
+            *_economy(result, manifest),
             _trials(search),
             _how(search, manifest),
         ],
@@ -166,7 +166,7 @@ def _unmeetable(seen: BestSeen | None) -> str:
     if seen is None:
         return "No rate holds every SLO."
     over = f"{count(seen.over)} of {count(seen.count)} values beyond its limit"
-    best = f" {said.slo(seen.answer)}." if seen.answer else ""
+    best = f" {slo_sentence(seen.answer)}." if seen.answer else ""
     return f"No rate holds every SLO: even at {rate(seen.rate)}, the lowest tried, {seen.slo} fails ({over}).{best}"
 
 
@@ -235,12 +235,16 @@ def _posterior(search: Search) -> Section:
     return Section("posterior", table.name, [chart], lead, "posterior", PAGE | TERMINAL)
 
 
-def _economy(result: CapacityResult, on: object) -> Section | None:
-    if result.cost is None or result.energy is None or result.value is None:
-        return None
-    if on is PAGE:
-        return cost.section(result.cost, result.energy, result.value)
-    return Section("cost", "", [Facts(said.economy(result.cost, result.energy, result.value))], on=TERMINAL)
+def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
+    """Cost, efficiency and value: a table on the page, three lines elsewhere."""
+    economy = result.economy
+    if economy is None:
+        return []
+    worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
+    least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
+    simulated = manifest.scenario["server"]["engine"] == "simulated"
+    lines = cost.lines(economy, (least, None), simulated=simulated)
+    return [Section("cost", "", [Facts(lines)], on=TERMINAL), cost.section(economy, lines)]
 
 
 def _trials_in_short(search: Search) -> Section:
@@ -259,8 +263,9 @@ def _seen(trial: TrialResult) -> str:
     if trial.confidence is None:
         return trial.reason or ""
     slo = trial.decided_by
+    which = f"{slo.text}: " if len(trial.slos) > 1 else ""
     beyond = f"{count(slo.over)} of {count(slo.count)} beyond, worth {count(slo.n_eff)}"
-    return f"{slo.text}: {beyond}; {duration(1000 * trial.seconds)}"
+    return f"{which}{beyond}; {duration(1000 * trial.seconds)}"
 
 
 def _trials(search: Search) -> Section:

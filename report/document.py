@@ -33,6 +33,7 @@ from enum import Flag
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from gapmeter.analysis.numbers import DASH, count, duration, large, rate, share, significant, usd
+from gapmeter.report import marks
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -113,9 +114,7 @@ class Stage:
     meaning: str = ""
 
     def __str__(self) -> str:
-        from gapmeter.report.marks import words
-
-        return words(self.name)
+        return marks.words(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from gapmeter.analysis.device.devices import CPU
-from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS
+from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS, growth_text
 from gapmeter.analysis.numbers import DASH, count, duration, large, share, significant, usd
 from gapmeter.analysis.results.cost import Cost, Energy, NoCost, NoEnergy, Price, Value
 from gapmeter.analysis.results.device import (
@@ -65,7 +65,7 @@ def words_of(result: RunResult, manifest: Manifest) -> Words:
         headline=headline(result),
         slo=tuple(slo_sentence(answer) for answer in result.slo),
         trust=trust_sentence(result),
-        steady=steady_sentence(result),
+        steady=steady_sentence(result.steady, measured=result.counts.measured, offered=result.load.requested_rate),
         drift=drift_sentence(result.drift),
         closed_loop=closed_loop_sentence(result.closed_loop) if result.closed_loop else None,
         turns=turns_sentence(result.turns),
@@ -197,19 +197,16 @@ def floor_sentence(floor: FloorShares) -> str:
     return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in known.items())
 
 
-def steady_sentence(result: RunResult) -> str:
-    """Whether there was a steady state, and where methods disagree."""
-    steady = result.steady
+def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> str:
+    """Whether there was a steady state, and where methods disagree; of ``measured`` requests, ``offered`` a second."""
     if steady.state == "not_applicable":
         return "the load was meant to change, so there is no steady state to look for"
     mser5, pelt, slope = steady.methods.mser5, steady.methods.pelt, steady.methods.queue_slope
     if mser5 is None or pelt is None:
-        return _unknown_state(result.counts.measured)
+        return _unknown_state(measured)
     said = []
     if slope is not None and slope.grows:
-        grown = next(warning.text for warning in result.warnings if warning.code == "overload")
-        offered, served = (_per_s(rate) for rate in (result.load.requested_rate, slope.served_per_s))
-        said.append(f"{grown}; more was offered{offered} than served{served}")
+        said.append(f"{growth_text(slope)}; more was offered{_per_s(offered)} than served{_per_s(slope.served_per_s)}")
     if mser5.state == "unsteady":
         said.append(f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)")
     if not said:

@@ -6,7 +6,7 @@ import math
 from typing import ClassVar, Final, Literal
 
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
-from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, TokensPerRequest, Value
+from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Economy, TokensPerRequest, Value
 from gapmeter.analysis.results.run import Provenance, SloAnswer
 
 CAPACITY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
@@ -37,7 +37,7 @@ class SearchedSlo(Result):
 
 
 class CountedSlo(Result):
-    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; ``allowed``: the share that may."""
+    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; a share ``allowed`` may."""
 
     text: str
     over: float
@@ -202,3 +202,10 @@ class CapacityResult(ResultFile):
     value: Value | None = left_out()
     provenance: Provenance
     words: SearchWords | None = left_out()
+
+    @property
+    def economy(self) -> Economy | None:
+        """Cost, efficiency and value; None where no trial tells."""
+        if self.tokens_per_request is None or self.cost is None or self.energy is None or self.value is None:
+            return None
+        return Economy(tokens_per_request=self.tokens_per_request, cost=self.cost, energy=self.energy, value=self.value)

@@ -19,18 +19,14 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.tail import LEDGER_OF
-from gapmeter.analysis.provenance import provenance_of
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests
-from gapmeter.analysis.results.cost import NoCost, NoEnergy, TokensPerRequest, Value
-from gapmeter.analysis.results.device import Roofline
-from gapmeter.analysis.results.manifest import Manifest, Slo
-from gapmeter.analysis.results.run import Drift, LedgerFacts, MadeBy, RunResult, Steady, SteadyMethods
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
-from gapmeter.report.words import words_of
+from tests.kit import manifest, result
 
 _ORIGIN_NS = 5_000_000_000
 _FIXED_US = {
@@ -207,7 +203,7 @@ def _ledger_row(r: _Request, event: str, unmeasured: tuple[str, ...]) -> dict[st
 def write_run(
     path: Path, *, slos: tuple[str, ...] = ("ttft p99 <= 500 ms", "itl p99 <= 100 ms", "errors <= 1 %"),
     name: str = "chat-p99", model: str = "builtin:tiny", evidence: dict[str, Any] | None = None,
-    with_ledger: bool = True, rate: float = 8.0, device: str = "GPU", **simulation: Any,
+    with_ledger: bool = True, rate: float = 8.0, **simulation: Any,
 ) -> RunFolder:  # fmt: skip
     """Simulate a run and write its folder as the analysis leaves it, summary.json by the real analysis."""
     frames = simulate(rate=rate, **simulation)
@@ -216,83 +212,42 @@ def write_run(
     tables = {"requests": frames.requests, "steps": frames.steps, "timeline": frames.timeline}
     tables |= {"ledger": frames.ledger} if with_ledger else {}
     write_tables(path, tables)
-    manifest = _manifest(name, model, rate, slos, device)
-    manifest.write(path)
     known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **(evidence or {}))
+    about = manifest(
+        command=f"gapmeter run {name}",
+        scenario={"name": name, "load": {"rate": rate}, "server": {"model": model}},
+        slo=[slo_of(text).to_json() for text in slos],
+    )
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
-    result = _result(frames, shown, manifest, known)
-    result = result.model_copy(update={"words": words_of(result, manifest)})
-    result.write(path)
-    result.verdict_file.write(path)
+    found = result(
+        build_figures(frames.requests, *shown, about.slo, known, name=name),
+        about,
+        **explained(frames, *shown, about.slo),
+    )
+    found.write(path)
+    found.verdict_file.write(path)
+    about.write(path)
     return folder
 
 
-def _result(
-    frames: Frames, shown: tuple[pd.DataFrame | None, pd.DataFrame | None], manifest: Manifest, evidence: Evidence
-) -> RunResult:
-    """By the real analysis; without telemetry, roofline, steady state and cost."""
-    rows, gaps = shown
-    figures = build_figures(
-        frames.requests, rows, gaps, manifest.slo, evidence, name=manifest.scenario["name"], device=manifest.device
-    )
+def explained(
+    frames: Frames, ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, slos: Sequence[Slo]
+) -> dict[str, Any]:
+    """What ledgers say of groups of requests, as a result has it."""
     measured = measured_requests(frames.requests)
-    ledgers = {metric: ledgers_of(rows, measured, event) for metric, event in LEDGER_OF.items()}
-    own = gaps[gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)] if gaps is not None else None
-    return RunResult(
-        **dict(figures),
-        telemetry=None,
-        roofline=Roofline(decode=None, prefill=None, device=None, why="none"),
-        ledger=LedgerFacts(
-            refused=(), unmeasured=(), clipped={}, requests=len(measured), interference=None, killed_processes=()
-        ),
-        steady=Steady(
-            state="not_applicable",
-            methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None),
-            valid_for_capacity=False,
-        ),
-        drift=Drift(first_s=10.0, ttft=None, tpot=None, output_tokens_per_s=None, machine_time=None, reason=None),
-        bands=describe_bands(ledgers | ({"itl": own} if own is not None and len(own) else {})),
-        compute=describe_compute(ledgers, frames.steps, manifest.device),
-        explore=describe_pairs(measured, ledgers, limits_of(manifest.slo)),
-        made_by=MadeBy(gapmeter="0.1.0", analysis="0" * 12),
-        provenance=provenance_of(manifest, figures),
-        tokens_per_request=TokensPerRequest(output=None, prompt=None, total=None),
-        cost=NoCost(status="none", reason="no price", per_request_usd=None),
-        energy=NoEnergy(status="unmeasured", reason="unmeasured: no counter of energy was read"),
-        value=Value(good_requests_per_usd=None, reason="there is no cost at the SLA"),
-    )
+    ledgers = {metric: ledgers_of(ledger, measured, event) for metric, event in LEDGER_OF.items()}
+    more = {"itl": gaps[gaps["request_id"].isin(measured["request_id"])]} if gaps is not None else {}
+    return {
+        "bands": describe_bands(ledgers | more),
+        "compute": describe_compute(ledgers, frames.steps, "GPU"),
+        "explore": describe_pairs(measured, ledgers, limits_of(slos)),
+    }
 
 
-def _manifest(name: str, model: str, rate: float, slos: Sequence[str], device: str) -> Manifest:
-    scenario = {
-        "name": name, "load": {"rate": rate}, "workload": {"kind": "chat"},
-        "server": {"engine": "transformers", "model": model, "precision": "float32", "max_batch": 8},
-    }  # fmt: skip
-    told = {
-        "schema_version": 1, "status": "complete", "command": f"gapmeter run {name}", "scenario": scenario,
-        "scenario_digest": "d1", "started_wall": "2026-01-02T03:04:05+0000", "started_wall_ns": 1_767_323_045 * 10**9,
-        "started_ns": 0, "repeat": 0, "slo": [_slo(text) for text in slos], "calibration": None,
-        "device": device, "git": None,
-        "target": {"url": "http://127.0.0.1:8000", "model": "m", "dialect": "openai"},
-        "hardware": {"cpu": "A processor", "cores": 2, "affinity": [0, 1], "memory_gib": 24.0, "system": "Linux 6.1",
-                     "gpus": []},
-        "placement": {"generator": [1], "server": [0], "shared": False},
-        "versions": {"python": "3.11.2", "gapmeter": "0.1.0", "transformers": "5.19.0"},
-        "plan": {
-            "digest": "p1", "loop": "open", "planned": 1, "measured_from_ns": 0, "warmup_requests": 0, "end_ns": 1,
-            "prompt_tokens_exact": True, "prompt_tokens": 1, "output_tokens": 1, "rate_knots": [],
-            "count_dispersion": 1.0, "prefix_share": None, "think_time_ns": 0, "conversations": None, "notes": [],
-            "warmup_auto": False, "warmup_ns": 0, "timeout_ns": 1, "output_enforced": True,
-        },
-    }  # fmt: skip
-    return Manifest.model_validate(told)
-
-
-def _slo(text: str) -> Slo:
+def slo_of(text: str) -> Slo:
     """From ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
     words = text.split()
     if words[0] == "errors":
-        share = float(words[2]) / 100
-        return Slo(metric="errors", percentile=None, limit_ns=None, limit_share=share, text=text)
-    limit_ns = round(float(words[3]) * 1e6)
+        return Slo(metric="errors", percentile=None, limit_ns=None, limit_share=float(words[2]) / 100, text=text)
+    limit_ns = int(float(words[3]) * 1e6)
     return Slo(metric=words[0], percentile=float(words[1][1:]), limit_ns=limit_ns, limit_share=None, text=text)
