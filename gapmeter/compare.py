@@ -7,16 +7,20 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
-from gapmeter.runs.damage import UNDERIVABLE, in_a_line, lacking
+from gapmeter.runs.damage import UNDERIVABLE, in_a_line
 from gapmeter.study.resolve import resolve
+
+if TYPE_CHECKING:
+    from gapmeter.analysis.compare.result import Asked, Comparison
+    from gapmeter.analysis.compare.sides import AnalysedRun
 
 DOCUMENT = "compare.json"
 
@@ -38,10 +42,10 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A comparison's folder, its document, and the exit code that says how it went."""
+    """A comparison's folder, its result, and the exit code that says how it went."""
 
     folder: Path
-    document: dict[str, Any]
+    result: Comparison
     exit_code: int
 
 
@@ -55,55 +59,35 @@ def compare_folders(
     read together.
     """
     _distinct(sides)
-    document, firsts = derive(sides, {"factors": list(factors), "force": force, "in_turn": in_turn}, command)
+    from gapmeter.analysis.compare.result import Asked
+
+    result, version = derive(sides, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
     folder = _folder(runs, sides)
-    document["asked"]["folders"] = [[os.path.relpath(path, folder) for path in side] for side in sides]
+    from gapmeter.report import comparison
+
+    folders = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
+    placed = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": folders})})
     try:
-        write_comparison(folder, document, firsts)
+        told = comparison.write(folder, placed, version)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}", errors.USAGE) from error
-    counts = document["comparable"] or document["forced"]
-    return Compared(folder, document, errors.OK if counts else errors.NOT_VALID)
+    return Compared(folder, told, errors.OK if told.comparable or told.forced else errors.NOT_VALID)
 
 
-def derive(
-    sides: Sequence[Sequence[Path]], asked: Mapping[str, Any], command: str
-) -> tuple[dict[str, Any], list[Any]]:  # fmt: skip
-    """A comparison's document and each side's first run, from the runs' folders alone.
+def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[Comparison, str]:
+    """A comparison from the runs' folders alone, and the version of gapmeter that ran the baseline.
 
-    ``asked``: ``factors``, ``force`` and ``in_turn`` as of ``compare_folders``, which raises what this does.
+    Raises what ``compare_folders`` does.
     """
-    from gapmeter.analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
-    from gapmeter.analysis.compare.protocol import NotReadable
-    from gapmeter.report.comparison.page import provenance
+    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.compare.sides import Side
 
     read = [Side(tuple(_read(path) for path in side)) for side in sides]
     for side, paths in zip(read, sides, strict=True):
-        for run, path in zip(side.runs, paths, strict=True):
-            if not run.count:
+        for each, path in zip(side.runs, paths, strict=True):
+            if not each.run.count:
                 raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
-    how = {"force": asked["force"], "in_turn": asked["in_turn"]}
-    firsts = [side.first for side in read]
-    try:
-        document = compare(read, asked["factors"], **how, command=command)
-        facts = provenance(document, firsts).facts()
-    except NotReadable as error:
-        raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
-    except UNDERIVABLE as error:
-        for path in (path for side in sides for path in side):
-            if what := lacking(RunFolder(path).read_manifest()):
-                raise UserError(f"{path} is damaged: {what}", errors.NOT_VALID) from error
-        raise
-    return document | {"provenance": facts, "asked": dict(asked)}, firsts
-
-
-def write_comparison(folder: Path, document: Mapping[str, Any], firsts: Sequence[Any]) -> None:
-    """``compare.json`` and ``report.html``. Raises OSError."""
-    from gapmeter.report.comparison.page import write_page
-
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    (folder / DOCUMENT).write_text(text, encoding="utf-8")
-    write_page(folder, document, firsts)
+    return compare(read, asked, command), read[0].first.manifest.versions.get("gapmeter", "")
 
 
 def compare_as_asked(asked: argparse.Namespace, command: str) -> int:
@@ -183,22 +167,24 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(override.partition("=")[0].strip() for override in overrides))
 
 
-def show(result: Compared, outputs: Outputs) -> None:
+def show(compared: Compared, outputs: Outputs) -> None:
     """Standard output for programs: the folder, or the document; people read standard error. Raises UserError."""
-    from gapmeter.report.comparison.words import markdown, terminal
+    from gapmeter.report import comparison, markdown, terminal
+    from gapmeter.report.document import Facts
 
+    document = comparison.document(compared.result)
     if outputs.markdown:
         try:
-            outputs.markdown.write_text(markdown(result.document), encoding="utf-8")
+            outputs.markdown.write_text(markdown.text(document), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{outputs.markdown} cannot be written: {error.strerror}", errors.USAGE) from error
     if outputs.as_json:
-        json.dump({**result.document, "folder": str(result.folder)}, sys.stdout)
+        json.dump({**compared.result.to_json(), "folder": str(compared.folder)}, sys.stdout)
         print(flush=True)
     else:
-        print(result.folder, flush=True)
+        print(compared.folder, flush=True)
     if not outputs.quiet:
-        print(terminal(result.document, str(result.folder / "report.html")), file=sys.stderr)
+        terminal.show(document, sys.stderr, links=Facts([("report", str(compared.folder / "report.html"))]))
 
 
 def _distinct(sides: Sequence[Sequence[Path]]) -> None:
@@ -209,8 +195,9 @@ def _distinct(sides: Sequence[Sequence[Path]]) -> None:
         seen.add(path.resolve())
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
+    from gapmeter.analysis.results import NotReadable
 
     try:
         return read_run(path)
@@ -218,6 +205,8 @@ def _read(path: Path) -> Any:
         missing = Path(str(error.filename or "manifest.json")).name
         remedy = "" if missing == "manifest.json" else f"; analyse it first: gapmeter report {path}"
         raise UserError(f"{path} is not an analysed run's folder: no {missing}{remedy}", errors.USAGE) from error
+    except NotReadable as error:
+        raise UserError(f"not comparable: {error}", errors.NOT_VALID) from error
     except (OSError, *UNDERIVABLE) as error:
         text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,17 +91,24 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
 
     ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
     """
-    from gapmeter.analysis.sweep import analyse_points  # its import takes a second: mistakes are told before
-    from gapmeter.report.table import print_sweep
+    from gapmeter.analysis.results.study import SweepManifest
+    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are told before
+    from gapmeter.report import sweep, terminal
+    from gapmeter.report.document import Facts
 
+    folder = RunFolder(path)
     try:
-        summary = analyse_points(RunFolder(path))
+        result = sweep.write(folder, analyse_sweep(folder))
     except OSError as error:
         raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
-    code = int(summary["exit_code"]) if code is None else code
+    code = result.exit_code if code is None else code
     if not quiet:
-        print_sweep(summary, path, code)
-    return RunResult(path, summary, code)
+        meanings = {errors.OK: "every point was measured", errors.NOT_VALID: "not every point is a valid measurement"}
+        meaning = meanings.get(code, errors.MEANING[code])
+        document = sweep.document(result, SweepManifest.read(path))
+        links = Facts([("report", str(folder.report))])
+        terminal.show(document, sys.stderr, links=links, end=f"exit={code} {meaning}")
+    return RunResult(path, result.to_json(), code)
 
 
 def point_path(folder: Path, point: int, values: Mapping[str, object]) -> Path:

@@ -10,7 +10,7 @@ from pydantic import Field
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
 
-Status = Literal["running", "complete", "incomplete"]
+Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
 
 class Hardware(Result):

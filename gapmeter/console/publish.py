@@ -59,13 +59,17 @@ def print_document(results: Sequence[RunResult]) -> None:
 
 def _markdown(result: RunResult) -> str:
     from gapmeter.analysis import results  # by now analysed: these imports cost nothing more
-    from gapmeter.report import markdown, run
-    from gapmeter.report.capacity.markdown import markdown_of_search
-    from gapmeter.report.sweep.markdown import markdown_of_points
+    from gapmeter.analysis.results.study import SweepManifest
+    from gapmeter.analysis.sweep.result import SweepResult
+    from gapmeter.report import markdown, run, sweep
 
     kind = result.summary.get("kind", "")
-    if kind in (SWEEP, SEARCH):
-        return {SWEEP: markdown_of_points, SEARCH: markdown_of_search}[kind](result.summary)
+    if kind == SWEEP:
+        return markdown.text(sweep.document(SweepResult.read(result.folder), SweepManifest.read(result.folder)))
+    if kind == SEARCH:
+        from gapmeter.report.capacity.markdown import markdown_of_search
+
+        return markdown_of_search(result.summary)
     found, manifest = results.RunResult.read(result.folder), results.Manifest.read(result.folder)
     return markdown.text(run.brief(found, manifest, result.summary.get("regression")))
 

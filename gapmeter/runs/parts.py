@@ -15,10 +15,11 @@ _PLACES = {SWEEP: "points", SEARCH: "trials"}
 
 def parts_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Each as ``export.junit`` takes a run."""
-    from gapmeter.analysis.sweep.suites import suites_of
+    from gapmeter.analysis.sweep.result import SweepResult
+    from gapmeter.report.export.junit import suites_of
 
     if summary.get("kind") == SWEEP:
-        yield from suites_of(summary)
+        yield from suites_of(SweepResult.model_validate(summary))
     elif summary.get("kind") == SEARCH:
         yield _search(summary)
     else:

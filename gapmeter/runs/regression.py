@@ -79,11 +79,12 @@ def held_against(
 def _judged(result: RunResult, folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool) -> RunResult:
     from gapmeter.analysis.compare.regression import NOT_COMPARABLE, REGRESSED, judge_regression
     from gapmeter.compare import compare_folders
+    from gapmeter.report.comparison_words import regression_document
 
     compared = compare_folders([[baseline.folder], folders], baseline.factors, runs=runs)
     slos = [(s["metric"], float(s["percentile"])) for s in result.summary["slo"] if s["percentile"] is not None]
-    told = judge_regression(compared.document, slos, baseline.limit, baseline.folder.name)
-    told["folder"] = str(compared.folder)
+    found = judge_regression(compared.result, slos, baseline.limit, baseline.folder.name)
+    told = regression_document(found, compared.result) | {"folder": str(compared.folder)}
     if not quiet:
         print(f"gapmeter: {told['status']} against {baseline.folder}: {told['sentence']}", file=sys.stderr)
         print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)

@@ -15,7 +15,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.made_by import made_by
-from gapmeter.compare import DOCUMENT, derive, write_comparison
+from gapmeter.compare import DOCUMENT, derive
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, is_archive, opened
@@ -69,12 +69,14 @@ def check_all(folder: Path) -> list[Check]:
 
 def check_comparison(folder: Path) -> list[Check]:
     """The runs that a comparison names, where they still are, and what it says of them made again."""
+    from gapmeter.analysis.compare.result import Comparison
+    from gapmeter.report import comparison
+
     try:
-        document = json.loads((folder / DOCUMENT).read_text())
-        asked, command = document["asked"], document["command"]
-        sides = [[folder / path for path in side] for side in asked["folders"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        kept = Comparison.read(folder)
+    except (OSError, ValueError) as error:
         return [Check(DOCUMENT, False, f"does not say where its runs are, so it cannot be derived again: {error!r}")]
+    sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
     paths = [path for side in sides for path in side]
     gone = [path for path in paths if not (path / "manifest.json").exists()]
     checks = [_check_whole(path, path.name) for path in paths if path not in gone]
@@ -84,8 +86,7 @@ def check_comparison(folder: Path) -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
         again = Path(temporary)
         try:
-            derived, firsts = derive(sides, asked, command)
-            write_comparison(again, derived, firsts)
+            comparison.write(again, *derive(sides, kept.asked, kept.command))
         except (UserError, *_UNDERIVABLE) as error:
             return [*checks, Check(DOCUMENT, False, f"cannot be derived from these runs: {error}")]
         return [*checks, *(compare_file(folder / name, again / name) for name in (DOCUMENT, "report.html"))]
@@ -107,15 +108,25 @@ def check_table(folder: Path) -> list[Check]:
         return []
     if manifest.get("kind") not in (SWEEP, SEARCH):
         return []
-    from gapmeter.analysis.capacity import analyse_capacity
-    from gapmeter.analysis.sweep import analyse_points
-
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:
-            (analyse_points if manifest["kind"] == SWEEP else analyse_capacity)(again)
+            _make_table(again, manifest["kind"])
         except _UNDERIVABLE as error:
             return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
+
+
+def _make_table(folder: RunFolder, kind: str) -> None:
+    """Write what a sweep or a search says of its runs."""
+    if kind == SWEEP:
+        from gapmeter.analysis.sweep.build import analyse_sweep
+        from gapmeter.report import sweep
+
+        sweep.write(folder, analyse_sweep(folder))
+    else:
+        from gapmeter.analysis.capacity import analyse_capacity
+
+        analyse_capacity(folder)
 
 
 def check_run(path: Path) -> list[Check]:

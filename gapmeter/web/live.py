@@ -22,7 +22,8 @@ from markupsafe import Markup
 
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
-from gapmeter.report.shell import Section, page_shell
+from gapmeter.report import html
+from gapmeter.report.document import Document, Header, Html, Section
 from gapmeter.web.door import HOST, Door
 from gapmeter.web.stream import Stream
 
@@ -124,8 +125,9 @@ def page(folder: RunFolder) -> str:
     name = str(manifest["scenario"]["name"])
     body = Markup((files("gapmeter.web") / "assets" / "live.html").read_text(encoding="utf-8"))
     script = (files("gapmeter.web") / "assets" / "live.js").read_text(encoding="utf-8")
-    sections = [Section("live", f"{name}, as it runs", body)]
-    return page_shell(f"{name}: live", sections, _provenance(manifest), scripts=[script], policy="connect-src 'self'")
+    section = Section("live", f"{name}, as it runs", [Html(body)])
+    document = Document(f"{name}: live", Header(""), None, [section], _provenance(manifest))
+    return html.page(document, [script], "connect-src 'self'")
 
 
 def _provenance(manifest: dict[str, Any]) -> Provenance:
