@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gapmeter.analysis.compare.document import Side, compare
+from gapmeter.report.comparison.page import page
+from gapmeter.report.comparison.words import markdown, terminal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.analysis.compare import bootstrap, claims
 from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, holm
 from gapmeter.analysis.compare.differences import Difference, compare_sides
-from gapmeter.analysis.compare.document import Side, compare
 from gapmeter.analysis.compare.protocol import BLOCKS, FACTOR, FOLLOWS, NOTED, NotReadable, check
 from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
 from gapmeter.analysis.compare.sides import STAGE_NAMES, read_run
-from gapmeter.report.comparison.page import page
-from gapmeter.report.comparison.words import markdown, terminal
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 
 PERCENTILES = dict.fromkeys(NAMES, FAMILY)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.analysis.sweep.compared import common_level, figure_words
+from gapmeter.report.sweep.axis import Axis
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.sweep import level as lv
-from gapmeter.analysis.sweep.compared import common_level, figure_words
 from gapmeter.analysis.sweep.curves import Seen, growths_of, headline, knees_of
 from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
 from gapmeter.analysis.sweep.level import Floats, Level
 from gapmeter.analysis.sweep.read import Frames
-from gapmeter.report.sweep.axis import Axis
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REPEATS = 25

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.report.sweep.axis import axis_of, label
+from gapmeter.report.sweep.scale import Scale
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +18,6 @@ from gapmeter.analysis.results.run import Check
 from gapmeter.analysis.sweep.growth import Side, describe_growth, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
 from gapmeter.analysis.sweep.level import of_interval
-from gapmeter.report.sweep.axis import axis_of, label
-from gapmeter.report.sweep.scale import Scale
 
 LOADS = [1, 2, 4, 8, 16, 32]
 

@@ -13,7 +13,6 @@ from gapmeter.compare import order_of
 from gapmeter.errors import UserError
 from gapmeter.options import RunResult
 from gapmeter.report.export.junit import junit
-from gapmeter.report.export.markdown import markdown
 from gapmeter.runs.regression import Baseline, commands_of, held_against, read_limit
 from tests.analysis.compared import folder
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
@@ -206,9 +205,3 @@ def test_runs_in_turn_are_compared_and_a_run_is_held_against_one_of_them(tmp_pat
         assert "::error title=smoke%3A ttft p50 REGRESSED::" in run.err
     assert told["status"] in (tmp_path / "told.md").read_text()
     assert run.code == 0 or run.last_line.startswith(f"exit={run.code} ")
-
-
-def test_markdown_of_a_summary_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
-    told = json.loads((runs / "three" / "summary.json").read_text())
-    assert "baseline" not in markdown(told)
-    assert "**REGRESSED** against base" in markdown(told | {"regression": summary("REGRESSED")["regression"]})
