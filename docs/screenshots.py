@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gapmeter.machine.doctor import BROWSERS
 from gapmeter.runs.listing import Listed, listing, look
-from gapmeter.web.runs_page import Wish, runs_page
+from gapmeter.web.runs_page import RunFilter, runs_page
 from tests.browser import Tab, browser_tab
 
 _UNSOUND = ("INVALID", "NOT COMPARABLE")
@@ -122,7 +122,7 @@ async def _take_all(shown: list[Listed], listed: list[Listed], out: Path) -> Non
         wanted = pictures_of(shown)
         if listed:
             runs = Path(folder) / "runs.html"
-            runs.write_text(runs_page(listed[-12:], Wish(), RUNS.name), encoding="utf-8")
+            runs.write_text(runs_page(listed[-12:], RunFilter(), RUNS.name), encoding="utf-8")
             wanted.append((runs, Picture("runs.png", 1240, 520, 1.25)))
         async with browser_tab(Path(folder) / "browser") as tab:
             await _take_each(tab, wanted, out)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gapmeter.runs.opened import OpenedRun
+    from gapmeter.runs.run import Run
 
 
-def open(path: str | Path) -> OpenedRun:
+def open(path: str | Path) -> Run:
     """Open an analysed run's folder: its figures, tables and report. Raises gapmeter.errors.UserError."""
-    from gapmeter.runs.opened import open_run
+    from gapmeter.runs.run import open_run
 
     return open_run(path)

@@ -20,11 +20,11 @@ from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.study.keys import Keys
-from gapmeter.study.looks import Looks
 from gapmeter.study.manifest import describe_run, without_keys
-from gapmeter.study.parent import SEARCH, make_parent, take_up
-from gapmeter.study.resolve import names_model, resolve
+from gapmeter.study.monitor import TrialMonitor
+from gapmeter.study.resolve import asks_for_model, resolve
 from gapmeter.study.session import Session, open_session
+from gapmeter.study.study import SEARCH, make_parent, take_up
 from gapmeter.wanted import Wanted
 
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
@@ -63,7 +63,7 @@ def find_capacity(
     say(f"capacity of {scenario.name}, within {wanted.budget_s:g} s of trials: {folder.path}")
     try:
         with open_session(
-            scenario, options, home=_server_home(folder.path), model_named=names_model(overrides)
+            scenario, options, home=_server_home(folder.path), model_named=asks_for_model(overrides)
         ) as session:
             oracle = Trials(session, scenario, folder, manifest, say)
             ended = _search(oracle, manifest, [each.trial for each in read_trials(folder.path, manifest)], say)
@@ -140,7 +140,7 @@ class Trials:
         scenario = at_rate(self._scenario, rate, looks[-1], number)
         place = f"trials/{number:02d}-{rate:.4g}rps"
         noted: dict[str, Any] = {"rate": rate, "folder": place, "looks": list(looks)}
-        live = Looks(self._manifest["slo"], looks, rate, _warmup_ns(scenario), enough)
+        live = TrialMonitor(self._manifest["slo"], looks, rate, _warmup_ns(scenario), enough)
         began = time.monotonic()
         try:
             path = self._folder.path / place

@@ -8,18 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.console.live import live_page
-from gapmeter.console.locust_page import opened
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.records import RunFolder
 from gapmeter.runs.damage import unless_damaged
 from gapmeter.scenarios import Scenario
-from gapmeter.study.account import accounted_for, finish
+from gapmeter.study.companions import live_page, opened
+from gapmeter.study.conclusion import noting_the_end, finish
 from gapmeter.study.manifest import MANIFEST_VERSION
-from gapmeter.study.parent import SEARCH, SWEEP
-from gapmeter.study.resolve import names_model, resolve
+from gapmeter.study.resolve import asks_for_model, resolve
 from gapmeter.study.session import make_folder, prepare_session
+from gapmeter.study.study import SEARCH, SWEEP
 from gapmeter.sweep import report_sweep
 
 
@@ -28,7 +27,7 @@ def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Op
 
     A run that is interrupted or loses its server is still analysed. Raises UserError for what the user can mend.
     """
-    return _run(resolve(name, overrides), 0, _settled(options, name, overrides), names_model(overrides))
+    return _run(resolve(name, overrides), 0, _settled(options, name, overrides), asks_for_model(overrides))
 
 
 def run_repeats(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> Iterator[RunResult]:
@@ -37,7 +36,7 @@ def run_repeats(name: str, overrides: Sequence[str] = (), options: Options = Opt
     Ends after one that was interrupted. Raises UserError as ``run_scenario``.
     """
     scenario = resolve(name, overrides)
-    options, named = _settled(options, name, overrides), names_model(overrides)
+    options, named = _settled(options, name, overrides), asks_for_model(overrides)
     with opened(options.ui, silent if options.quiet else tell) as page:
         options = replace(options, page=page)
         for repeat in range(scenario.repeat):
@@ -91,7 +90,7 @@ def _run(scenario: Scenario, repeat: int, options: Options, model_named: bool) -
     plan = session.draw(scenario, repeat)
     folder = make_folder(options.runs, scenario)
     manifest = session.describe(scenario, plan, repeat)
-    with accounted_for(folder, manifest):
+    with noting_the_end(folder, manifest):
         folder.write_json(folder.manifest, manifest)
         with live_page(folder, options.live_port, session.placement.generator):
             with session.serving(folder, several=False):

@@ -22,10 +22,9 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
 from gapmeter.study.keys import Keys
 from gapmeter.study.manifest import describe_run, without_keys
-from gapmeter.study.order import Visit, visits
-from gapmeter.study.parent import SWEEP, make_parent, take_up
-from gapmeter.study.resolve import names_model, resolve, resolve_points
+from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
 from gapmeter.study.session import Session, open_session, placed
+from gapmeter.study.study import SWEEP, Visit, make_parent, take_up, visits
 
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
 _COMPLETE, _INTERRUPTED = "complete", "interrupted"
@@ -193,7 +192,7 @@ def _run_group(sweep: _Sweep, group: Sequence[Visit], say: Any) -> None:
         home = sweep.folder.path / "servers" / f"{sweep.order.index(list(group)) + 1}.{attempts}"
         attempts += 1
         try:
-            with open_session(first, sweep.options, home=home, model_named=names_model(sweep.overrides)) as session:
+            with open_session(first, sweep.options, home=home, model_named=asks_for_model(sweep.overrides)) as session:
                 _run_one(sweep, session, left.pop(0), say)  # even on a dead one: each start takes a run off the list
                 while left and session.alive():
                     _run_one(sweep, session, left.pop(0), say)

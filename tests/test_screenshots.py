@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.screenshots import FIRST, chosen, newest, pictures_of
-from gapmeter.runs.history import Entry
+from gapmeter.runs.listing import Entry
 from gapmeter.runs.listing import Listed
 
 

@@ -56,6 +56,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from gapmeter.machine.calibrate import run_calibration
+    from gapmeter.machine.calibration import run_calibration
 
     return run_calibration(arguments.generator, quick=arguments.quick, as_json=arguments.json)

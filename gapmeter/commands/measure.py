@@ -97,12 +97,12 @@ def _run(arguments: argparse.Namespace) -> int:
     scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
-    from gapmeter.runs.regression import held_against, read_baseline
+    from gapmeter.runs.baseline import held_against, read_baseline
 
     baseline = read_baseline(arguments.baseline, arguments.max_regression, arguments.factor, scenario)
-    from gapmeter.console.locust_page import ui
     from gapmeter.run import Options, run_repeats
-    from gapmeter.study.locustfile import checked
+    from gapmeter.study.companions import ui
+    from gapmeter.study.load import checked
     from gapmeter.study.worker import workers
     from gapmeter.sweep import run_sweep
 
@@ -168,10 +168,10 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
     """Standard output is for programs: a line with each run's folder, or one document; the worst exit code."""
-    from gapmeter.console.publish import Outlets, print_document, publish
-    from gapmeter.runs.regression import annotate, wants_annotations
+    from gapmeter.outputs import Outputs, print_document, publish
+    from gapmeter.runs.baseline import annotate, wants_annotations
 
-    outlets = Outlets(arguments.json, arguments.junit, arguments.markdown)
+    outlets = Outputs(arguments.json, arguments.junit, arguments.markdown)
     outlets.check()
     done: list[RunResult] = []
     annotated = wants_annotations(asked=arguments.annotations)

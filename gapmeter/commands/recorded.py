@@ -108,20 +108,20 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.export import export
+    from gapmeter.runs.run import export
 
     a = arguments
     return export(a.run, csv=a.csv, prometheus=a.prometheus, otlp=a.otlp, perfetto=a.perfetto)
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from gapmeter.console.ui import serve_ui
+    from gapmeter.web.server import serve_ui
 
     return serve_ui(arguments.runs, arguments.port)
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.history import print_runs
+    from gapmeter.runs.listing import print_runs
 
     return print_runs(arguments.runs, as_json=arguments.json)
 

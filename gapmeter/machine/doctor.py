@@ -15,8 +15,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.machine.calibration import COMMAND, load_calibration
-from gapmeter.machine.findings import Finding, judged, render
-from gapmeter.machine.machine import check_machine, system
+from gapmeter.machine.checks import Finding, check_machine, judged, render, system
 from gapmeter.servers import vllm
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent

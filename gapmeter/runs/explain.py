@@ -22,7 +22,7 @@ from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.runs.damage import rederivable
-from gapmeter.runs.parts import want_one_run
+from gapmeter.runs.run import require_one_run
 from gapmeter.records import RunFolder
 
 REST = "rest"
@@ -65,7 +65,7 @@ def explain(path: Path, group: str, against: str, metric: str, *, as_json: bool,
 
 def _read(folder: RunFolder, metric: str) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame, pd.DataFrame]:
     if folder.manifest.exists():
-        want_one_run(folder)
+        require_one_run(folder)
     try:
         summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
         requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.history import kind_of, read_object, run_folders
+from gapmeter.runs.listing import kind_of, read_object, run_folders
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

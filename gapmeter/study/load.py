@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.console.elsewhere import WorkersFollower
-from gapmeter.console.locust_page import Page
-from gapmeter.console.watch import Watch
 from gapmeter.errors import UserError
 from gapmeter.loadgen.cluster import make_cluster, report_path
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
+from gapmeter.machine.hardware import Placement
 from gapmeter.options import Options, silent, tell
+from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
+from gapmeter.records.follow import WorkersFollower
+from gapmeter.records.tail import RecordTail
+from gapmeter.records.wire import ISSUED, WireRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.study.account import INTERRUPTED
-from gapmeter.study.held import Held
-from gapmeter.study.locustfile import ended_ns, own_users
-from gapmeter.study.placement import Placement
-from gapmeter.study.serve import Target
-from gapmeter.study.stopping import Stop, Stopping, StopWhen
+from gapmeter.study.companions import Page
+from gapmeter.study.conclusion import INTERRUPTED
+from gapmeter.study.target import Target
 
 _LOOK_EVERY_S = 0.25
 _CLOCKS_NS = 1_000_000  # between the readings of two clocks
@@ -106,7 +110,7 @@ def _watch(
     manifest: dict[str, Any], page: Page | None,
 ) -> None:  # fmt: skip
     """Show progress until the load has ended; note why, if it ended early."""
-    held = Held(fleet.processes)
+    held = StoppedProcesses(fleet.processes)
 
     def look() -> None:
         if progress is not None:
@@ -154,3 +158,113 @@ def _wait(fleet: Fleet, look: Callable[[], None], manifest: dict[str, Any]) -> N
         tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
         fleet.stop()
         fleet.wait(look, _LOOK_EVERY_S)
+
+
+class Stop(IntEnum):
+    """Whether a load ends now, and what becomes of what is in flight. True means AWAIT, False GO_ON."""
+
+    GO_ON = 0
+    AWAIT = 1  # nothing more is issued; what is in flight is awaited
+    ABORT = 2  # nothing more is issued; what is in flight is given up
+
+
+# Given (code, record) of all that the generators have written so far: gapmeter.records.wire.ISSUED when a request left,
+# FINISHED when it ended. It is the same list every time, longer: remember how far you have read.
+StopWhen = Callable[[Sequence[tuple[int, WireRecord]]], Stop | bool]
+
+
+class Stopping:
+    """Asks ``when`` each time ``look`` is called, until it has said that the load is to end."""
+
+    def __init__(self, paths: Sequence[Path], when: StopWhen) -> None:
+        self._tails = [RecordTail(path) for path in paths]
+        self._when = when
+        self._seen: list[tuple[int, WireRecord]] = []
+        self._said = Stop.GO_ON
+
+    def look(self) -> Stop:
+        """What was decided just now; GO_ON ever after."""
+        if self._said is not Stop.GO_ON:
+            return Stop.GO_ON
+        for tail in self._tails:
+            self._seen.extend(tail.poll())
+        self._said = Stop(self._when(self._seen))
+        return self._said
+
+
+_LONGEST_NS = 5_000_000_000
+
+
+class StoppedProcesses:
+    """TrialMonitor at processes again and again. One that was stopped (SIGSTOP) for five seconds is made to go on."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self._since: dict[int, int] = {}
+
+    def look(self) -> str:
+        """A sentence on those that are held for too long by now; "" for none."""
+        now, found = time.monotonic_ns(), []
+        for number, process in enumerate(self._processes):
+            if process.poll() is not None or not _is_stopped(process.pid):
+                self._since.pop(number, None)
+            elif now - self._since.setdefault(number, now) > _LONGEST_NS:
+                process.send_signal(signal.SIGCONT)  # else it could not be told to leave
+                found.append(f"generator process {number} was held (SIGSTOP) for {_LONGEST_NS // 10**9} s")
+        return "; ".join(found)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
+_CLOSED = (
+    "write --set load.arrivals=closed --set load.rate=null --set load.concurrency=8 (the number of users, unless a "
+    "shape in the file says it)"
+)
+
+
+def checked(path: Path | None, scenario: Scenario, workers: int) -> Path | None:
+    """The file, absolute; None for none. Raises UserError where it cannot be used with this scenario."""
+    if path is None:
+        return None
+    if not path.is_file():
+        raise UserError(f"--locustfile {path}: there is no such file", errors.USAGE)
+    load = scenario.load
+    if load.loop != "closed":
+        raise UserError(
+            f"--locustfile: its users wait for answers, {scenario.name} is an open loop; {_CLOSED}", errors.USAGE
+        )
+    if load.duration_ns is None:
+        raise UserError(
+            "--locustfile: how many requests there will be is its users' affair; write a time: --set "
+            "load.requests=null --set load.duration=60s",
+            errors.USAGE,
+        )
+    if workers or load.processes > 1:
+        raise UserError(
+            "--locustfile: its users live in one process; leave out --workers and load.processes", errors.USAGE
+        )
+    return path.resolve()
+
+
+def own_users(path: Path | None, model: str, dialect: str) -> dict[str, str] | None:
+    """What the generator process is told of it."""
+    return None if path is None else {"path": str(path), "model": model, "dialect": dialect}
+
+
+def ended_ns(records: Iterable[Path]) -> int:
+    """When the last request was due; a shape may end before the plan's time does. CLOCK_MONOTONIC."""
+    dues = [record.due_ns for path in records for code, record in RecordTail(path).poll() if code == ISSUED]
+    return max(dues, default=0)
+
+
+def note_locustfile(manifest: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """The manifest with what the file was; lengths are not enforced, since the file says them."""
+    if path is not None:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest["plan"] |= {"output_enforced": False, "locustfile": {"name": path.name, "sha256": digest}}
+    return manifest

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.study.keys import Keys
 
 MANIFEST_VERSION = 1
 _SAID_BY_USERS = ("scenario", "target", "points", "sweep", "locustfile")
-_PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
 
 
 def describe_run(scenario: dict[str, Any], digest: str, command: str) -> dict[str, Any]:
@@ -48,54 +40,19 @@ def without_keys(manifest: dict[str, Any], keys: Keys) -> dict[str, Any]:
     return manifest | told
 
 
-def describe_hardware() -> dict[str, Any]:
-    """CPU, memory and GPUs, in words."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": psutil.cpu_count(logical=True),
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "gpus": _gpus(),
-    }
 
 
-def describe_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that can change a result."""
-    versions = {"python": sys.version.split()[0]}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
-def _gpus() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    listed = _output(query)
-    return [line.strip() for line in listed.splitlines()] if listed else []
 
 
 def _git_state() -> dict[str, Any] | None:
     """Commit of the scenario author's checkout, and whether it was changed; None outside one."""
-    commit = _output(["git", "rev-parse", "HEAD"])
+    commit = output_of(["git", "rev-parse", "HEAD"])
     if not commit:
         return None
-    return {"commit": commit, "changed": bool(_output(["git", "status", "--porcelain", "--untracked-files=no"]))}
+    return {"commit": commit, "changed": bool(output_of(["git", "status", "--porcelain", "--untracked-files=no"]))}
 
 
-def _output(command: list[str]) -> str:
-    """What a command printed, or nothing when it is not there or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

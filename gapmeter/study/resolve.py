@@ -46,6 +46,6 @@ def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, objec
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
-def names_model(overrides: Sequence[str]) -> bool:
+def asks_for_model(overrides: Sequence[str]) -> bool:
     """Whether the overrides ask for a model, beyond what the scenario's file says."""
     return any(override.partition("=")[0].strip() == "server.model" for override in overrides)

@@ -22,21 +22,18 @@ from gapmeter.loadgen.errors import PlanError
 from gapmeter.loadgen.plan import Plan, make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.calibration import load_calibration
+from gapmeter.machine.hardware import Placement, describe_hardware, place
 from gapmeter.options import Options, RunResult, silent, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.study.account import accounted_for, finish
-from gapmeter.study.attach import find_probe_folder
+from gapmeter.study.companions import sampling
+from gapmeter.study.conclusion import noting_the_end, finish
 from gapmeter.study.keys import Keys
-from gapmeter.study.load import issue
-from gapmeter.study.locustfile import note_locustfile
-from gapmeter.study.manifest import describe_hardware, describe_run, without_keys
-from gapmeter.study.placement import Placement, place
+from gapmeter.study.load import StopWhen, issue, note_locustfile
+from gapmeter.study.manifest import describe_run, without_keys
 from gapmeter.study.probes import ProbeFolder
-from gapmeter.study.sampling import sampling
-from gapmeter.study.serve import Target, prepare, running
-from gapmeter.study.stopping import StopWhen
+from gapmeter.study.target import Target, find_probe_folder, prepare, running
 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
 _OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
@@ -94,7 +91,7 @@ class Session:
         manifest = self.describe(scenario, plan, self.loads if repeat is None else repeat, command)
         manifest |= self.keys.out_of_value(more or {})
         self.loads += 1
-        with accounted_for(folder, manifest):
+        with noting_the_end(folder, manifest):
             folder.write_json(folder.manifest, manifest)
             self.issue(scenario, plan, folder, manifest, stop_when)
             return finish(folder, manifest, quiet=self.options.quiet or not show)

@@ -20,7 +20,7 @@ _TONES = {"FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "NOT COMP
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunFilter:
     """What is asked to be shown: words that must all occur, a verdict, a kind, which page (from 0)."""
 
     words: str = ""
@@ -29,7 +29,7 @@ class Wish:
     page: int = 0
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Wish:
+    def of(cls, query: Mapping[str, str]) -> RunFilter:
         page = query.get("page", "0")
         number = int(page) if page.isdecimal() and len(page) < 7 else 0
         return cls(query.get("q", "").strip(), query.get("verdict", ""), query.get("kind", ""), number)
@@ -42,7 +42,7 @@ class Wish:
         return words and self.verdict in ("", _answer(run)) and self.kind in ("", known.kind)
 
 
-def runs_page(everything: Sequence[Listed], wish: Wish, folder: str) -> str:
+def runs_page(everything: Sequence[Listed], wish: RunFilter, folder: str) -> str:
     """The whole page, the newest first."""
     found = [run for run in reversed(everything) if wish.fits(run)]
     shown = found[wish.page * PER_PAGE : (wish.page + 1) * PER_PAGE]

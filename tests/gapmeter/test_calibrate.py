@@ -11,8 +11,7 @@ import pytest
 
 from gapmeter.cli import main
 from gapmeter.machine import calibration
-from gapmeter.machine.calibrate import Trial, calibrate, highest, render
-from gapmeter.machine.calibration import Limit
+from gapmeter.machine.calibration import Limit, Trial, calibrate, highest, render
 from gapmeter.machine.instrument import Cores, Timing, TooBusy, equal_plan, errors, issue
 
 ANYWHERE = Cores((), ())

@@ -14,7 +14,7 @@ from gapmeter.errors import UserError
 from gapmeter.options import RunResult
 from gapmeter.report.export.junit import junit
 from gapmeter.report.export.markdown import markdown
-from gapmeter.runs.regression import Baseline, commands_of, held_against, read_limit
+from gapmeter.runs.baseline import Baseline, commands_of, held_against, read_limit
 from tests.analysis.compared import folder
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 

@@ -9,8 +9,8 @@ import pytest
 from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.errors import UserError
-from gapmeter.study.precision import check_precision, cpu_flags, own_support
 from gapmeter.study.resolve import resolve
+from gapmeter.study.target import check_precision, cpu_flags, own_support
 
 SCENARIO = """\
 name: mine

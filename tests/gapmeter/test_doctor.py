@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.machine import doctor, machine
-from gapmeter.machine.findings import Finding, render
+from gapmeter.machine.checks import Finding, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MILLI = 1_000_000

@@ -39,7 +39,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 @pytest.fixture(scope="module")
-def run(done: Done) -> gapmeter.runs.opened.OpenedRun:
+def run(done: Done) -> gapmeter.runs.run.Run:
     return gapmeter.open(done.folder.path)
 
 

@@ -14,7 +14,7 @@ import pytest
 from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.errors import UserError
-from gapmeter.runs.history import list_runs
+from gapmeter.runs.listing import list_runs
 from gapmeter.runs.sql import ask
 
 pytestmark = pytest.mark.whole_run

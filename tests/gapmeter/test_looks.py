@@ -9,8 +9,8 @@ import numpy as np
 from gapmeter.analysis.capacity.trial import Count
 from gapmeter.records import Outcome
 from gapmeter.records.wire import FINISHED, ISSUED, WireRecord
-from gapmeter.study.looks import Looks
-from gapmeter.study.stopping import Stop
+from gapmeter.study.load import Stop
+from gapmeter.study.monitor import TrialMonitor
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
@@ -38,7 +38,7 @@ def counted(events: Sequence[tuple[int, WireRecord]], at: int) -> Count | None:
         seen.extend(counts)
         return True
 
-    looks = Looks(SLOS, (at, 1000), 10.0, 0, enough)
+    looks = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
     assert looks.look(events) is (Stop.ABORT if seen else Stop.GO_ON)
     return seen[0] if seen else None
 

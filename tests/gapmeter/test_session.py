@@ -18,9 +18,9 @@ from gapmeter.options import Options, RunResult
 from gapmeter.records import RunFolder, read_records
 from gapmeter.records.wire import WireRecord
 from gapmeter.scenarios import Scenario
+from gapmeter.study.load import Stop
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
-from gapmeter.study.stopping import Stop
 
 pytestmark = pytest.mark.whole_run
 

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
+from gapmeter.runs.baseline import commands_of, read_baseline
 from gapmeter.runs.explain import explain
-from gapmeter.runs.opened import open_run
-from gapmeter.runs.regression import commands_of, read_baseline
-from gapmeter.study.order import visits
+from gapmeter.runs.run import open_run
 from gapmeter.study.resolve import resolve
+from gapmeter.study.study import visits
 from gapmeter.sweep import finished, resume_command, run_sweep
 from tests.browser import Tab
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter

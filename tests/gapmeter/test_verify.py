@@ -21,8 +21,7 @@ from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, archive
-from gapmeter.runs.sameness import Check, differing
-from gapmeter.runs.verify import check_all, verify
+from gapmeter.runs.verify import Check, check_all, differing, verify
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]

@@ -17,7 +17,7 @@ INTERRUPTED = "interrupted"
 
 
 @contextlib.contextmanager
-def accounted_for(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
+def noting_the_end(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
     """What ends a run early is noted in its folder, so that it can be reported with what had happened by then."""
     report = f"gapmeter report {folder.path}"
     try:

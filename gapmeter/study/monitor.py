@@ -13,10 +13,10 @@ from gapmeter.analysis.capacity.trial import Enough
 from gapmeter.analysis.tables import request_row
 from gapmeter.records import Outcome
 from gapmeter.records.wire import FINISHED, WireRecord
-from gapmeter.study.stopping import Stop
+from gapmeter.study.load import Stop
 
 
-class Looks:
+class TrialMonitor:
     """Asked some four times a second; looks only where ``looks`` says so: after so many requests that count.
 
     Those count that were due after the warm-up (``warmup_ns`` from the first due time) and before the oldest request

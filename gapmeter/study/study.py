@@ -1,8 +1,9 @@
-"""The folder of what consists of many runs, a sweep or a capacity search: made, taken up again, told from a run's."""
+"""Many loads in one folder: which are run in which order on which server, and what is left to run after an interruption."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,26 @@ from gapmeter import errors
 from gapmeter.errors import UserError, reason_of
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
+
+Visit = tuple[int, int]  # a point and a repeat, both from 0
+
+
+def visits(servers: Sequence[Hashable], repeats: int, seed: int) -> list[list[Visit]]:
+    """Which point is run when: a list for each server that is started. ``servers``: each point's, equal for one.
+
+    A machine's speed drifts: with points in the order of their values the drift would look like an effect. Every
+    repeat visits all points of its server in an order of its own before the next one begins; the servers' order is
+    drawn too. The same seed gives the same order.
+    """
+    rng = random.Random(f"sweep {seed}")
+    by_server: dict[Hashable, list[int]] = {}
+    for point, server in enumerate(servers):
+        by_server.setdefault(server, []).append(point)
+    groups = list(by_server.values())
+    rng.shuffle(groups)
+    return [[(point, repeat) for repeat in range(repeats) for point in rng.sample(group, len(group))]
+            for group in groups]  # fmt: skip
+
 
 SWEEP, SEARCH = "sweep", "capacity"  # as manifest.json and summary.json have them
 NAMES: Mapping[str, str] = {SWEEP: "a sweep", SEARCH: "a capacity search"}

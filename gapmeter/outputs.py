@@ -1,4 +1,4 @@
-"""What a command leaves for programs: a line or a document on standard output, JUnit and Markdown files."""
+"""What a command leaves for programs: a line or a document on standard output, JUnit and Markdown files, annotations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.parts import parts_of
-from gapmeter.study.parent import SEARCH, SWEEP
+from gapmeter.runs.run import parts_of
+from gapmeter.study.study import SEARCH, SWEEP
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
     from gapmeter.run import RunResult
@@ -22,7 +22,7 @@ _COUNTS = ("tests", "failures", "errors")
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
+class Outputs:
     """Where results go beside the run's folder."""
 
     as_json: bool = False
@@ -36,7 +36,7 @@ class Outlets:
                 raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
 
 
-def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outlets) -> None:
+def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outputs) -> None:
     """One more result: its folder as a line at once, the files anew with all so far. Raises UserError."""
     if not outlets.as_json:
         print(result.folder, flush=True)

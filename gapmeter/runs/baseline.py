@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.parts import parts_of, want_one_run
+from gapmeter.runs.run import parts_of, require_one_run
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 
@@ -44,7 +43,7 @@ def read_baseline(
     for name in ("manifest.json", "summary.json"):
         if not (folder / name).is_file():
             raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
-    want_one_run(RunFolder(folder))
+    require_one_run(RunFolder(folder))
     if scenario.sweep:
         raise UserError("--baseline holds one scenario against one run; leave out the sweep", errors.USAGE)
     if not any(slo.percentile is not None for slo in scenario.slo):
