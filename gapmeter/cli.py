@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from gapmeter import errors
-from gapmeter.commands import around, measure, recorded
+from gapmeter.commands import measure, recorded
 from gapmeter.errors import UserError, reason_of, say_exit
 from gapmeter.signals import ignore_signals, interrupt_on_signals, output_is_gone, tolerate_lost_stderr
 
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="gapmeter", description="Where every request's milliseconds went.")
     whole.set_defaults(debug=False)
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (measure, recorded, around):
+    for group in (measure, recorded):
         group.add(commands)
     for command in (whole, *commands.choices.values()):
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word

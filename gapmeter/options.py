@@ -6,8 +6,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gapmeter.loadgen.cluster import Workers
+if TYPE_CHECKING:
+    from gapmeter.analysis.command import Command
+    from gapmeter.loadgen.cluster import Workers
 
 Say = Callable[[str], None]
 
@@ -22,7 +25,7 @@ class LocustPageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is asked beside its scenario. ``command`` is what repeats it, for the manifest; "" to derive it.
+    """What a run is asked beside its scenario. ``command`` is what repeats it, for the manifest; None: derived.
 
     ``live_port``: where a page shows the run as it goes, 0 for any free port, None for no page. ``progress``: auto, or
     json for an object a second. ``locust_page``: also show the run on Locust's own page.
@@ -32,7 +35,7 @@ class Options:
     probe_dir: Path | None = None
     api_key: str | None = None
     quiet: bool = False
-    command: str = ""
+    command: Command | None = None
     workers: Workers | None = None
     live_port: int | None = None
     progress: str = "auto"

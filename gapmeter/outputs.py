@@ -1,33 +1,40 @@
-"""What a command leaves for programs: a line or a document on standard output, JUnit and Markdown files, annotations."""
+"""What a command leaves for programs: a line or a document on standard output, files, annotations beside the code."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.run import parts_of
-from gapmeter.study.study import SEARCH, SWEEP
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
-    from gapmeter.run import RunResult
+    from gapmeter.study.conclusion import Conclusion
 
 _COUNTS = ("tests", "failures", "errors")
+_LEVELS = {"FAIL": "error", "INCONCLUSIVE": "warning", "REGRESSED": "error", "UNDECIDED": "warning",
+           "NOT ESTIMABLE": "warning"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where results go beside the run's folder."""
+    """Where results go beside their folders."""
 
     as_json: bool = False
     junit: Path | None = None
     markdown: Path | None = None
+    annotations: bool = False
+
+    @property
+    def annotated(self) -> bool:
+        """Whether somebody shows annotations: GitHub does, and where they are asked for."""
+        return self.annotations or os.environ.get("GITHUB_ACTIONS") == "true"
 
     def check(self) -> None:
         """Before the load, not after it: raises UserError for a file that could not be written."""
@@ -35,26 +42,46 @@ class Outputs:
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
 
+    def publish(self, conclusions: Iterable[Conclusion[Any]]) -> list[Conclusion[Any]]:
+        """Each as it comes: its folder as a line at once, the files anew with all so far. Raises UserError.
 
-def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outputs) -> None:
-    """One more result: its folder as a line at once, the files anew with all so far. Raises UserError."""
-    if not outlets.as_json:
-        print(result.folder, flush=True)
-    summaries = [each.summary for each in (*earlier, result)]
+        The document, where it is asked for, comes at the end, also when a later run fails.
+        """
+        done: list[Conclusion[Any]] = []
+        try:
+            for conclusion in conclusions:
+                done.append(conclusion)
+                if not self.as_json:
+                    print(conclusion.folder, flush=True)
+                summaries = [document_of(each) for each in done]
+                if self.junit:
+                    write_file(self.junit, join_junit(summaries))
+                if self.markdown:
+                    write_file(self.markdown, "\n".join(map(_markdown, summaries)))
+                if self.annotated:
+                    for line in annotations_of(summaries[-1]):
+                        print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
+        finally:
+            if done and self.as_json:
+                summaries = [document_of(each) for each in done]
+                json.dump(summaries[0] if len(summaries) == 1 else {"runs": summaries}, sys.stdout)
+                print(flush=True)
+        return done
+
+
+def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
+    """What it found, as one JSON document."""
+    result = conclusion.result
+    document: dict[str, Any] = result if isinstance(result, dict) else result.to_json()
+    return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises UserError when it cannot be written."""
     try:
-        if outlets.junit:
-            outlets.junit.write_text(join_junit(summaries), encoding="utf-8")
-        if outlets.markdown:
-            outlets.markdown.write_text("\n".join(map(_markdown, summaries)), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}", errors.USAGE) from error
-
-
-def print_document(results: Sequence[RunResult]) -> None:
-    """One JSON document: the summary, or ``{"runs": [...]}`` with those of a scenario's repeats."""
-    summaries = [result.summary for result in results]
-    json.dump(summaries[0] if len(summaries) == 1 else {"runs": summaries}, sys.stdout)
-    print(flush=True)
 
 
 def _markdown(summary: Mapping[str, Any]) -> str:
@@ -62,7 +89,7 @@ def _markdown(summary: Mapping[str, Any]) -> str:
     from gapmeter.report.export.markdown import markdown
     from gapmeter.report.sweep.markdown import markdown_of_points
 
-    write = {SWEEP: markdown_of_points, SEARCH: markdown_of_search}.get(summary.get("kind", ""), markdown)
+    write = {"sweep": markdown_of_points, "capacity": markdown_of_search}.get(summary.get("kind", ""), markdown)
     return write(summary)
 
 
@@ -70,10 +97,63 @@ def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
     """One JUnit document with a suite a run, a point of a sweep, or a search."""
     from gapmeter.report.export.junit import junit
 
-    roots = [ET.fromstring(junit(part)) for summary in summaries for part in parts_of(summary)]
-    first = roots[0]
-    for root in roots[1:]:
+    first, *others = (ET.fromstring(junit(suite)) for summary in summaries for suite in _suites_of(summary))
+    for root in others:
         first.extend(root)
         for name in _COUNTS:
             first.set(name, str(int(first.get(name, "0")) + int(root.get(name, "0"))))
     return ET.tostring(first, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suites_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a summary consists of for programs that know runs only: itself, a sweep's points, or a search's answer."""
+    from gapmeter.analysis.sweep.suites import suites_of
+
+    if summary.get("kind") == "sweep":
+        yield from suites_of(summary)
+    elif summary.get("kind") == "capacity":  # one that did not find what was asked is a run that is not valid
+        found = summary["exit_code"] == errors.OK
+        yield {
+            "name": f"{summary['name']}: capacity",
+            "verdict": "PASS" if found else "INVALID",
+            "invalid_reasons": [] if found else [" ".join(summary["headline"])],
+            "slo": [],
+            "provenance": summary.get("provenance"),
+            "load": {"window_s": summary["capacity"]["seconds"] or 0.0},
+        }
+    else:
+        yield summary
+
+
+def annotations_of(summary: Mapping[str, Any]) -> list[str]:
+    """GitHub's workflow commands: for each SLO missed or undecided, each run that is not valid, each regression.
+
+    Of a sweep, for each of its points; of a capacity search, where it did not find what was asked.
+    """
+    return [line for suite in _suites_of(summary) for line in _annotations_of_run(suite)]
+
+
+def _annotations_of_run(summary: Mapping[str, Any]) -> list[str]:
+    name = summary.get("name") or "run"
+    lines = [_annotation("error", f"{name} is not valid", reason) for reason in summary.get("invalid_reasons", ())]
+    lines += [
+        _annotation(_LEVELS[row["status"]], f"{name}: {row['text']} {row['status']}", row["sentence"])
+        for row in summary.get("slo", ())
+        if row["status"] in _LEVELS
+    ]
+    regression = summary.get("regression") or {}
+    if regression.get("status") == "NOT COMPARABLE":
+        lines.append(_annotation("error", f"{name} is not comparable with its baseline", regression["sentence"]))
+    lines += [
+        _annotation(_LEVELS[row["status"]], f"{name}: {row['name']} {row['status']}", row["sentence"])
+        for row in regression.get("rows", ())
+        if row["status"] in _LEVELS
+    ]
+    return lines
+
+
+def _annotation(level: str, title: str, message: str) -> str:
+    """Percent signs and line ends are escaped as the runner decodes them; in a title, colons and commas too."""
+    escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    head = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={head}::{escaped}"

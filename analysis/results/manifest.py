@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
 
-Status = Literal["running", "complete", "incomplete"]
+# A study that was interrupted says so; of a run ``ended_because`` does.
+Status = Literal["running", "complete", "incomplete", "interrupted"]
 
 
 class Hardware(Result):

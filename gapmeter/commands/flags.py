@@ -44,9 +44,9 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--annotations", action="store_true", help="GitHub's, of what failed (there: always)")
 
 
-def add_runs_folder(parser: argparse.ArgumentParser, help_: str = "where the runs' folders are (default: runs)") -> None:
+def add_runs_folder(parser: argparse.ArgumentParser, what: str = "where the runs' folders are (default: runs)") -> None:
     """``--runs``."""
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help=help_)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help=what)
 
 
 def overrides(arguments: argparse.Namespace) -> list[str]:

@@ -7,20 +7,21 @@ import importlib.util
 import json
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.results.manifest import CalibratedLimit, CalibratedMachine, Calibration, GeneratorFloor
 from gapmeter.errors import NOT_VALID, OK, USAGE, UserError
 from gapmeter.loadgen.fleet import GENERATORS, NotStarted
-from gapmeter.machine.hardware import describe_hardware, describe_versions, place
+from gapmeter.machine.hardware import Placement, describe_hardware, describe_versions, place
 from gapmeter.machine.instrument import (
     Cores,
     Errors,
@@ -32,67 +33,28 @@ from gapmeter.machine.instrument import (
     issue,
     poisson,
 )
+from gapmeter.options import Say, tell
 
 VERSION = 1
 COMMAND = "gapmeter calibrate"
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+def this_machine() -> CalibratedMachine:
     """What a calibration holds for: another of any of these measures differently."""
-
-    cpu: str
-    cores: int
-    system: str
-    python: str
-    gapmeter: str
-
-    @property
-    def key(self) -> str:
-        return " | ".join((self.cpu, f"{self.cores} cores", self.system, f"python {self.python}", self.gapmeter))
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The highest rate of one process whose p99 error stayed within ``MOST_ERROR_MS``.
-
-    ``ended_by``: ``client`` (a higher rate passed it), ``server`` (the null server could not send faster), or
-    ``search`` (the highest rate that was tried): with the last two the client's own limit is higher.
-    """
-
-    per_s: float
-    ended_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """One generator's own error and cost, medians of the rounds, in ms and µs.
-
-    The errors are the client's figure minus the null server's log, over requests (``ttft``, ``e2e``, ``lag``) or gaps.
-    """
-
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    itl_p50_ms: float
-    itl_p99_ms: float
-    e2e_p50_ms: float
-    e2e_p99_ms: float
-    lag_p50_ms: float
-    lag_p99_ms: float
-    chunk_us: float
-    tokens: Limit
-    requests: Limit
-
-
-def fingerprint() -> Fingerprint:
-    """This machine's."""
     hardware, versions = describe_hardware(), describe_versions()
-    return Fingerprint(
+    return CalibratedMachine(
         cpu=hardware["cpu"],
         cores=len(hardware["affinity"]),
         system=hardware["system"],
         python=versions["python"],
         gapmeter=versions.get("gapmeter", "unknown"),
+    )
+
+
+def key_of(machine: CalibratedMachine) -> str:
+    """What its calibration is kept under."""
+    return " | ".join(
+        (machine.cpu, f"{machine.cores} cores", machine.system, f"python {machine.python}", machine.gapmeter)
     )
 
 
@@ -102,29 +64,32 @@ def cache_file() -> Path:
     return Path(home) / "gapmeter" / "calibration.json"
 
 
-def load_calibration(path: Path | None = None) -> dict[str, Any] | None:
+def load_calibration() -> Calibration | None:
     """What a run's manifest keeps: this machine's calibration, or None when it has none that can be read."""
-    kept = _read(path or cache_file())
-    found = kept.get(fingerprint().key)
-    return found if isinstance(found, dict) else None
+    try:
+        return Calibration.model_validate(_kept().get(key_of(this_machine())))
+    except ValidationError:
+        return None
 
 
-def save_calibration(calibration: Mapping[str, Any], path: Path | None = None) -> Path:
+def save_calibration(calibration: Calibration) -> Path:
     """Keep it; other machines' stay, and what it does not hold of this machine's other generators. Raises OSError."""
-    path = path or cache_file()
+    path = cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    generators = (load_calibration(path) or {}).get("generators", {}) | calibration["generators"]
-    kept = _read(path) | {fingerprint().key: {**calibration, "generators": generators}}
+    earlier = load_calibration()
+    generators = {**(earlier.generators if earlier else {}), **calibration.generators}
+    own = calibration.model_copy(update={"generators": generators})
+    kept = _kept() | {key_of(this_machine()): own.to_json()}
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps({"schema_version": VERSION, "machines": kept}, indent=1, allow_nan=False) + "\n")
     os.replace(part, path)
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _kept() -> dict[str, Any]:
     """Calibrations by machine; none where the file is missing, torn, or of another version."""
     try:
-        kept = json.loads(path.read_text())
+        kept = json.loads(cache_file().read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(kept, dict) or kept.get("schema_version") != VERSION:
@@ -169,8 +134,8 @@ class Trial:
     delivered: float
 
 
-def calibrate(generators: Sequence[str], *, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure each generator in turn; what it returns is what the cache and a run's manifest hold.
+def calibrate(generators: Sequence[str], *, quick: bool, say: Say) -> Calibration:
+    """Measure each generator in turn: what the cache and a run's manifest hold.
 
     Takes about two minutes a generator, a quarter of a minute when quick. Raises instrument.NotMeasured.
     """
@@ -180,10 +145,8 @@ def calibrate(generators: Sequence[str], *, quick: bool, say: Callable[[str], No
     with _on(placement.server):
         for name in generators:
             say(f"{name}: error and cost at {_RATE:g} requests/s ({effort.rounds} times {effort.floor_s:g} s)")
-            floor = asdict(_floor(name, Cores(placement.server, placement.generator), effort, say))
-            about = {"measured_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "quick": quick}
-            found[name] = floor | about | {"cores_shared": placement.shared}
-    return {"machine": asdict(fingerprint()), "most_error_ms": MOST_ERROR_MS, "generators": found}
+            found[name] = _floor(name, placement, effort, say)
+    return Calibration(machine=this_machine(), most_error_ms=MOST_ERROR_MS, generators=found)
 
 
 def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) -> int:
@@ -192,38 +155,37 @@ def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) ->
     if unknown:
         raise UserError(f"no generator {unknown[0]!r}; there are {', '.join(GENERATORS)}", USAGE)
     try:
-        found = calibrate(generators or _installed(), quick=quick, say=_tell)
+        found = calibrate(generators or _installed(), quick=quick, say=tell)
     except (NotMeasured, NotStarted) as error:
         raise UserError(f"not calibrated: {error}", NOT_VALID) from error
     try:
         path = save_calibration(found)
     except OSError as error:
         raise UserError(f"{cache_file()} cannot be written: {error.strerror or error}", NOT_VALID) from error
-    print(json.dumps(found, indent=1) if as_json else render(found))
-    _tell(f"kept in {path}; runs on this machine print it from now on")
+    print(found.model_dump_json(indent=1) if as_json else render(found))
+    tell(f"kept in {path}; runs on this machine print it from now on")
     return OK
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(found: Calibration) -> str:
     """The result as a table of lines."""
     lines = []
-    for name, floor in found["generators"].items():
+    for name, floor in found.generators.items():
         lines.append(f"{name}: one process, against the null server's log")
         for metric in ("ttft", "itl", "e2e", "lag"):
-            p50, p99 = (duration(floor[f"{metric}_p{p}_ms"]) for p in (50, 99))
+            p50, p99 = (duration(getattr(floor, f"{metric}_p{p}_ms")) for p in (50, 99))
             title = "generator lag" if metric == "lag" else f"{metric.upper()} error"
             lines.append(f"  {title:<16} p50 {p50:>8}   p99 {p99:>8}")
-        lines.append(f"  {'CPU per chunk':<16} {floor['chunk_us']:.0f} µs")
-        for what in ("tokens", "requests"):
-            limit = floor[what]
-            end = _ENDS[limit["ended_by"]]
-            lines.append(f"  most {what + '/s':<11} {limit['per_s']:,.0f} with the error's p99 within 1 ms{end}")
+        lines.append(f"  {'CPU per chunk':<16} {floor.chunk_us:.0f} µs")
+        for what, limit in (("tokens", floor.tokens), ("requests", floor.requests)):
+            end = _ENDS[limit.ended_by]
+            lines.append(f"  most {what + '/s':<11} {limit.per_s:,.0f} with the error's p99 within 1 ms{end}")
     return "\n".join(lines)
 
 
 def highest(
     attempt: Callable[[float], Trial], start: float, most: float, halvings: int, say: Callable[[float, Trial], None]
-) -> Limit:
+) -> CalibratedLimit:
     """The highest rate whose error stays within the limit: doubled until one does not, then narrowed down.
 
     A rate fails when three attempts do: a machine's hiccup is not its limit. What counts is the delivered rate. Raises
@@ -238,10 +200,10 @@ def highest(
             break
         good = max(good, min(rate, trial.delivered))
         if trial.delivered < _KEPT_UP * rate:
-            return Limit(good, "server")
+            return CalibratedLimit(per_s=good, ended_by="server")
         rate *= 2
     if not bad:
-        return Limit(good, "search")
+        return CalibratedLimit(per_s=good, ended_by="search")
     if not good:
         raise TooBusy(
             f"at {start:,.0f} a second, the lowest rate that is tried, the error's p99 was {trial.error_ms:.2f} ms:"
@@ -254,15 +216,11 @@ def highest(
             bad = rate
         else:
             good = max(good, min(rate, trial.delivered))
-    return Limit(good, "client")
+    return CalibratedLimit(per_s=good, ended_by="client")
 
 
 def _installed() -> list[str]:
     return [name for name in GENERATORS if name != "locust" or importlib.util.find_spec("locust")]
-
-
-def _tell(text: str) -> None:
-    print(f"gapmeter: {text}", file=sys.stderr, flush=True)
 
 
 def _try(attempt: Callable[[float], Trial], rate: float, say: Callable[[float, Trial], None]) -> Trial:
@@ -274,7 +232,12 @@ def _try(attempt: Callable[[float], Trial], rate: float, say: Callable[[float, T
     return trial
 
 
-def _floor(name: str, cores: Cores, effort: Effort, say: Callable[[str], None]) -> Floor:
+def _floor(name: str, placement: Placement, effort: Effort, say: Say) -> GeneratorFloor:
+    """One generator's own error and cost, medians of the rounds.
+
+    The errors are the client's figure minus the null server's log, over requests or gaps.
+    """
+    cores = Cores(placement.server, placement.generator)
     rounds = [_round(name, cores, effort, seed) for seed in range(effort.rounds)]
     middle = {key: statistics.median(found[key] for found in rounds) for key in rounds[0]}
 
@@ -289,7 +252,16 @@ def _floor(name: str, cores: Cores, effort: Effort, say: Callable[[str], None]) 
     requests = highest(
         lambda rate: _request_trial(name, cores, rate, effort.step_s), 200, 12_800, effort.halvings, tell("requests")
     )
-    return Floor(**middle, tokens=tokens, requests=requests)
+    return GeneratorFloor.model_validate(
+        {
+            **middle,
+            "tokens": tokens,
+            "requests": requests,
+            "measured_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "quick": effort is EFFORTS["quick"],
+            "cores_shared": placement.shared,
+        }
+    )
 
 
 def _round(name: str, cores: Cores, effort: Effort, seed: int) -> dict[str, float]:

@@ -1,48 +1,46 @@
-"""A run's folder as Python values: ``import gapmeter; run = gapmeter.open("runs/…")``; its tables, report and exports."""
+"""A run's folder as Python values: ``import gapmeter; run = gapmeter.open("runs/…")``. Its tables, report, exports."""
 
 from __future__ import annotations
 
 import html
-import json
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
 from gapmeter import errors
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
-from collections.abc import Iterator, Mapping
-from typing import Any
-from gapmeter.errors import UserError, reason_of
-from gapmeter.study.study import NAMES, SEARCH, SWEEP
-import sys
-from collections.abc import Callable
-from gapmeter.runs.damage import rederivable
+from gapmeter.runs.damage import manifest_of, rederivable
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_PARTS = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
 
 class Run:
     """One analysed run. Tables are read when they are first asked for; docs/exports.md lists their columns."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    @cached_property
+    def result(self) -> RunResult:
+        """Every figure with its interval, as docs/how-it-measures.md names them. Raises UserError for a damaged one."""
+        with rederivable(self.folder.path):
+            return RunResult.read(self.folder.path)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``: every figure with its interval, as docs/how-it-measures.md names them."""
-        value: dict[str, Any] = json.loads(self.folder.summary.read_text())
-        return value
-
-    @cached_property
-    def manifest(self) -> dict[str, Any]:
-        """``manifest.json``: the scenario, versions, hardware, command."""
-        return self.folder.read_manifest()
+        """The same as ``summary.json`` has it: plain values."""
+        return self.result.to_json()
 
     @property
     def verdict(self) -> str:
         """PASS, FAIL, INCONCLUSIVE or INVALID."""
-        return str(self.summary["verdict"])
+        return self.result.verdict
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -73,6 +71,43 @@ class Run:
         """The report; a notebook shows it."""
         return Report(self.folder.report)
 
+    def export(
+        self, *, csv: Path | None = None, prometheus: Path | None = None, perfetto: Path | None = None,
+        otlp: str | None = None,
+    ) -> Iterator[str]:  # fmt: skip
+        """Write what is asked for; yields each file, or how many spans went to ``otlp``. Raises UserError."""
+        if csv is not None:
+            from gapmeter.report.export.csv import write_csv
+
+            yield from map(str, self._exported(lambda: write_csv(self.folder, csv)))
+        if prometheus is not None:
+            from gapmeter.report.export.prometheus import prometheus as text_of
+
+            summary, manifest = self.summary, self.manifest.to_json()
+            self._exported(lambda: prometheus.write_text(text_of(summary, manifest), encoding="utf-8"))
+            yield str(prometheus)
+        if perfetto is not None:
+            from gapmeter.report.export.perfetto import write_trace
+
+            self._exported(lambda: write_trace(self.folder, perfetto))
+            yield str(perfetto)
+        if otlp is not None:
+            from gapmeter.report.export.otlp import NoOpenTelemetry, send
+
+            try:
+                yield f"{self._exported(lambda: send(self.folder, otlp))} spans to {otlp}"
+            except NoOpenTelemetry as error:
+                raise UserError(str(error), errors.USAGE) from error
+
+    def _exported(self, write: Callable[[], Any]) -> Any:
+        try:
+            with rederivable(self.folder.path):
+                return write()
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            reason = error.strerror or str(error).splitlines()[0]
+            raise UserError(f"not exported: {where}{reason}", errors.USAGE) from error
+
     def __repr__(self) -> str:
         return f"<run {self.folder.path.name}: {self.verdict}>"
 
@@ -100,117 +135,19 @@ class Report:
 
 def open_run(path: str | Path) -> Run:
     """Open an analysed run's folder. Raises UserError when it is none."""
+    manifest = require_one_run(Path(path))
     folder = RunFolder(Path(path))
-    if not folder.manifest.exists():
-        raise UserError(f"{path} is not a run's folder: it has no manifest.json", errors.USAGE)
-    require_one_run(folder)
     if not folder.summary.exists():
         raise UserError(f"{path} has not been analysed; gapmeter report {path}", errors.USAGE)
-    return Run(folder)
+    return Run(folder, manifest)
 
 
-_PLACES = {SWEEP: "points", SEARCH: "trials"}
-
-
-def parts_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Each as ``export.junit`` takes a run."""
-    from gapmeter.analysis.sweep.suites import suites_of
-
-    if summary.get("kind") == SWEEP:
-        yield from suites_of(summary)
-    elif summary.get("kind") == SEARCH:
-        yield _search(summary)
-    else:
-        yield summary
-
-
-def require_one_run(folder: RunFolder) -> None:
-    """Raises UserError for a sweep or a search: it says where its runs lie."""
-    try:
-        kind = folder.read_manifest().get("kind")
-    except (OSError, ValueError) as error:
-        why = reason_of(error) if isinstance(error, OSError) else error
-        raise UserError(f"{folder.path} is not a run's folder: manifest.json: {why}", errors.USAGE) from error
-    if kind not in _PLACES:
-        return
-    place = _PLACES[kind]
-    found = sorted(path.parent for path in (folder.path / place).rglob("manifest.json"))
-    each = f", for instance {found[0]}" if found else ""
-    raise UserError(f"{folder.path} is {NAMES[kind]}; name one of its runs under {place}/{each}", errors.USAGE)
-
-
-def _search(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A search that did not find what was asked is a run that is not valid, with its answer as the reason."""
-    found = summary["exit_code"] == errors.OK
-    return {
-        "name": f"{summary['name']}: capacity",
-        "verdict": "PASS" if found else "INVALID",
-        "invalid_reasons": [] if found else [" ".join(summary["headline"])],
-        "slo": [],
-        "provenance": summary.get("provenance"),
-        "load": {"window_s": summary["capacity"]["seconds"] or 0.0},
-    }
-
-
-def export(run: Path, *, csv: Path | None, prometheus: Path | None, otlp: str | None, perfetto: Path | None) -> int:
-    """Write what was asked for; a line with each file (or how many spans) on standard output. Raises UserError."""
-    opened = open_run(run)
-    wanted: list[Callable[[], list[str]]] = []
-    if csv is not None:
-        wanted.append(lambda: _csv(run, csv))
-    if prometheus is not None:
-        wanted.append(lambda: _prometheus(run, prometheus))
-    if perfetto is not None:
-        wanted.append(lambda: _perfetto(run, perfetto))
-    if otlp is not None:
-        wanted.append(lambda: _otlp(run, otlp))
-    if not wanted:
-        raise UserError("export what? --csv FOLDER, --prometheus FILE, --perfetto FILE or --otlp ADDRESS", errors.USAGE)
-    with rederivable(run):
-        verdict = opened.verdict
-    if verdict == "INVALID":
-        print(f"gapmeter: {run} is INVALID; every file says so", file=sys.stderr)
-    for make in wanted:
-        try:
-            with rederivable(run):
-                done = make()
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise UserError(
-                f"not exported: {where}{error.strerror or str(error).splitlines()[0]}", errors.USAGE
-            ) from error
-        print(*done, sep="\n", flush=True)
-    return errors.OK
-
-
-def _csv(run: Path, into: Path) -> list[str]:
-    from gapmeter.report.export.csv import write_csv
-    from gapmeter.records import RunFolder
-
-    return [str(path) for path in write_csv(RunFolder(run), into)]
-
-
-def _prometheus(run: Path, file: Path) -> list[str]:
-    from gapmeter.report.export.prometheus import prometheus
-
-    opened = open_run(run)
-    file.write_text(prometheus(opened.summary, opened.manifest), encoding="utf-8")
-    return [str(file)]
-
-
-def _perfetto(run: Path, file: Path) -> list[str]:
-    from gapmeter.report.export.perfetto import write_trace
-    from gapmeter.records import RunFolder
-
-    write_trace(RunFolder(run), file)
-    return [str(file)]
-
-
-def _otlp(run: Path, address: str) -> list[str]:
-    from gapmeter.report.export.otlp import NoOpenTelemetry, send
-    from gapmeter.records import RunFolder
-
-    try:
-        return [f"{send(RunFolder(run), address)} spans to {address}"]
-    except NoOpenTelemetry as error:
-        raise UserError(str(error), errors.USAGE) from error
+def require_one_run(path: Path) -> Manifest:
+    """Its manifest. Raises UserError for a sweep or a search, whose runs it names, and as ``manifest_of``."""
+    manifest = manifest_of(path)
+    if isinstance(manifest, Manifest):
+        return manifest
+    what, place = _PARTS[manifest.kind]
+    runs = sorted(found.parent for found in (path / place).rglob("manifest.json"))
+    example = f", for instance {runs[0]}" if runs else ""
+    raise UserError(f"{path} is {what}; name one of its runs under {place}/{example}", errors.USAGE)

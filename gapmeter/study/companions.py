@@ -112,12 +112,14 @@ def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) 
     from gapmeter.web.server import Spec  # with a web server and parts of the report, which no other run needs yet
 
     spec = json.dumps(asdict(Spec(str(runs.resolve()), port, cores_except(generator))))
-    with tempfile.TemporaryFile() as log:
-        with companion("gapmeter.web.server", spec, log, grace_s=_PAGE_LEAVES_S) as process:
-            address = _first_line(process, _READY_S)
-            if not address:
-                say(f"no live page: {_last_words(log)}")
-            yield address
+    with (
+        tempfile.TemporaryFile() as log,
+        companion("gapmeter.web.server", spec, log, grace_s=_PAGE_LEAVES_S) as process,
+    ):
+        address = _first_line(process, _READY_S)
+        if not address:
+            say(f"no live page: {_last_words(log)}")
+        yield address
 
 
 def address_of(run: Path, page: str) -> str:

@@ -21,7 +21,7 @@ from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
-from gapmeter.runs.listing import Listed, listing, look
+from gapmeter.runs.listing import ListedRun, find_listed, list_known
 from gapmeter.signals import ending_signals
 from gapmeter.web.auth import HOST, LocalAuth
 from gapmeter.web.live import LiveRun
@@ -59,7 +59,7 @@ class RunsSite:
             await task
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        found = await asyncio.to_thread(listing, self._runs)
+        found = await asyncio.to_thread(list_known, self._runs)
         return _html(runs_page(found, RunFilter.of(request.query), str(self._runs)))
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
@@ -69,19 +69,19 @@ class RunsSite:
         if run.state == "running":
             return _html(self._follow(run).page())
         return _html(
-            message_page(run.name, f"{run.state}: {run.entry.reason or 'no report yet'}. gapmeter report {run.path}")
+            message_page(run.path.name, f"{run.state}: {run.reason or 'no report yet'}. gapmeter report {run.path}")
         )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])
         return await self._follow(run).events(request)
 
-    def _follow(self, run: Listed) -> LiveRun:
+    def _follow(self, run: ListedRun) -> LiveRun:
         """One that looks at the run once a second, for all who look at it, until it has a report."""
-        if run.name not in self._live or self._live[run.name][1].done():
+        if run.path.name not in self._live or self._live[run.path.name][1].done():
             live = LiveRun(RunFolder(run.path))
-            self._live[run.name] = live, asyncio.create_task(live.follow())
-        return self._live[run.name][0]
+            self._live[run.path.name] = live, asyncio.create_task(live.follow())
+        return self._live[run.path.name][0]
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])
@@ -91,19 +91,19 @@ class RunsSite:
         inside = path.resolve().is_relative_to(run.path.resolve())
         if kind is None or not inside or any(part.startswith(".") for part in parts) or not path.is_file():
             raise web.HTTPNotFound(text="there is no such file in this run\n")
-        if run.name in self._live and path == run.path / "report.html":
-            self._live[run.name][0].report_fetched()
+        if run.path.name in self._live and path == run.path / "report.html":
+            self._live[run.path.name][0].report_fetched()
         return web.FileResponse(path, headers={"Content-Type": kind, "Content-Security-Policy": _SANDBOX})
 
     async def _compared(self, request: web.Request) -> web.StreamResponse:
         chosen = [await self._named(name) for name in request.query.getall("run", [])]
         if len(chosen) < 2:
             return _html(message_page("Compare what?", "Tick two runs or more."), 400)
-        from gapmeter.compare import compare_folders  # its import takes a second
+        from gapmeter.study.comparison import compare_runs  # its import takes a second
 
         sides = [[run.path] for run in chosen]
         try:
-            made = await asyncio.to_thread(compare_folders, sides, runs=self._runs)
+            made = await asyncio.to_thread(compare_runs, sides, runs=self._runs)
         except UserError as error:
             return _html(message_page("Not compared", str(error)), 409)
         raise web.HTTPSeeOther(f"/runs/{made.folder.name}/")
@@ -113,7 +113,7 @@ class RunsSite:
         chosen = [await self._named(str(name)) for name in form.getall("run", [])]
         if not chosen:
             return _html(message_page("Delete what?", "Tick at least one run."), 400)
-        going = [run.name for run in chosen if run.state == "running"]
+        going = [run.path.name for run in chosen if run.state == "running"]
         if going:
             return _html(message_page("Not deleted", f"still running: {', '.join(going)}"), 409)
         if form.get("sure") != "yes":
@@ -122,11 +122,11 @@ class RunsSite:
             await asyncio.to_thread(shutil.rmtree, run.path)
         raise web.HTTPSeeOther("/")
 
-    async def _named(self, name: str) -> Listed:
+    async def _named(self, name: str) -> ListedRun:
         """The folder of that name directly in the runs folder; 404 for anything else."""
         path = self._runs / name
         plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
-        found = await asyncio.to_thread(look, path) if plain else None
+        found = await asyncio.to_thread(find_listed, path) if plain else None
         if found is None:
             raise web.HTTPNotFound(text="there is no such run\n")
         return found

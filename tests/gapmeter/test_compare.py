@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from gapmeter import errors
+from gapmeter.analysis.results import RunResult
 from gapmeter.cli import main
-from gapmeter.compare import order_of
+from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
-from gapmeter.options import RunResult
+from gapmeter.outputs import annotations_of
 from gapmeter.report.export.junit import junit
 from gapmeter.report.export.markdown import markdown
-from gapmeter.runs.baseline import Baseline, commands_of, held_against, read_limit
+from gapmeter.runs.baseline import Baseline, judged_against
+from gapmeter.study.comparison import order_of
+from gapmeter.study.conclusion import Conclusion
 from tests.analysis.compared import folder
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 
@@ -112,13 +115,13 @@ def test_runs_are_made_in_turn() -> None:
 
 @pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 2.5 % ", 0.025)])
 def test_a_limit_is_a_share(text: str, limit: float) -> None:
-    assert read_limit(text) == pytest.approx(limit)
+    assert share_of("--max-regression", text, 0.0, 10.0) == pytest.approx(limit)
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five"])
 def test_a_limit_without_its_unit_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="write 5%"):
-        read_limit(text)
+    with pytest.raises(UserError, match=r"--max-regression .*: write per cent from 0% to 1000%"):
+        share_of("--max-regression", text, 0.0, 10.0)
 
 
 def summary(status: str) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def test_a_regression_is_a_case_in_junit_and_an_annotation(status: str, part: st
     cases = ET.fromstring(junit(told)).findall("./testsuite/testcase")
     assert [case.get("name") for case in cases] == ["ttft p90 <= 1 s", "ttft p90 at most 5.0 % slower against base"]
     assert [child.tag for child in cases[1]] == ([part] if part else [])
-    lines = commands_of(told)
+    lines = annotations_of(told)
     expected = f"::{level} title=chat%3A ttft p90 {status}::TTFT p90 100 ms -> 120 ms, +20 %25"
     assert lines == ([expected] if level else [])
 
@@ -166,10 +169,11 @@ HELD = {"a slower run": ("three", "eight", "REGRESSED", errors.SLO_MISSED),
 @pytest.mark.parametrize("case", HELD)
 def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str, runs: Path, tmp_path: Path) -> None:
     run, against, status, code = HELD[case]
-    result = RunResult(runs / run, json.loads((runs / run / "summary.json").read_text()), errors.OK)
+    result = Conclusion(runs / run, RunResult.read(runs / run), errors.OK)
     baseline = Baseline(runs / against, 0.05, ("server.max_batch",))
-    (judged,) = held_against([result], 1, baseline, tmp_path, quiet=True)
-    assert (judged.summary["regression"]["status"], judged.exit_code) == (status, code)
+    (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
+    assert judged.regression is not None
+    assert (judged.regression["status"], judged.exit_code) == (status, code)
 
 
 FORWARD_MS = {"a": 10, "b": 30}

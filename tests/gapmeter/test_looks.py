@@ -9,7 +9,6 @@ import numpy as np
 from gapmeter.analysis.capacity.trial import Count
 from gapmeter.records import Outcome
 from gapmeter.records.wire import FINISHED, ISSUED, WireRecord
-from gapmeter.study.load import Stop
 from gapmeter.study.monitor import TrialMonitor
 from tests.records.test_stream import chat, sse
 
@@ -38,8 +37,8 @@ def counted(events: Sequence[tuple[int, WireRecord]], at: int) -> Count | None:
         seen.extend(counts)
         return True
 
-    looks = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
-    assert looks.look(events) is (Stop.ABORT if seen else Stop.GO_ON)
+    monitor = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
+    assert monitor.is_enough(events) is bool(seen)
     return seen[0] if seen else None
 
 

@@ -17,11 +17,11 @@ import pytest
 from gapmeter import errors
 from gapmeter.analysis.sweep import analyse_points
 from gapmeter.cli import main
-from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, archive
 from gapmeter.runs.verify import Check, check_all, differing, verify
+from gapmeter.study.comparison import compare_runs
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -157,7 +157,7 @@ def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tm
 def test_a_comparison_is_made_again_from_the_runs_that_it_names(run_copy: Copy, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(run_copy(), tmp_path / name)
-    made = compare_folders([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
+    made = compare_runs([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
     assert failed(check_all(made.folder)) == {}
     document = json.loads((made.folder / "compare.json").read_text())
     document["sides"][1]["requests"] += 1
