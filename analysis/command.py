@@ -34,6 +34,8 @@ class Command:
             return cls((text,))
 
     def __str__(self) -> str:
+        if len(self.words) == 1:
+            return self.words[0]
         if not self._is_make:
             return shlex.join(self.words)
         return " ".join(name + equals + shlex.quote(value) if equals else name for name, equals, value in

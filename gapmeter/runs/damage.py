@@ -30,9 +30,10 @@ def manifest_of(path: Path) -> AnyManifest:
         text = f"{str(path)[:200]} is not a run's folder: manifest.json: {reason_of(error)}"
         raise UserError(text, errors.USAGE) from error
     except NotReadable as error:
+        what = f"manifest.json: {error.key} {error.problem}" if error.key else f"manifest.json: {error.problem}"
         if error.key in ("", "schema_version"):
-            raise UserError(f"{path} is not a run's folder: manifest.json: {error}", errors.USAGE) from error
-        raise UserError(f"{path} is damaged: {error}", errors.NOT_VALID) from error
+            raise UserError(f"{path} is not a run's folder: {what}; {error.remedy}", errors.USAGE) from error
+        raise UserError(f"{path} is damaged: {what}; {error.remedy}", errors.NOT_VALID) from error
 
 
 @contextlib.contextmanager
@@ -53,6 +54,8 @@ def rederivable(path: Path) -> Iterator[None]:
     """Raises UserError for what cannot be read of a run's derived files: they can be made again."""
     try:
         yield
+    except NotReadable as error:
+        raise UserError(str(error), errors.USAGE) from error
     except UNDERIVABLE as error:
         text = f"{path} cannot be read as an analysed run: {in_a_line(error)}"
         raise UserError(f"{text}; analyse it again: gapmeter report {path}", errors.USAGE) from error
