@@ -53,7 +53,7 @@ class Outputs:
                 done.append(conclusion)
                 if not self.as_json:
                     print(conclusion.folder, flush=True)
-                summaries = [document_of(each) for each in done]
+                summaries = [_in_words(each) for each in done]
                 if self.junit:
                     write_file(self.junit, join_junit(summaries))
                 if self.markdown:
@@ -73,6 +73,15 @@ def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
     """What it found, as one JSON document."""
     result = conclusion.result
     document: dict[str, Any] = result if isinstance(result, dict) else result.to_json()
+    return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
+
+
+def _in_words(conclusion: Conclusion[Any]) -> dict[str, Any]:
+    """The same with the sentences that people are told beside the figures."""
+    from gapmeter.report import bridge
+
+    result = conclusion.result
+    document: dict[str, Any] = result if isinstance(result, dict) else bridge.run_document(result)
     return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
 
 

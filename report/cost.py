@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gapmeter.analysis.cost.cost import many_requests, usd
 from gapmeter.analysis.numbers import DASH, large, significant
 from gapmeter.analysis.provenance import Provenance
 from gapmeter.report.figure import Table, Value, figure, written
 from gapmeter.report.run import Run
 from gapmeter.report.shell import Section
 from gapmeter.report.svg import Fragment, chart, el, group, percent
+from gapmeter.report.words import many_requests, usd
 
 _HEIGHT = 46
 _LINE = 16.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.device.telemetry import Telemetry, read_telemetry
+from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.analysis.device.telemetry_summary import cpu_series
 from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.requests.attempts import final
@@ -121,7 +121,7 @@ def _counted_rows(engine: Mapping[str, Any]) -> Iterator[Row]:
         yield ["engine", "prompt tokens found in the prefix cache", share(engine["prefix_hit_share"]), "", ""]
 
 
-def _panels(run: Run, telemetry: Telemetry) -> list[Fragment]:
+def _panels(run: Run, telemetry: Samples) -> list[Fragment]:
     """The levels over time, those of one source in one figure; where one has no sample its line breaks."""
     span = timeline.extent(final(run.requests), run.origin_ns)
     levels = list(levels_of(run, telemetry, span.length_s))
@@ -137,7 +137,7 @@ def _title(level: Level) -> str:
     return f"{level.title}, {level.unit}" if level.unit else level.title
 
 
-def levels_of(run: Run, telemetry: Telemetry, length_s: float) -> Iterator[Level]:
+def levels_of(run: Run, telemetry: Samples, length_s: float) -> Iterator[Level]:
     """What is drawn over time, in the order in which it is read."""
     for gpu, rows in _by(telemetry, "gpu", "gpu"):
         for column, title, unit, scale, top in (
@@ -167,7 +167,7 @@ def _forward_level(run: Run, length_s: float) -> Iterator[Level]:
     yield Level("cpu-forward", "A forward ran, of the time", "%", edges[:-1] + _BIN_S / 2, value, 2 * _BIN_S, 100.0)
 
 
-def _cpu_levels(run: Run, telemetry: Telemetry, length_s: float) -> Iterator[Level]:
+def _cpu_levels(run: Run, telemetry: Samples, length_s: float) -> Iterator[Level]:
     gaps = tuple(
         (low, high)
         for gap in telemetry.gaps
@@ -184,7 +184,7 @@ def _cpu_levels(run: Run, telemetry: Telemetry, length_s: float) -> Iterator[Lev
             yield Level(f"cpu-{pid}", f"CPU of {named[pid]}", "cores", seconds, cores, np.inf, 1.0, gaps)
 
 
-def _engine_levels(run: Run, telemetry: Telemetry) -> Iterator[Level]:
+def _engine_levels(run: Run, telemetry: Samples) -> Iterator[Level]:
     rows = telemetry.tables.get("engine")
     if rows is None:
         return
@@ -199,7 +199,7 @@ def _engine_levels(run: Run, telemetry: Telemetry) -> Iterator[Level]:
     yield from _counter_levels(run, telemetry, rows)
 
 
-def _counter_levels(run: Run, telemetry: Telemetry, rows: pd.DataFrame) -> Iterator[Level]:
+def _counter_levels(run: Run, telemetry: Samples, rows: pd.DataFrame) -> Iterator[Level]:
     """What the engine's counters rose by from one look to the next; one that never rose is not drawn."""
     at, usual = _seconds(run, rows), _usual(telemetry, "engine")
     if "preemptions" in rows and len(rows) > 1 and (times := np.diff(rows["preemptions"].to_numpy(np.float64))).any():
@@ -214,7 +214,7 @@ def _counter_levels(run: Run, telemetry: Telemetry, rows: pd.DataFrame) -> Itera
             yield Level("engine-prefix", title, "%", at[1:][known], found, usual, 100.0)
 
 
-def _by(telemetry: Telemetry, source: str, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
+def _by(telemetry: Samples, source: str, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
     table = telemetry.tables.get(source)
     if table is not None:
         for key, rows in table.groupby(column):
@@ -225,7 +225,7 @@ def _seconds(run: Run, rows: pd.DataFrame) -> Any:
     return (rows["at_ns"].to_numpy(np.float64) - run.origin_ns) / 1e9
 
 
-def _usual(telemetry: Telemetry, source: str) -> float:
+def _usual(telemetry: Samples, source: str) -> float:
     return float(telemetry.about(source).get("every_ns", 1e8)) / 1e9
 
 

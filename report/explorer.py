@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapmeter.analysis.ledger.explore import sentence
 from gapmeter.analysis.numbers import duration, in_unit, share, ticks, unit_of
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import head, marks
+from gapmeter.report.bridge import difference_sentence as sentence
 from gapmeter.report.figure import Row, Table, Value, chooser, figure, panel, switch
 from gapmeter.report.run import Run
 from gapmeter.report.shell import Section

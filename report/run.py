@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import Provenance, provenance_of
+from gapmeter.analysis.provenance import Provenance
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Run:
     @property
     def provenance(self) -> Provenance:
         """What every picture and table of this run says of itself."""
-        return provenance_of(self.manifest, self.summary)
+        return bridge.provenance(self.summary)
 
     @property
     def device(self) -> str:
@@ -59,7 +59,7 @@ def read_run(folder: RunFolder) -> Run:
     requests = _frame(folder.path / "requests.parquet")
     return Run(
         folder=folder,
-        summary=json.loads(folder.summary.read_text()),
+        summary=bridge.read_run(folder.path),
         manifest=folder.read_manifest(),
         requests=requests,
         ledger=_frame(folder.path / "ledger.parquet"),

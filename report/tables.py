@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gapmeter.analysis.numbers import count, duration, over, share
-from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.report import marks

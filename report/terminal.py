@@ -11,7 +11,6 @@ from rich.text import Text
 
 from gapmeter import errors
 from gapmeter.analysis.numbers import duration
-from gapmeter.analysis.requests.turns import turns_sentence
 from gapmeter.report import bars, failed, head, reconcile
 from gapmeter.report.cost import economy_lines
 from gapmeter.report.marks import words
@@ -176,7 +175,7 @@ def _facts(summary: Mapping[str, Any], width: int) -> Text:
     for name, part, key in (("device", "telemetry", "sentence"), ("roof", "roofline", "line")):
         if said := (summary.get(part) or {}).get(key):
             text.append(f"\n{_wrap(_unbroken(said), width, f' {name:<8}', ' ' * 9)}")
-    if by_turn := turns_sentence(summary.get("turns", [])):
+    if by_turn := head.turns_of(summary):
         text.append(f"\n{_wrap(by_turn, width, ' turns   ', '         ')}")
     if caveat := head.caveat(summary):
         text.append(f"\n{_wrap(caveat, width, ' loop    ', '         ')}")

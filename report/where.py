@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapmeter.analysis.ledger.bands import SLOW, slow_key
+from gapmeter.analysis.ledger.bands import SLOW
 from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.results.distribution import percentile_key as slow_key
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import head, marks, spread, stacks
 from gapmeter.report.figure import Row, Table, Value, figure, panel, switch

@@ -16,7 +16,7 @@ def analyse_capacity(folder: RunFolder) -> dict[str, Any]:
     """``summary.json`` and ``report.html`` of a search's folder, from it alone; returns the summary. Raises OSError."""
     from gapmeter.analysis.capacity.read import goal_of, read_trials
     from gapmeter.analysis.capacity.summary import build_summary
-    from gapmeter.analysis.cost.search_economy import search_economy
+    from gapmeter.report.bridge import search_economy
     from gapmeter.report.capacity.page import (  # what only searches needs neither pictures nor tables
         provenance,
         write_page,

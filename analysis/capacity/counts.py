@@ -23,6 +23,7 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.stats import quantiles
 from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.report import bridge
 
 Slo = Mapping[str, Any]
 
@@ -63,7 +64,7 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
     """How many requests kept every limit themselves, and how many independent ones all of them are worth."""
     if not len(requests):
         return 0, 0.0
-    good = good_requests(requests, limits_of(slos))
+    good = good_requests(requests, limits_of(bridge.slos_of({"slo": slos})))
     return int(good.sum()), len(good) / quantiles.autocorrelation_time(good.astype(np.float64))
 
 

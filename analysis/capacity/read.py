@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from gapmeter.analysis.capacity.evidence import find, plan_looks
 from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.trial import Count, Outcome, Trial
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
+from gapmeter.report import bridge
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "lag", "loop_lag", "client_cpu", "token_rate", "request_rate")
@@ -61,7 +61,7 @@ def read_outcome(
     died, interrupted = str(noted.get("died") or ""), bool(noted.get("interrupted"))
     common = {"seconds": float(noted["seconds"]), "died": died, "interrupted": interrupted, "name": noted["folder"]}
     try:
-        summary = json.loads((path / "summary.json").read_text())
+        summary = bridge.read_run(path)
         requests = pd.read_parquet(path / "requests.parquet")
     except (OSError, ValueError):
         empty = tuple(Count(0.0, 0, 0.0) for _ in slos)

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gapmeter import errors
-from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference, sentence
+from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
-from gapmeter.analysis.provenance import Provenance
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 from gapmeter.runs.damage import rederivable
 from gapmeter.runs.run import Run, require_one_run
 from gapmeter.runs.sql import one_sentence
@@ -53,7 +53,7 @@ def explain(path: Path, group: str, against: str = REST, metric: str = "ttft") -
         "b": names[1],
         "metric": metric,
         "device": run.manifest.device,
-        **difference(rows, a, b),
+        **difference(rows, a, b).to_json(),
         "provenance": run.result.provenance.to_json(),
     }
 
@@ -126,7 +126,7 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Serie
 def print_difference(found: dict[str, Any]) -> None:
     """As a table on standard error."""
     console = Console(stderr=True, highlight=False)
-    console.print(f"{sentence(found, found['a'], found['b'], found['device'])}.", markup=False)
+    console.print(f"{bridge.difference_sentence(found, found['a'], found['b'], found['device'])}.", markup=False)
     console.print(f"{found['a_count']:,} requests against {found['b_count']:,}, in {found['stretches']} stretches.")
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "owner"):
@@ -139,4 +139,4 @@ def print_difference(found: dict[str, Any]) -> None:
         table.add_row(row["stage"], owner, duration(row["a_ms"]), duration(row["b_ms"]), duration(row["ms"]),
                       bounds(*row["ci_ms"]), part)  # fmt: skip
     console.print(table)
-    console.print(Provenance(**found["provenance"]).line(), style="dim", markup=False)
+    console.print(bridge.provenance(found).line(), style="dim", markup=False)

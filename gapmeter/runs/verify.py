@@ -178,7 +178,7 @@ def check_figures(folder: RunFolder, manifest: Manifest) -> list[Check]:
 def _check_versions(folder: RunFolder, manifest: Manifest) -> Check:
     """Other versions are told, and fail nothing by themselves: figures that differ for them do."""
     then, now = dict(manifest.versions), describe_versions()
-    then, now = then | dict(_summary(folder).get(MAKER) or {}), now | made_by()
+    then, now = then | dict(_summary(folder).get(MAKER) or {}), now | made_by().to_json()
     changed = [
         f"{name} {then[name]} then, {now[name]} now"
         for name in _FIGURES_FROM

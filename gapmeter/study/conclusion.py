@@ -71,6 +71,7 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
     if manifest.plan.t0_ns is None:
         why = manifest.ended_because or "the run ended before the load had begun"
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
+    from gapmeter.report import bridge
     from gapmeter.report.terminal import print_summary
 
     try:
@@ -88,7 +89,7 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
         raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
     code = errors.INTERRUPTED if manifest.ended_because == INTERRUPTED else result.exit_code
     if not quiet:
-        summary = result.to_json()
+        summary = bridge.run_document(result)
         print_summary(summary, manifest.to_json(), str(folder.report), manifest.command, code, sys.stderr)
     return Conclusion(folder.path, result, code)
 
@@ -96,6 +97,6 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
 def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     """Everything that is derived from a run's records, and its report, into its folder. Raises NotRecords, OSError."""
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
+    from gapmeter.report import write_result
 
-    analyse(folder, definitions=definitions)
-    return RunResult.read(folder.path)
+    return write_result(folder, analyse(folder, definitions=definitions))

@@ -19,7 +19,7 @@ import psutil
 
 from gapmeter import errors
 from gapmeter.analysis.device.devices import CPU, catalogue, recognise
-from gapmeter.analysis.device.precision import CPU_FLAGS, Support, refusal, support
+from gapmeter.analysis.device.precision import CPU_FLAGS, refusal, support
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.loadgen.address import Address, authorization
@@ -105,7 +105,7 @@ def prepare_target(
         spec, versions = _ours(scenario, place), None
     url, facts = f"http://127.0.0.1:{place.port}", _roofline_facts(scenario, place)
     facts |= {"command": spec.command, "env": spec.env, "versions": versions, "dialect": "full"}
-    facts |= {"precision": precision.to_dict() if precision else None}
+    facts |= {"precision": precision}
     about = manifest.Target.model_validate({"url": url, "model": SERVED_NAME, **facts})
     return Target(about, model, spec)
 
@@ -300,7 +300,7 @@ def listeners(url: str) -> tuple[int, ...]:
     return tuple(sorted({connection.pid for connection in listening if connection.pid}))
 
 
-def check_precision(scenario: Scenario) -> Support | None:
+def check_precision(scenario: Scenario) -> manifest.PrecisionSupport | None:
     """What this machine makes of a launched server's precision; raises UserError for one that would be emulated.
 
     ``server.emulation: mark`` lets it run, marked. None for the simulated engine, which computes nothing; a GPU outside
@@ -316,7 +316,7 @@ def check_precision(scenario: Scenario) -> Support | None:
     return found
 
 
-def own_support(precision: str) -> Support:
+def own_support(precision: str) -> manifest.PrecisionSupport:
     """What this machine's first GPU, or without one its CPU, makes of a precision."""
     gpus = describe_hardware()["gpus"]
     device = recognise(gpus[0]) if gpus else catalogue()[CPU]

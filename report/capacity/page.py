@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 from gapmeter.analysis.capacity.trial import FAILS, HOLDS
 from gapmeter.analysis.numbers import DASH, duration, rate, share, significant
-from gapmeter.analysis.provenance import UNKNOWN, Provenance, hardware_words
+from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 from gapmeter.report.capacity.pictures import density, goodput, verdicts
 from gapmeter.report.cost import economy_section
 from gapmeter.report.figure import Row, Table, Value, figure, written
@@ -46,7 +47,7 @@ def provenance(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Prove
         model=str(server["model"]),
         precision=str(server["precision"]),
         engine=str(server["engine"]),
-        hardware=hardware_words(manifest.get("hardware") or {}),
+        hardware=bridge.hardware_words(manifest.get("hardware") or {}),
         load=f"Poisson, open loop, {len(part['trials'])} trials",
         n=str(part["requests"]),
         validity="valid" if part["ended"] in ("found", "budget", "unmeetable") else part["ended"].replace("_", " "),

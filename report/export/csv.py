@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import Provenance, provenance_of
+from gapmeter.analysis.provenance import Provenance
 from gapmeter.records import RunFolder
 from gapmeter.report.run import read_run
 
@@ -26,7 +26,7 @@ def write_csv(folder: RunFolder, into: Path) -> list[Path]:
     """
     run = read_run(folder)
     into.mkdir(parents=True, exist_ok=True)
-    about = provenance_of(run.manifest, run.summary)
+    about = run.provenance
     written = [_write(into / f"{name}.csv", table, about) for name, table in figures(run.summary).items() if len(table)]
     for name in _TABLES:
         file = folder.path / f"{name}.parquet"

@@ -8,8 +8,7 @@ from typing import Any
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.numbers import count, duration, rate, share
 from gapmeter.analysis.provenance import Provenance
-from gapmeter.analysis.requests.figures import percentile_key
-from gapmeter.analysis.requests.turns import turns_sentence
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.report.export.junit import slo_interval, slo_value
@@ -47,7 +46,7 @@ def _load(summary: Mapping[str, Any]) -> str:
     failed, trust = sum(counts["failed"].values()), summary["trust"]["sentence"]
     size = f"{load['window_s']:.0f} s, n = {count(counts['measured'])}, {count(failed)} failed"
     known = summary.get("closed_loop")
-    told = known["sentence"] if known else turns_sentence(summary.get("turns", []))
+    told = known["sentence"] if known else summary["words"]["turns"]
     caveat = f" {plain(told)}." if told else ""
     return f"{how}, {size}. Trust: {plain(trust)}.{caveat}"
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import provenance_of
 from gapmeter.records import RunFolder, tracing
 from gapmeter.report import marks
 from gapmeter.report.run import Run, read_run
@@ -103,7 +102,7 @@ def _maker(run: Run) -> Make:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    about = provenance_of(run.manifest, run.summary).facts()
+    about = run.provenance.facts()
     attributes = {"service.name": "gapmeter", **{f"gapmeter.{key}": value for key, value in about.items()}}
     resource, scope = Resource(attributes), InstrumentationScope("gapmeter", about.get("gapmeter", ""))
     wall_ns = _wall_minus_monotonic(run.manifest)

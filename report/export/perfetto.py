@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.ledger.chosen import chosen
-from gapmeter.analysis.provenance import provenance_of
 from gapmeter.records import RunFolder
 from gapmeter.report import marks
 from gapmeter.report.run import Run, read_run
@@ -87,7 +86,7 @@ def _steps_shown(run: Run) -> pd.DataFrame:
 
 
 def _about(run: Run) -> dict[str, str]:
-    return {"verdict": str(run.summary["verdict"]), **provenance_of(run.manifest, run.summary).facts()}
+    return {"verdict": str(run.summary["verdict"]), **run.provenance.facts()}
 
 
 def _names(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:

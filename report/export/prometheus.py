@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gapmeter.analysis.provenance import provenance_of
+from gapmeter.report import bridge
 
 _QUANTILES = {"p50": "0.5", "p90": "0.9", "p95": "0.95", "p99": "0.99", "p999": "0.999"}
 _VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "INVALID")
@@ -20,7 +20,7 @@ Sample = tuple[Labels, float | None]
 
 def prometheus(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     """The file's text; every sample carries the scenario, the engine and the verdict as labels."""
-    about = provenance_of(manifest, summary).facts()
+    about = bridge.provenance(summary).facts()
     base = {"scenario": about["scenario"], "engine": about["engine"], "verdict": str(summary["verdict"])}
     families = [
         _family("run_info", "What was measured, as labels.", [(about, 1.0)]),

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from gapmeter.analysis.ledger.explained import explain_groups
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.ledger.explained import explain_groups
 from gapmeter.analysis.requests.metrics import limits_of
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.summary import build_summary, write_summary

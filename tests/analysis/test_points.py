@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.analysis.device.binding_evidence import BindingEvidence
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import decide
-from gapmeter.analysis.device.binding_evidence import BindingEvidence
 from gapmeter.analysis.sweep.growth import Side, describe_growth, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
 from gapmeter.analysis.sweep.level import of_interval

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gapmeter.analysis.device.binding_evidence import binding_evidence
+from gapmeter.analysis.device.roofline_summary import describe_roofline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.binding_evidence import binding_evidence
 from gapmeter.analysis.device.roofline import Rate, _pairs, ratio, step_work
-from gapmeter.analysis.device.roofline_summary import describe_roofline
 from gapmeter.analysis.device.utilisation import forward_shares
 from gapmeter.analysis.ledger.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
 from gapmeter.records import EntryFlag, Span

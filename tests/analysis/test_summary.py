@@ -231,7 +231,7 @@ def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
 
 def test_what_was_left_out_as_warm_up_is_a_warning_with_the_flag_that_keeps_it(frames: Frames) -> None:
     left_out = Warmup("warmed", 31, 0, "ttft", 4.2)
-    other = RunWarning("hook", "a hook is missing", "a newer version", "", ("stages",))
+    other = RunWarning(code="hook", text="a hook is missing", cause="a newer version", flag="", touches=("stages",))
     told = summary.build_summary(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=left_out, warnings=[other])
     assert [w["code"] for w in told["warnings"]] == ["warmup", "hook"]
     assert "first 31 requests" in told["warnings"][0]["text"]

@@ -14,8 +14,8 @@ import os
 from collections import deque
 from typing import Any
 
+from gapmeter_probe.hooks import now
 from gapmeter_probe.records import Span
-from gapmeter_probe.vllm.install import now
 from gapmeter_probe.writer import RecordWriter
 
 KERNELS = "GAPMETER_PROBE_KERNELS"

@@ -1,6 +1,6 @@
-"""Wraps functions of vLLM by name, now or as soon as their module is imported, and says which it could not find.
+"""Wraps an engine's functions by name, now or as soon as their module is imported, and says which it could not find.
 
-A hook never raises into vLLM: a failure inside it is recorded once, with the stages that it leaves unmeasured.
+A hook never raises into the engine: a failure inside it is recorded once, with the stages that it leaves unmeasured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from gapmeter_probe.writer import RecordWriter, open_probe
 
-logger = logging.getLogger("vllm.gapmeter_probe")
+logger = logging.getLogger("vllm.gapmeter_probe")  # vLLM shows what is logged beneath its own name
 now = time.monotonic_ns
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -82,7 +82,7 @@ class Probe:
         self._wrapped.add((hook.targets, target))
 
     def close(self, *_: Any) -> None:
-        """Mark the file complete: vLLM kills its children soon after it has asked them to stop."""
+        """Mark the file complete: an engine may kill its children soon after it has asked them to stop."""
         if self.writer is not None:
             self.writer.close()
 
@@ -122,7 +122,7 @@ class Probe:
                     result = await original(*args, **kwargs)
                     try:
                         handle(start, now(), result, args)
-                    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
+                    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
                         fail(error)
                     return result
 
@@ -134,7 +134,7 @@ class Probe:
                 result = original(*args, **kwargs)
                 try:
                     handle(start, now(), result, args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
+                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
                     fail(error)
                 return result
 
@@ -152,7 +152,7 @@ class Probe:
             def called(*args: Any, **kwargs: Any) -> Any:
                 try:
                     handle(*args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
+                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
                     fail(error)
                 return original(*args, **kwargs)
 
