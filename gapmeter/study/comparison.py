@@ -71,6 +71,10 @@ def derive(sides: Sequence[Sequence[Path]], asked: Mapping[str, Any], command: s
         facts = provenance(document, firsts).facts()
     except NotReadable as error:
         raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
+    except UNDERIVABLE:
+        for path in (path for side in sides for path in side):
+            manifest_of(path)
+        raise
     return document | {"provenance": facts, "asked": dict(asked)}, firsts
 
 
@@ -132,13 +136,14 @@ def _keys_of(overrides: Sequence[str]) -> list[str]:
 def _read(path: Path) -> Any:
     from gapmeter.analysis.compare.sides import read_run
 
-    manifest_of(path)
     try:
         return read_run(path)
     except (FileNotFoundError, NotADirectoryError) as error:
+        manifest_of(path)  # says what is wrong with that, if it is the manifest
         missing = Path(str(error.filename or "summary.json")).name
         text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error
     except (OSError, *UNDERIVABLE) as error:
+        manifest_of(path)
         text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("runs")
     folder(home / "three", slots=3)
     folder(home / "eight", slots=8)
@@ -31,9 +32,31 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder(home / "stranger", slots=8, changes={"scenario__load__rate": 9.0, "versions__gapmeter": "9"})
     folder(home / "future", slots=8, changes={"schema_version": 9})
     folder(home / "killed", slots=8, changes={"status": "incomplete", "ended_because": "killed " * 30})
-    (home / "unanalysed").mkdir()
-    (home / "unanalysed" / "manifest.json").write_text("{}")
+    shutil.copytree(finished_run, home / "unanalysed")
+    (home / "unanalysed" / "summary.json").unlink()
+    (home / "damaged").mkdir()
+    (home / "damaged" / "manifest.json").write_text('{"schema_version": 1}')
+    for name in ("three", "eight", "twin"):
+        complete(home / name, finished_run)
     return home
+
+
+def complete(folder: Path, whole: Path) -> None:
+    """What a virtual run's manifest and summary do not say is what a whole run's say."""
+    for name in ("manifest.json", "summary.json"):
+        own, others = (json.loads((path / name).read_text()) for path in (folder, whole))
+        (folder / name).write_text(json.dumps(joined(own, others)))
+
+
+def joined(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: joined(value, others[key]) if key in NESTED and isinstance(others.get(key), dict) else value
+        for key, value in own.items()
+    }
+    return {**others, **both}
+
+
+NESTED = ("scenario", "server", "load", "hardware", "target", "plan")
 
 
 def test_two_runs_are_compared_into_a_folder_with_page_and_document(
@@ -83,6 +106,7 @@ MISTAKES = {
     "the same run twice": (["three", "three"], 2, "named twice"),
     "no run": (["three", "nowhere"], 2, "no manifest.json"),
     "not analysed": (["three", "unanalysed"], 2, "gapmeter report"),
+    "damaged": (["three", "damaged"], 98, "is damaged: manifest.json: status is missing"),
     "two things differ": (["three", "stranger"], 98, "--factor"),
     "another version of the format": (["three", "future"], 98, "version 9 of the format"),
     "a run that was killed": (

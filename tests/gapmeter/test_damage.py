@@ -66,7 +66,8 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         "is damaged: manifest.json: plan.end_ns is 'soon'",
     ),
     "no scenario": (
-        manifest(lambda m: m.pop("scenario")), ("report", "{run}"), 98, "is damaged: manifest.json: scenario is missing",
+        manifest(lambda m: m.pop("scenario")), ("report", "{run}"), 98,
+        "is damaged: manifest.json: scenario is missing",
     ),
     "no SLOs": (
         manifest(lambda m: m.update(slo=None)), ("report", "{run}"), 98, "is damaged: manifest.json: slo is 'None'",
@@ -91,7 +92,8 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         files("probe/*.gap", lambda _: b""), ("report", "{run}"), 98, "too short to be a record file",
     ),
     "a summary of nothing": (
-        files("summary.json", lambda _: b"{}"), EXPLAIN, 2, "summary.json: name is missing; analyse it again: gapmeter report",
+        files("summary.json", lambda _: b"{}"), EXPLAIN, 2,
+        "summary.json: name is missing; analyse it again: gapmeter report",
     ),
     "a summary that is no JSON": (
         files("summary.json", lambda _: b"{"), PROMETHEUS, 2, "summary.json: is no JSON",
