@@ -53,13 +53,12 @@ class Outputs:
                 done.append(conclusion)
                 if not self.as_json:
                     print(conclusion.folder, flush=True)
-                summaries = [_in_words(each) for each in done]
                 if self.junit:
-                    write_file(self.junit, join_junit(summaries))
+                    write_file(self.junit, junit_of(done))
                 if self.markdown:
-                    write_file(self.markdown, "\n".join(map(_markdown, summaries)))
+                    write_file(self.markdown, "\n".join(map(_markdown, done)))
                 if self.annotated:
-                    for line in annotations_of(summaries[-1]):
+                    for line in annotations_of(conclusion):
                         print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
         finally:
             if done and self.as_json:
@@ -76,15 +75,6 @@ def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
     return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
 
 
-def _in_words(conclusion: Conclusion[Any]) -> dict[str, Any]:
-    """The same with the sentences that people are told beside the figures."""
-    from gapmeter.report import bridge
-
-    result = conclusion.result
-    document: dict[str, Any] = result if isinstance(result, dict) else bridge.run_document(result)
-    return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
-
-
 def write_file(path: Path, text: str) -> None:
     """Raises UserError when it cannot be written."""
     try:
@@ -93,20 +83,26 @@ def write_file(path: Path, text: str) -> None:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}", errors.USAGE) from error
 
 
-def _markdown(summary: Mapping[str, Any]) -> str:
-    from gapmeter.report.capacity.markdown import markdown_of_search  # by now analysed: these imports cost nothing more
-    from gapmeter.report.export.markdown import markdown
+def _markdown(conclusion: Conclusion[Any]) -> str:
+    from gapmeter.analysis.capacity.result import CapacityResult  # by now analysed: these imports cost nothing more
+    from gapmeter.analysis.results import Manifest, RunResult
+    from gapmeter.analysis.results.study import SearchManifest
+    from gapmeter.report import capacity, markdown, run
     from gapmeter.report.sweep.markdown import markdown_of_points
 
-    write = {"sweep": markdown_of_points, "capacity": markdown_of_search}.get(summary.get("kind", ""), markdown)
-    return write(summary)
+    result, folder = conclusion.result, conclusion.folder
+    if isinstance(result, RunResult):
+        return markdown.text(run.brief(result, Manifest.read(folder), conclusion.regression))
+    if isinstance(result, CapacityResult):
+        return markdown.text(capacity.document(result, SearchManifest.read(folder)))
+    return markdown_of_points(result)
 
 
-def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
+def junit_of(conclusions: Sequence[Conclusion[Any]]) -> str:
     """One JUnit document with a suite a run, a point of a sweep, or a search."""
     from gapmeter.report.export.junit import junit
 
-    first, *others = (ET.fromstring(junit(suite)) for summary in summaries for suite in _suites_of(summary))
+    first, *others = (ET.fromstring(junit(suite)) for each in conclusions for suite in _suites_of(each))
     for root in others:
         first.extend(root)
         for name in _COUNTS:
@@ -114,35 +110,41 @@ def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:
     return ET.tostring(first, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _suites_of(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a summary consists of for programs that know runs only: itself, a sweep's points, or a search's answer."""
+def _suites_of(conclusion: Conclusion[Any]) -> Iterator[Mapping[str, Any]]:
+    """What it consists of for programs that know runs only: a run itself, a sweep's points, or a search's answer."""
+    from gapmeter.analysis.capacity.result import CapacityResult
+    from gapmeter.analysis.results import RunResult
     from gapmeter.analysis.sweep.suites import suites_of
+    from gapmeter.report import bridge
 
-    if summary.get("kind") == "sweep":
-        yield from suites_of(summary)
-    elif summary.get("kind") == "capacity":  # one that did not find what was asked is a run that is not valid
-        found = summary["exit_code"] == errors.OK
+    result = conclusion.result
+    if isinstance(result, RunResult):
+        yield {**bridge.run_document(result), "regression": conclusion.regression}
+    elif isinstance(result, CapacityResult):  # one that did not find what was asked is a run that is not valid
+        found = result.exit_code == errors.OK
+        headline = " ".join(result.words.headline) if result.words else result.capacity.ended
         yield {
-            "name": f"{summary['name']}: capacity",
+            "name": f"{result.name}: capacity",
             "verdict": "PASS" if found else "INVALID",
-            "invalid_reasons": [] if found else [" ".join(summary["headline"])],
+            "invalid_reasons": [] if found else [headline],
             "slo": [],
-            "provenance": summary.get("provenance"),
-            "load": {"window_s": summary["capacity"]["seconds"] or 0.0},
+            "provenance": result.provenance.to_json(),
+            "load": {"window_s": result.capacity.seconds or 0.0},
         }
     else:
-        yield summary
+        yield from suites_of(result)
 
 
-def annotations_of(summary: Mapping[str, Any]) -> list[str]:
+def annotations_of(conclusion: Conclusion[Any]) -> list[str]:
     """GitHub's workflow commands: for each SLO missed or undecided, each run that is not valid, each regression.
 
     Of a sweep, for each of its points; of a capacity search, where it did not find what was asked.
     """
-    return [line for suite in _suites_of(summary) for line in _annotations_of_run(suite)]
+    return [line for suite in _suites_of(conclusion) for line in annotations_of_suite(suite)]
 
 
-def _annotations_of_run(summary: Mapping[str, Any]) -> list[str]:
+def annotations_of_suite(summary: Mapping[str, Any]) -> list[str]:
+    """Of one run, as ``junit`` takes it."""
     name = summary.get("name") or "run"
     lines = [_annotation("error", f"{name} is not valid", reason) for reason in summary.get("invalid_reasons", ())]
     lines += [

@@ -1,4 +1,4 @@
-"""What is made of a run's result for people and other programs: words, page, trace."""
+"""How results are shown: a document of plain values for each kind, printed as a page, as text and as Markdown."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def write_result(folder: RunFolder, result: RunResult) -> RunResult:
 def write_report(folder: RunFolder) -> Path:
     """Write ``report.html`` into a run's folder that has been analysed, and return its path.
 
-    Raises FileNotFoundError when summary.json or manifest.json is not there, OSError when the page cannot be written.
+    Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
+    version, OSError when the page cannot be written.
     """
-    from gapmeter.report.page import page  # the page needs the analysis, which needs this package's numbers
+    from gapmeter.report import html, run  # these take long to import
 
-    folder.report.write_text(page(folder), encoding="utf-8")
+    page = html.page(run.document(folder), scripts=[html.asset("request.js")])
+    folder.report.write_text(page, encoding="utf-8")
     return folder.report

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 from gapmeter.analysis.device.devices import CPU
-from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS
-from gapmeter.analysis.numbers import DASH, count, duration, large, share, significant
+from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS, growth_text
+from gapmeter.analysis.numbers import DASH, count, duration, large, share, significant, usd
 from gapmeter.analysis.results.cost import Cost, Energy, NoCost, NoEnergy, Price, Value
 from gapmeter.analysis.results.device import (
     AchievedShare,
@@ -42,6 +42,7 @@ from gapmeter.analysis.results.run import (
 )
 from gapmeter.analysis.results.words import Words
 from gapmeter.analysis.stages import UNEXPLAINED, owner_words
+from gapmeter.report.marks import words as stage_words
 
 CLOSED_LOOP = (
     "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "
@@ -64,7 +65,7 @@ def words_of(result: RunResult, manifest: Manifest) -> Words:
         headline=headline(result),
         slo=tuple(slo_sentence(answer) for answer in result.slo),
         trust=trust_sentence(result),
-        steady=steady_sentence(result),
+        steady=steady_sentence(result.steady, measured=result.counts.measured, offered=result.load.requested_rate),
         drift=drift_sentence(result.drift),
         closed_loop=closed_loop_sentence(result.closed_loop) if result.closed_loop else None,
         turns=turns_sentence(result.turns),
@@ -196,19 +197,16 @@ def floor_sentence(floor: FloorShares) -> str:
     return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in known.items())
 
 
-def steady_sentence(result: RunResult) -> str:
-    """Whether there was a steady state, and where methods disagree."""
-    steady = result.steady
+def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> str:
+    """Whether there was a steady state, and where methods disagree; of ``measured`` requests, ``offered`` a second."""
     if steady.state == "not_applicable":
         return "the load was meant to change, so there is no steady state to look for"
     mser5, pelt, slope = steady.methods.mser5, steady.methods.pelt, steady.methods.queue_slope
     if mser5 is None or pelt is None:
-        return _unknown_state(result.counts.measured)
+        return _unknown_state(measured)
     said = []
     if slope is not None and slope.grows:
-        grown = next(warning.text for warning in result.warnings if warning.code == "overload")
-        offered, served = (_per_s(rate) for rate in (result.load.requested_rate, slope.served_per_s))
-        said.append(f"{grown}; more was offered{offered} than served{served}")
+        said.append(f"{growth_text(slope)}; more was offered{_per_s(offered)} than served{_per_s(slope.served_per_s)}")
     if mser5.state == "unsteady":
         said.append(f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)")
     if not said:
@@ -303,7 +301,7 @@ def _whose(found: Anatomy, device: str) -> str:
     inside = any(stage in found.typical.stages_ms for stage in ("prefill", "decode"))
     if found.stage == UNEXPLAINED and not inside:
         return "the server's and the network's, and unmeasured: no probe stamps the server's stages"
-    return f"{found.stage} ({owner_words(found.owner, device)})"
+    return f"{stage_words(found.stage)} ({owner_words(found.owner, device)})"
 
 
 def upgrade_sentences(result: RunFigures) -> dict[str, str]:
@@ -345,7 +343,7 @@ def difference_sentence(found: Difference, a: str, b: str, device: str = "GPU") 
         elif low <= 0:
             return f"{a}: {duration(found.a_ms)}, {b}: {duration(found.b_ms)}; no difference is proven{ends}"
     more = "longer" if found.difference_ms >= 0 else "less"
-    part = f", {duration(abs(first.ms))} of it {first.stage.replace('_', ' ')} ({owner_words(first.owner, device)})"
+    part = f", {duration(abs(first.ms))} of it {stage_words(first.stage)} ({owner_words(first.owner, device)})"
     return f"{a} waited {whole} {more} than {b}{ends}{part}"
 
 
@@ -491,11 +489,6 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     other = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
     real = ". The simulated engine stands for no real one" if simulated else ""
     return f"{said} ({held}; {price_words(price)}){found}{other}{real}"
-
-
-def usd(value: float | None) -> str:
-    """Three digits of a price: $0.0000123, $2.49; a dash for None."""
-    return DASH if value is None else f"${significant(value)}"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:

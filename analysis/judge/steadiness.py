@@ -199,19 +199,27 @@ def growth_warning(steady: Steady) -> list[RunWarning]:
     slope = steady.methods.queue_slope
     if slope is None or not slope.grows:
         return []
+    cause = "more was offered than the server can do, so that latency depends on how long one looks"
+    return [
+        RunWarning(
+            code="overload",
+            text=growth_text(slope),
+            cause=cause,
+            flag="a lower load.rate",
+            touches=("ttft", "e2e", "capacity"),
+        )
+    ]
+
+
+def growth_text(slope: QueueSlope) -> str:
+    """By how much a queue grew, and a steady one does not."""
     low, high = slope.per_s_ci
     first, last = slope.in_flight
-    text = (
+    return (
         f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
         f"({100 * slope.confidence:.0f} % interval {low:.2g} .. {high:.2g}), from about {first:.0f} to {last:.0f}, "
         f"where a steady queue seldom grows by more than {slope.steady_most:.0f}"
     )
-    cause = "more was offered than the server can do, so that latency depends on how long one looks"
-    return [
-        RunWarning(
-            code="overload", text=text, cause=cause, flag="a lower load.rate", touches=("ttft", "e2e", "capacity")
-        )
-    ]
 
 
 def _describe_pelt(changes: list[Change], warmup: Warmup) -> Pelt:

@@ -199,7 +199,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
         command=flags.command_of(arguments),
     )
     found = find_capacity(arguments.scenario, changed, options, CapacityGoal(**goal), arguments.resume)
-    print(json.dumps(found.result) if arguments.json else found.folder, flush=True)
+    print(found.result.model_dump_json() if arguments.json else found.folder, flush=True)
     return say_exit(found.exit_code) if arguments.quiet else found.exit_code
 
 

@@ -83,8 +83,8 @@ class Run:
         if prometheus is not None:
             from gapmeter.report.export.prometheus import prometheus as text_of
 
-            summary, manifest = self.summary, self.manifest.to_json()
-            self._exported(lambda: prometheus.write_text(text_of(summary, manifest), encoding="utf-8"))
+            result = self.result
+            self._exported(lambda: prometheus.write_text(text_of(result), encoding="utf-8"))
             yield str(prometheus)
         if perfetto is not None:
             from gapmeter.report.export.perfetto import write_trace

@@ -121,12 +121,12 @@ def check_study(folder: Path) -> list[Check]:
         return []
     if isinstance(manifest, Manifest):
         return []
-    from gapmeter.analysis.capacity import analyse_capacity
     from gapmeter.analysis.sweep import analyse_points
+    from gapmeter.study.capacity import analyse_search
 
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:
-            (analyse_points if isinstance(manifest, SweepManifest) else analyse_capacity)(again)
+            (analyse_points if isinstance(manifest, SweepManifest) else analyse_search)(again)
         except _UNDERIVABLE as error:
             return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]

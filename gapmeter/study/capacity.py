@@ -6,14 +6,14 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gapmeter import errors
-from gapmeter.analysis.capacity import analyse_capacity, search
+from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import goal_of, read_outcome, read_trials
-from gapmeter.analysis.capacity.trial import FAILS, HOLDS, INVALID, Enough, Outcome, Trial
+from gapmeter.analysis.capacity.result import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
+from gapmeter.analysis.capacity.trial import Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.manifest import Manifest, TrialPlace
 from gapmeter.analysis.results.study import SearchFacts, SearchManifest, TrialNote
@@ -54,7 +54,7 @@ class CapacityGoal:
 def find_capacity(
     name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Path | None = None,
-) -> Conclusion[dict[str, Any]]:  # fmt: skip
+) -> Conclusion[CapacityResult]:  # fmt: skip
     """Search the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
 
     Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
@@ -70,33 +70,53 @@ def find_capacity(
         with study.server(scenario, home) as session:
             ended = _search(Trials(study, session, scenario))
     except KeyboardInterrupt:
-        ended = search.INTERRUPTED
+        ended = INTERRUPTED
     except UserError as error:
         if not study.manifest.capacity.trials:
             study.note(status="incomplete", ended_because=str(error))
             raise
-        ended = search.DIED
-    status = "complete" if ended not in (search.INTERRUPTED, search.DIED) else "incomplete"
+        ended = DIED
+    status = "complete" if ended not in (INTERRUPTED, DIED) else "incomplete"
     study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
     return report_capacity(study.path, quiet=options.quiet)
 
 
-def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[dict[str, Any]]:
+def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityResult]:
     """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
-    from gapmeter.report.answer import print_capacity
-
     manifest = SearchManifest.read(path)
     if manifest.capacity.ended is None:  # it was killed
-        ended = manifest.capacity.model_copy(update={"ended": search.INTERRUPTED})
-        manifest.model_copy(update={"capacity": ended}).write(path)
+        ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
+        manifest = manifest.model_copy(update={"capacity": ended})
+        manifest.write(path)
     try:
-        summary = analyse_capacity(RunFolder(path))
+        result = analyse_search(RunFolder(path))
     except OSError as error:
         raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
-    code = int(summary["exit_code"])
     if not quiet:
-        print_capacity(summary, path, manifest.command, code, sys.stderr)
-    return Conclusion(path, summary, code)
+        from gapmeter.report import capacity, terminal
+        from gapmeter.report.document import Facts
+
+        again = Command.parse(manifest.command)
+        links = [("report", str(path / "report.html")), ("again", str(again))]
+        if minutes := capacity.minutes_to_go_on(result.capacity):
+            links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
+        why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
+        document = capacity.document(result, manifest)
+        terminal.show(document, sys.stderr, links=Facts(links), end=f"exit={result.exit_code} {why}")
+    return Conclusion(path, result, result.exit_code)
+
+
+def analyse_search(folder: RunFolder) -> CapacityResult:
+    """What a search found, with its page, into its folder. Raises NotReadable, OSError."""
+    from gapmeter.analysis.capacity.build import analyse_capacity
+    from gapmeter.report import capacity, html
+
+    result = analyse_capacity(folder)
+    result = result.model_copy(update={"words": capacity.words_of(result)})
+    result.write(folder.path)
+    page = html.page(capacity.document(result, SearchManifest.read(folder.path)))
+    folder.report.write_text(page, encoding="utf-8")
+    return result
 
 
 class Trials:
@@ -104,7 +124,7 @@ class Trials:
 
     def __init__(self, study: Study[SearchManifest], session: Session, scenario: Scenario) -> None:
         self.study, self._session, self._scenario = study, session, scenario
-        self._slos = study.manifest.to_json()["slo"]
+        self._slos = study.manifest.slo
 
     def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
         """One trial at ``rate``; see ``analysis.capacity.trial.Oracle``."""
@@ -133,16 +153,17 @@ class Trials:
         )  # fmt: skip
         facts = self.study.manifest.capacity
         self.study.note(capacity=facts.model_copy(update={"trials": (*facts.trials, note)}))
-        return read_outcome(path, self._slos, note.to_json())[0]
+        return read_outcome(path, self._slos, note)[0]
 
 
 def at_rate(scenario: Scenario, rate: float, most: int, number: int) -> Scenario:
     """The scenario as a trial: Poisson at ``rate``, long enough for ``most`` requests that count, its own arrivals."""
-    load = replace(
-        scenario.load, arrivals="poisson", rate=rate, burstiness=None, onoff=None, diurnal=None, requests=None,
-        duration_ns=round(most / rate * 1e9), warmup_ns=_warmup_ns(scenario),
-    )  # fmt: skip
-    return replace(scenario, load=load, seed=scenario.seed * 1000 + number)
+    trial = {
+        "arrivals": "poisson", "rate": rate, "burstiness": None, "onoff": None, "diurnal": None, "requests": None,
+        "duration_ns": round(most / rate * 1e9), "warmup_ns": _warmup_ns(scenario),
+    }  # fmt: skip
+    load = scenario.load.model_copy(update=trial)
+    return scenario.model_copy(update={"load": load, "seed": scenario.seed * 1000 + number})
 
 
 def _warmup_ns(scenario: Scenario) -> int:
@@ -176,11 +197,11 @@ def _begun(
     return Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
 
 
-def _search(trials: Trials) -> str:
+def _search(trials: Trials) -> Ended:
     """Trials until the search has ended, after those that are done; returns how."""
-    study, manifest = trials.study, trials.study.manifest.to_json()
-    goal, say = goal_of(manifest), study.options.say
-    done = [each.trial for each in read_trials(study.path, manifest)]
+    study = trials.study
+    goal, say = goal_of(study.manifest), study.options.say
+    done = [each.trial for each in read_trials(study.path, study.manifest)]
     while not isinstance(ask := search.next_trial(goal, done), str):
         number, seconds = len(done) + 1, ask.most / ask.rate
         say(f"trial {number}: {ask.rate:.4g} req/s, for {seconds:.0f} s at most")

@@ -71,9 +71,6 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
     if manifest.plan.t0_ns is None:
         why = manifest.ended_because or "the run ended before the load had begun"
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
-    from gapmeter.report import bridge
-    from gapmeter.report.terminal import print_summary
-
     try:
         # A report made again must not vouch for what has happened to the records since.
         manifest = manifest.model_copy(update={"files": manifest.files or folder.hashes()})
@@ -89,9 +86,20 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
         raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
     code = errors.INTERRUPTED if manifest.ended_because == INTERRUPTED else result.exit_code
     if not quiet:
-        summary = bridge.run_document(result)
-        print_summary(summary, manifest.to_json(), str(folder.report), manifest.command, code, sys.stderr)
+        _show(folder, manifest, result, code)
     return Conclusion(folder.path, result, code)
+
+
+def _show(folder: RunFolder, manifest: Manifest, result: RunResult, code: int) -> None:
+    """The summary on standard error."""
+    from gapmeter.report import run, terminal
+    from gapmeter.report.document import Facts
+
+    why = errors.MEANING[code]
+    if code == errors.NOT_VALID:
+        why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
+    links = Facts([("report", str(folder.report)), ("again", manifest.command)])
+    terminal.show(run.brief(result, manifest), sys.stderr, links=links, end=f"exit={code} {why}")
 
 
 def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 
 from gapmeter.analysis.capacity.counts import count_all
 from gapmeter.analysis.capacity.trial import Enough
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.tables import request_row
 from gapmeter.records import Outcome
 from gapmeter.records.wire import FINISHED, WireRecord
@@ -26,7 +26,7 @@ class TrialMonitor:
     """
 
     def __init__(
-        self, slos: Sequence[Mapping[str, Any]], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough
+        self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough
     ) -> None:
         self._slos, self._looks, self._rate, self._warmup_ns = slos, looks, rate, warmup_ns
         self._enough, self._next = enough, 0

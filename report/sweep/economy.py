@@ -9,7 +9,7 @@ import pandas as pd
 
 from gapmeter.analysis.cost.cost import MILLION, describe_cost, describe_tokens, offered_rate
 from gapmeter.analysis.cost.economics import describe_value
-from gapmeter.analysis.numbers import DASH, bounds, duration, large, significant
+from gapmeter.analysis.numbers import DASH, bounds, duration, large, significant, usd
 from gapmeter.analysis.provenance import Provenance
 from gapmeter.analysis.results.cost import Price
 from gapmeter.analysis.results.run import SloAnswer, Verdict
@@ -19,7 +19,7 @@ from gapmeter.report import bridge, head
 from gapmeter.report.figure import Row, Table, Value, written
 from gapmeter.report.shell import Section
 from gapmeter.report.svg import el
-from gapmeter.report.words import price_words, usd, value_sentence
+from gapmeter.report.words import price_words, value_sentence
 
 _LEAD = (
     "A request costs what a replica costs in an hour, over the requests that it serves in one at the planned share of "

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gapmeter import errors
-from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.cli import main
 from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
-from gapmeter.outputs import annotations_of
+from gapmeter.outputs import annotations_of_suite
+from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import junit
-from gapmeter.report.export.markdown import markdown
 from gapmeter.runs.baseline import Baseline, judged_against
 from gapmeter.study.comparison import order_of
 from gapmeter.study.conclusion import Conclusion
@@ -170,7 +170,7 @@ def test_a_regression_is_a_case_in_junit_and_an_annotation(status: str, part: st
     cases = ET.fromstring(junit(told)).findall("./testsuite/testcase")
     assert [case.get("name") for case in cases] == ["ttft p90 <= 1 s", "ttft p90 at most 5.0 % slower against base"]
     assert [child.tag for child in cases[1]] == ([part] if part else [])
-    lines = annotations_of(told)
+    lines = annotations_of_suite(told)
     expected = f"::{level} title=chat%3A ttft p90 {status}::TTFT p90 100 ms -> 120 ms, +20 %25"
     assert lines == ([expected] if level else [])
 
@@ -192,8 +192,8 @@ HELD = {"a slower run": ("three", "eight", "REGRESSED", errors.SLO_MISSED),
 
 @pytest.mark.parametrize("case", HELD)
 def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str, runs: Path, tmp_path: Path) -> None:
-    run, against, status, code = HELD[case]
-    result = Conclusion(runs / run, RunResult.read(runs / run), errors.OK)
+    name, against, status, code = HELD[case]
+    result = Conclusion(runs / name, RunResult.read(runs / name), errors.OK)
     baseline = Baseline(runs / against, 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
     assert judged.regression is not None
@@ -221,22 +221,23 @@ def test_runs_in_turn_are_compared_and_a_run_is_held_against_one_of_them(tmp_pat
     assert {found["verdict"] for found in compared["metrics"].values()} <= {"slower", "not estimable"}
     assert {"factor"} == {f["meaning"] for f in document["protocol"][0]["facts"] if f["key"].startswith("server.")}
     baseline = next(path for path in tmp_path.glob("*-smoke-*") if path.name == document["sides"][0]["runs"][0])
-    run = gapmeter(
+    judged = gapmeter(
         "run", "smoke", *settings, "--set", "server.args.forward_ms=30", "--baseline", str(baseline), "--factor",
         "server.args", "--json", "--annotations", "--markdown", str(tmp_path / "told.md"), runs=tmp_path / "ci",
     )  # fmt: skip
-    told = json.loads(run.out)["regression"]
+    told = json.loads(judged.out)["regression"]
     assert told["status"] in STATUSES, told
-    assert run.code in (STATUSES[told["status"]], errors.NOT_VALID), run.err  # the run may be invalid by itself
+    assert judged.code in (STATUSES[told["status"]], errors.NOT_VALID), judged.err  # the run may be invalid by itself
     if told["status"] == "NOT COMPARABLE":  # a busy machine made one of the runs invalid, which is what it should say
         assert "validity" in told["sentence"]
     elif told["status"] == "REGRESSED":
-        assert "::error title=smoke%3A ttft p50 REGRESSED::" in run.err
+        assert "::error title=smoke%3A ttft p50 REGRESSED::" in judged.err
     assert told["status"] in (tmp_path / "told.md").read_text()
-    assert run.code == 0 or run.last_line.startswith(f"exit={run.code} ")
+    assert judged.code == 0 or judged.last_line.startswith(f"exit={judged.code} ")
 
 
-def test_markdown_of_a_summary_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
-    told = json.loads((runs / "three" / "summary.json").read_text())
-    assert "baseline" not in markdown(told)
-    assert "**REGRESSED** against base" in markdown(told | {"regression": summary("REGRESSED")["regression"]})
+def test_markdown_of_a_run_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
+    result, manifest = RunResult.read(runs / "three"), Manifest.read(runs / "three")
+    assert "baseline" not in markdown.text(run.brief(result, manifest))
+    told = markdown.text(run.brief(result, manifest, summary("REGRESSED")["regression"]))
+    assert "**REGRESSED** against base" in told

@@ -25,6 +25,7 @@ from gapmeter.records import RunFolder, read_records
 from gapmeter.runs.baseline import Baseline, check_baseline
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
+from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
@@ -172,7 +173,7 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
 
 @pytest.mark.whole_run
 def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swept: Done) -> None:
-    lines = annotations_of(swept.summary)
+    lines = annotations_of(Conclusion(swept.folder.path, swept.summary, swept.code))
     assert [line for line in lines if "is not valid" in line and "such_flag" in line.replace("-", "_")]
     for use in (open_run, lambda path: explain(path, "prompt_tokens > 1")):
         with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.device.telemetry import read_telemetry
+from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.records import RunFolder
 from gapmeter.servers.telemetry.sampler import Spec
 from tests.servers.simulated_run import Server, simulated
