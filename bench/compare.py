@@ -97,7 +97,7 @@ def _run(job: Job, service: int, arrivals: int, times: StageTimes) -> Run:
 
 def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, Any]:
     found = compare_sides([a], [b], dict.fromkeys(NAMES, FAMILY), resamples=RESAMPLES)
-    (verdict,) = claims.judge([found], [("A", "B")], {})
+    (verdict,) = claims.judge([found], {})
     change = claims.what_changed(found, verdict, "GPU")
     figures = {f"{NAMES[c.metric]} p{c.percentile:g}": c.difference.p for c in verdict.claims}
     means = {f"mean {NAMES[m]}": found.totals[e].p for m, e in (("ttft", "first_token"), ("e2e", "last_token"))}

@@ -70,8 +70,7 @@ class Outputs:
 
 def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
     """What it found, as one JSON document."""
-    result = conclusion.result
-    document: dict[str, Any] = result if isinstance(result, dict) else result.to_json()
+    document: dict[str, Any] = conclusion.result.to_json()
     return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
 
 
@@ -86,16 +85,15 @@ def write_file(path: Path, text: str) -> None:
 def _markdown(conclusion: Conclusion[Any]) -> str:
     from gapmeter.analysis.capacity.result import CapacityResult  # by now analysed: these imports cost nothing more
     from gapmeter.analysis.results import Manifest, RunResult
-    from gapmeter.analysis.results.study import SearchManifest
-    from gapmeter.report import capacity, markdown, run
-    from gapmeter.report.sweep.markdown import markdown_of_points
+    from gapmeter.analysis.results.study import SearchManifest, SweepManifest
+    from gapmeter.report import capacity, markdown, run, sweep
 
     result, folder = conclusion.result, conclusion.folder
     if isinstance(result, RunResult):
         return markdown.text(run.brief(result, Manifest.read(folder), conclusion.regression))
     if isinstance(result, CapacityResult):
         return markdown.text(capacity.document(result, SearchManifest.read(folder)))
-    return markdown_of_points(result)
+    return markdown.text(sweep.document(result, SweepManifest.read(folder)))
 
 
 def junit_of(conclusions: Sequence[Conclusion[Any]]) -> str:
@@ -114,8 +112,8 @@ def _suites_of(conclusion: Conclusion[Any]) -> Iterator[Mapping[str, Any]]:
     """What it consists of for programs that know runs only: a run itself, a sweep's points, or a search's answer."""
     from gapmeter.analysis.capacity.result import CapacityResult
     from gapmeter.analysis.results import RunResult
-    from gapmeter.analysis.sweep.suites import suites_of
     from gapmeter.report import bridge
+    from gapmeter.report.export.junit import suites_of
 
     result = conclusion.result
     if isinstance(result, RunResult):

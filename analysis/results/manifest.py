@@ -10,8 +10,7 @@ from pydantic import Field
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
 
-# A study that was interrupted says so; of a run ``ended_because`` does.
-Status = Literal["running", "complete", "incomplete", "interrupted"]
+Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
 
 class Hardware(Result):

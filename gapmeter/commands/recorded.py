@@ -20,6 +20,7 @@ from gapmeter.errors import UserError, say_exit
 from gapmeter.outputs import Outputs, write_file
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
+    from gapmeter.analysis.compare.result import Comparison
     from gapmeter.study.conclusion import Conclusion
 
 
@@ -111,20 +112,22 @@ def _compare(arguments: argparse.Namespace) -> int:
         Outputs(markdown=arguments.markdown).check()
     command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
-    from gapmeter.report.comparison.words import markdown, terminal
+    from gapmeter.report import comparison, markdown, terminal
+    from gapmeter.report.document import Facts
 
+    document = comparison.document(compared.result)
     if arguments.markdown:
-        write_file(arguments.markdown, markdown(compared.result))
+        write_file(arguments.markdown, markdown.text(document))
     if arguments.json:
-        print(json.dumps({**compared.result, "folder": str(compared.folder)}), flush=True)
+        print(json.dumps({**compared.result.to_json(), "folder": str(compared.folder)}), flush=True)
     else:
         print(compared.folder, flush=True)
     if not arguments.quiet:
-        print(terminal(compared.result, str(compared.folder / "report.html")), file=sys.stderr)
+        terminal.show(document, sys.stderr, links=Facts([("report", str(compared.folder / "report.html"))]))
     return say_exit(compared.exit_code)
 
 
-def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion[Any]:
+def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:
     if arguments.sides:
         raise UserError(f"--run makes the runs itself; leave out {' '.join(arguments.sides)}", errors.USAGE)
     if not (arguments.a or arguments.b):
@@ -141,7 +144,7 @@ def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion
     )  # fmt: skip
 
 
-def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Any]:
+def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:
     if arguments.overrides:
         raise UserError("--set changes a scenario; it goes with --run SCENARIO", errors.USAGE)
     named = [",".join(folders) for folders in (arguments.a, arguments.b) if folders]
@@ -155,13 +158,13 @@ def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.explain import explain, print_difference
+    from gapmeter.runs.explain import explain, show
 
     found = explain(arguments.run, arguments.group, arguments.against, arguments.metric)
     if arguments.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found.to_json(), indent=1))
     else:
-        print_difference(found)
+        show(found)
     return errors.OK
 
 

@@ -56,12 +56,13 @@ def _judged(
     run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
 ) -> Conclusion[RunResult]:
     from gapmeter.analysis.compare.regression import NOT_COMPARABLE, REGRESSED, judge_regression
+    from gapmeter.report.comparison_words import regression_document
     from gapmeter.study.comparison import compare_runs
 
     compared = compare_runs([[baseline.folder], folders], baseline.factors, runs=runs)
     slos = [(slo.metric, slo.percentile) for slo in run.result.slo if slo.percentile is not None]
-    regression = judge_regression(compared.result, slos, baseline.limit, baseline.folder.name)
-    regression["folder"] = str(compared.folder)
+    judged = judge_regression(compared.result, slos, baseline.limit, baseline.folder.name)
+    regression = regression_document(judged, compared.result) | {"folder": str(compared.folder)}
     if not quiet:
         print(f"gapmeter: {regression['status']} against {baseline.folder}: {regression['sentence']}", file=sys.stderr)
         print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
+from gapmeter.analysis.results.latency import Difference
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
-from gapmeter.report import bridge
+from gapmeter.report.words import difference_sentence
 from gapmeter.runs.damage import rederivable
 from gapmeter.runs.run import Run, require_one_run
 from gapmeter.runs.sql import one_sentence
@@ -32,8 +35,25 @@ _SHOWN = 12
 _EXAMPLE = "prompt_tokens > 64 and ttft_ms >= 200"
 
 
-def explain(path: Path, group: str, against: str = REST, metric: str = "ttft") -> dict[str, Any]:
-    """The difference of two groups of requests, as ``gapmeter explain --json`` prints it.
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Two groups of requests, each by its condition, and what makes the first slower (or faster) than the second."""
+
+    a: str
+    b: str
+    metric: str
+    device: str
+    difference: Difference
+    provenance: Provenance
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``gapmeter explain --json`` prints it."""
+        names = {"a": self.a, "b": self.b, "metric": self.metric, "device": self.device}
+        return {**names, **self.difference.to_json(), "provenance": self.provenance.to_json()}
+
+
+def explain(path: Path, group: str, against: str = REST, metric: str = "ttft") -> Explanation:
+    """The difference of two groups of a run's requests.
 
     A group is a condition of SQL (as in DuckDB) on the columns of ``columns_of``; ``against`` "rest": all others.
     Raises UserError when the folder was not analysed, has no ledger, or a condition is wrong or leaves too few.
@@ -48,14 +68,7 @@ def explain(path: Path, group: str, against: str = REST, metric: str = "ttft") -
         if rows_in.sum() < FEWEST:
             text = f"{name!r} holds for {int(rows_in.sum())} of {len(rows):,} requests; {FEWEST} are needed"
             raise UserError(text, errors.USAGE)
-    return {
-        "a": names[0],
-        "b": names[1],
-        "metric": metric,
-        "device": run.manifest.device,
-        **difference(rows, a, b).to_json(),
-        "provenance": run.result.provenance.to_json(),
-    }
+    return Explanation(*names, metric, run.manifest.device, difference(rows, a, b), run.result.provenance)
 
 
 def holds(condition: str, columns: dict[str, pd.Series]) -> NDArray[np.bool_]:
@@ -123,20 +136,22 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Serie
     return known
 
 
-def print_difference(found: dict[str, Any]) -> None:
+def show(found: Explanation) -> None:
     """As a table on standard error."""
+    parts = found.difference
     console = Console(stderr=True, highlight=False)
-    console.print(f"{bridge.difference_sentence(found, found['a'], found['b'], found['device'])}.", markup=False)
-    console.print(f"{found['a_count']:,} requests against {found['b_count']:,}, in {found['stretches']} stretches.")
+    console.print(f"{difference_sentence(parts, found.a, found.b, found.device)}.", markup=False)
+    console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "owner"):
         table.add_column(name)
     for name in ("a", "b", "difference", "95 % interval", "share"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in [row for row in found["ranked"] if row["ms"]][:_SHOWN]:
-        part = share(row["share"]) if row["share"] is not None else DASH
-        owner = owner_words(row["owner"], found["device"])
-        table.add_row(row["stage"], owner, duration(row["a_ms"]), duration(row["b_ms"]), duration(row["ms"]),
-                      bounds(*row["ci_ms"]), part)  # fmt: skip
+    for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
+        part = share(row.share) if row.share is not None else DASH
+        owner = owner_words(row.owner, found.device)
+        table.add_row(
+            row.stage, owner, duration(row.a_ms), duration(row.b_ms), duration(row.ms), bounds(*row.ci_ms), part
+        )
     console.print(table)
-    console.print(bridge.provenance(found).line(), style="dim", markup=False)
+    console.print(found.provenance.line(), style="dim", markup=False)

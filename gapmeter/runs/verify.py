@@ -26,7 +26,7 @@ from gapmeter.machine.hardware import describe_versions
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.runs.archive import HASHES, is_archive, unpacked
-from gapmeter.study.comparison import DOCUMENT, derive, write_comparison
+from gapmeter.study.comparison import DOCUMENT, derive
 from gapmeter.study.conclusion import analyse_run
 
 _RAW = ("requests", "probe", "telemetry")
@@ -83,12 +83,14 @@ def check_all(folder: Path) -> list[Check]:
 
 def check_comparison(folder: Path) -> list[Check]:
     """The runs that a comparison names, where they still are, and what it says of them made again."""
+    from gapmeter.analysis.compare.result import Comparison
+    from gapmeter.report import comparison
+
     try:
-        document = json.loads((folder / DOCUMENT).read_text())
-        asked, command = document["asked"], document["command"]
-        sides = [[folder / path for path in side] for side in asked["folders"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        kept = Comparison.read(folder)
+    except (OSError, NotReadable) as error:
         return [Check(DOCUMENT, False, f"does not say where its runs are, so it cannot be derived again: {error!r}")]
+    sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
     paths = [path for side in sides for path in side]
     gone = [path for path in paths if not (path / "manifest.json").exists()]
     checks = [_check_whole(path, path.name) for path in paths if path not in gone]
@@ -98,8 +100,7 @@ def check_comparison(folder: Path) -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
         again = Path(temporary)
         try:
-            derived, firsts = derive(sides, asked, command)
-            write_comparison(again, derived, firsts)
+            comparison.write(again, *derive(sides, kept.asked, kept.command))
         except (UserError, *_UNDERIVABLE) as error:
             return [*checks, Check(DOCUMENT, False, f"cannot be derived from these runs: {error}")]
         return [*checks, *(compare_file(folder / name, again / name) for name in (DOCUMENT, "report.html"))]
@@ -121,8 +122,8 @@ def check_study(folder: Path) -> list[Check]:
         return []
     if isinstance(manifest, Manifest):
         return []
-    from gapmeter.analysis.sweep import analyse_points
     from gapmeter.study.capacity import analyse_search
+    from gapmeter.study.sweep import analyse_points
 
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:

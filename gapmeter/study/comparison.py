@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
+from gapmeter.analysis.results import NotReadable, RunResult
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
-from gapmeter.runs.damage import UNDERIVABLE, in_a_line, manifest_of
+from gapmeter.runs.damage import UNDERIVABLE, in_a_line
+from gapmeter.runs.run import require_one_run
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import asks_for_model, resolve
+
+if TYPE_CHECKING:
+    from gapmeter.analysis.compare.result import Asked, Comparison
+    from gapmeter.analysis.compare.sides import AnalysedRun
 
 DOCUMENT = "compare.json"
 
@@ -24,7 +29,7 @@ DOCUMENT = "compare.json"
 def compare_runs(
     sides: Sequence[Sequence[Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
     runs: Path = Path("runs"), command: str = "",
-) -> Conclusion[dict[str, Any]]:  # fmt: skip
+) -> Conclusion[Comparison]:  # fmt: skip
     """Compare runs by their folders, each side one or several, and write ``compare.json`` and ``report.html``.
 
     Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
@@ -35,62 +40,44 @@ def compare_runs(
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
         seen.add(path.resolve())
-    document, firsts = derive(sides, {"factors": list(factors), "force": force, "in_turn": in_turn}, command)
+    from gapmeter.analysis.compare.result import Asked
+    from gapmeter.report import comparison
+
+    result, version = derive(sides, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
     names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
     try:
         folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
     except OSError as error:
         raise UserError(f"no comparison's folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
-    document["asked"]["folders"] = [[os.path.relpath(path, folder) for path in side] for side in sides]
+    folders = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
+    result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": folders})})
     try:
-        write_comparison(folder, document, firsts)
+        result = comparison.write(folder, result, version)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {reason_of(error)}", errors.USAGE) from error
-    counts = document["comparable"] or document["forced"]
-    return Conclusion(folder, document, errors.OK if counts else errors.NOT_VALID)
+    return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
 
 
-def derive(sides: Sequence[Sequence[Path]], asked: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[Any]]:
-    """A comparison's document and each side's first run, from the runs' folders alone.
+def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[Comparison, str]:
+    """A comparison from the runs' folders alone, and the version of gapmeter that ran the baseline.
 
-    ``asked``: ``factors``, ``force`` and ``in_turn`` as of ``compare_runs``, which raises what this does.
+    Raises UserError as ``compare_runs`` does.
     """
-    from gapmeter.analysis.compare.document import Side, compare  # its import takes a second: mistakes are told before
-    from gapmeter.analysis.compare.protocol import NotReadable
-    from gapmeter.report.comparison.page import provenance
+    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.compare.sides import Side
 
     read = [Side(tuple(_read(path) for path in side)) for side in sides]
     for side, paths in zip(read, sides, strict=True):
-        for run, path in zip(side.runs, paths, strict=True):
-            if not run.count:
+        for each, path in zip(side.runs, paths, strict=True):
+            if not each.run.count:
                 raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
-    how = {"force": asked["force"], "in_turn": asked["in_turn"]}
-    firsts = [side.first for side in read]
-    try:
-        document = compare(read, asked["factors"], **how, command=command)
-        facts = provenance(document, firsts).facts()
-    except NotReadable as error:
-        raise UserError(f"not comparable: {error}; run it again with this version", errors.NOT_VALID) from error
-    except UNDERIVABLE:
-        for path in (path for side in sides for path in side):
-            manifest_of(path)
-        raise
-    return document | {"provenance": facts, "asked": dict(asked)}, firsts
-
-
-def write_comparison(folder: Path, document: Mapping[str, Any], firsts: Sequence[Any]) -> None:
-    """``compare.json`` and ``report.html``. Raises OSError."""
-    from gapmeter.report.comparison.page import write_page
-
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    (folder / DOCUMENT).write_text(text, encoding="utf-8")
-    write_page(folder, document, firsts)
+    return compare(read, asked, command), read[0].first.manifest.versions.get("gapmeter", "")
 
 
 def compare_in_turn(
     scenario: str, a: Sequence[str], b: Sequence[str], pairs: int = 2, overrides: Sequence[str] = (),
     options: Options = Options(), *, factors: Sequence[str] = (), force: bool = False, command: str = "",
-) -> Conclusion[dict[str, Any]]:  # fmt: skip
+) -> Conclusion[Comparison]:  # fmt: skip
     """Run a scenario under two sets of overrides in the order A B B A …, so that a drift meets both sides alike.
 
     Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, and when one is
@@ -133,17 +120,18 @@ def _keys_of(overrides: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(override.partition("=")[0].strip() for override in overrides))
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
+    require_one_run(path)
     try:
         return read_run(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        manifest_of(path)  # says what is wrong with that, if it is the manifest
-        missing = Path(str(error.filename or "summary.json")).name
+        missing = Path(str(error.filename or RunResult.FILE)).name
         text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error
+    except NotReadable as error:
+        raise UserError(f"not comparable: {error}", errors.USAGE) from error
     except (OSError, *UNDERIVABLE) as error:
-        manifest_of(path)
         text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error

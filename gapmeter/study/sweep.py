@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import re
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.manifest import SweepPlace
 from gapmeter.analysis.results.study import SweepManifest
+from gapmeter.analysis.sweep.result import SweepResult
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
@@ -55,7 +57,7 @@ def order_of(servers: Sequence[Hashable], repeats: int, seed: int) -> list[list[
 
 def run_sweep(
     name: str, overrides: Sequence[str] = (), options: Options = Options(), resume: Path | None = None
-) -> Conclusion[dict[str, Any]]:
+) -> Conclusion[SweepResult]:
     """Run all points of a scenario's sweep, each ``repeat`` times, and put them side by side.
 
     A point that cannot be run (its server does not start, say) is a failed point with its reason, and the sweep goes
@@ -80,22 +82,33 @@ def run_sweep(
     return report_sweep(study.path, quiet=options.quiet)
 
 
-def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) -> Conclusion[dict[str, Any]]:
+def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) -> Conclusion[SweepResult]:
     """Summary and page of a sweep from its points' folders.
 
     ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
     """
-    from gapmeter.analysis.sweep import analyse_points  # its import takes a second: mistakes are told before
-    from gapmeter.report.table import print_sweep
-
     try:
-        summary = analyse_points(RunFolder(path))
+        result = analyse_points(RunFolder(path))
     except OSError as error:
         raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
-    code = int(summary["exit_code"]) if code is None else code
+    code = result.exit_code if code is None else code
     if not quiet:
-        print_sweep(summary, path, code)
-    return Conclusion(path, summary, code)
+        from gapmeter.report import sweep, terminal
+        from gapmeter.report.document import Facts
+
+        meanings = {errors.OK: "every point was measured", errors.NOT_VALID: "not every point is a valid measurement"}
+        document = sweep.document(result, SweepManifest.read(path))
+        links = Facts([("report", str(path / "report.html"))])
+        terminal.show(document, sys.stderr, links=links, end=f"exit={code} {meanings.get(code, errors.MEANING[code])}")
+    return Conclusion(path, result, code)
+
+
+def analyse_points(folder: RunFolder) -> SweepResult:
+    """What the points say together, with its page, into the sweep's folder. Raises NotReadable, OSError."""
+    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are told before
+    from gapmeter.report import sweep
+
+    return sweep.write(folder, analyse_sweep(folder))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from markupsafe import Markup
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import Answered, Follower, RecordFollower, ReportFollower, phase
-from gapmeter.report.shell import Section, page_shell
+from gapmeter.report import html
+from gapmeter.report.document import Document, Header, Html, Section
 
 _EVERY_S = 1.0
 _PATIENCE_S = 5.0  # for open pages to fetch the report at the end
@@ -83,9 +84,9 @@ class LiveRun:
         assets = files("gapmeter.web") / "assets"
         body = Markup((assets / "live.html").read_text(encoding="utf-8"))
         script = (assets / "live.js").read_text(encoding="utf-8")
-        sections = [Section("live", f"{name}, as it runs", body)]
-        about = _provenance(manifest)
-        return page_shell(f"{name}: live", sections, about, scripts=[script], policy="connect-src 'self'")
+        section = Section("live", f"{name}, as it runs", [Html(body)])
+        document = Document(f"{name}: live", Header(""), None, [section], _provenance(manifest))
+        return html.page(document, [script], "connect-src 'self'")
 
 
 class LiveState:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gapmeter.analysis.numbers import DASH, count, duration
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
-from gapmeter.report.shell import Section, page_shell
+from gapmeter.report import html
+from gapmeter.report.document import Document, Header, Html, Section
 from gapmeter.runs.listing import ListedRun
 
 PER_PAGE = 200
@@ -72,9 +72,7 @@ def message_page(title: str, text: str) -> str:
 
 def fill(template: str, **context: object) -> Markup:
     """A template of this package filled in; text is escaped."""
-    source = (files("gapmeter.web") / "assets" / template).read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return Markup(environment.from_string(source).render(**context))
+    return html.fill((files("gapmeter.web") / "assets" / template).read_text(encoding="utf-8"), **context)
 
 
 def _row(run: ListedRun) -> dict[str, str]:
@@ -97,6 +95,7 @@ def _row(run: ListedRun) -> dict[str, str]:
 
 
 def _page(title: str, body: Markup) -> str:
-    facts = dict.fromkeys((field.name for field in fields(Provenance)), UNKNOWN)
+    facts = dict.fromkeys(Provenance.model_fields, UNKNOWN)
     about = Provenance(**facts | {"validity": "each run's own", "command": "gapmeter ui"})
-    return page_shell(title, [Section("runs", title, body)], about, policy="form-action 'self'")
+    document = Document(title, Header(""), None, [Section("runs", title, [Html(body)])], about)
+    return html.page(document, policy="form-action 'self'")

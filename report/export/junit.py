@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gapmeter.analysis.numbers import bounds, count, duration, share
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS
+from gapmeter.analysis.sweep.result import Point, SweepResult
+from gapmeter.report.words import slo_sentence
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -37,6 +39,25 @@ def junit(summary: Mapping[str, Any]) -> str:
     suite.extend(cases)
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def suites_of(sweep: SweepResult) -> Iterator[dict[str, Any]]:
+    """Every point as ``junit`` takes a run; one that has no figures is a run that is not valid."""
+    for point in sweep.sweep.points:
+        valid = isinstance(point, Point) and point.verdict != INVALID
+        # Its own load and validity; n stands with every case.
+        load = f"{point.label} of {sweep.provenance.load}"
+        origin = {**sweep.provenance.facts(), "load": load, "validity": "valid" if valid else INVALID}
+        yield {
+            "name": f"{sweep.name}: {point.label}",
+            "verdict": point.verdict if isinstance(point, Point) else INVALID,
+            "invalid_reasons": [] if valid else [point.reason or point.verdict],
+            "slo": [answer.to_json() | {"sentence": slo_sentence(answer)} for answer in point.slo]
+            if isinstance(point, Point)
+            else [],
+            "provenance": {key: value for key, value in origin.items() if key != "n"},
+            "load": {"window_s": point.throughput.span_s if isinstance(point, Point) else 0.0},
+        }
 
 
 def _properties(provenance: Mapping[str, Any] | None) -> list[ET.Element]:

@@ -48,7 +48,7 @@ def test_every_class_is_told_with_its_first_examples_the_most_frequent_first() -
     told = describe_failures(requests("ok", "cut", "http_5xx", "http_5xx", "ok", "http_5xx", "http_5xx", "stalled"))
     assert [(found.name, found.count) for found in told] == [("http_5xx", 4), ("cut", 1), ("stalled", 1)]
     assert told[0].share == 0.5
-    assert [example["request_id"] for example in told[0].examples] == ["r-2", "r-3", "r-5"]
+    assert [example.request_id for example in told[0].examples] == ["r-2", "r-3", "r-5"]
     assert told[0].examples[0] == FailureExample(
         request_id="r-2", at_s=2.0, waited_ms=5.0, status=500, tokens=0, error="error 2"
     )

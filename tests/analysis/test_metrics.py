@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests import metrics
+from gapmeter.analysis.results.manifest import Slo
 
 MS = 1_000_000
 
@@ -149,12 +150,12 @@ def test_goodput_counts_requests_whose_own_figures_lie_within_every_limit(
 
 
 def test_goodput_takes_the_limit_of_the_highest_percentile_named() -> None:
-    slos = [
+    slos: list[dict[str, Any]] = [
         {"metric": "ttft", "percentile": 99.0, "limit_ns": 800, "limit_share": None, "text": ""},
         {"metric": "ttft", "percentile": 50.0, "limit_ns": 200, "limit_share": None, "text": ""},
         {"metric": "errors", "percentile": None, "limit_ns": None, "limit_share": 0.01, "text": ""},
     ]
-    assert metrics.limits_of(slos) == {"ttft": 800.0}
+    assert metrics.limits_of([Slo(**each) for each in slos]) == {"ttft": 800.0}
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=20), min_size=1, max_size=10))

@@ -31,8 +31,8 @@ def origin(run: Any) -> Provenance:
 
 def test_a_line_says_what_where_how_many_when_and_how_to_repeat_it(origin: Provenance) -> None:
     assert origin.line() == (
-        "chat-p99 · builtin:tiny · float32 · transformers 5.19.0 · A processor, 2 cores · 12 req/s open loop, 11 s · "
-        "n = 120 · valid · 2026-01-02 · gapmeter run chat-p99"
+        "chat-p99 59803e1742db · builtin:tiny · float32 · transformers 5.19.0 · A processor, 2 cores · "
+        "12 req/s open loop, 11 s · n = 120 · valid · 2026-01-02 · gapmeter run chat-p99"
     )
 
 

@@ -1,4 +1,4 @@
-"""JUnit and Markdown say what the summary says, and nothing in them breaks their formats."""
+"""JUnit says what the result says, and nothing in it breaks the format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report import bridge
 from gapmeter.report.export.junit import junit, write_junit
-from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE
 from tests.analysis.test_verdict import slo
@@ -70,41 +69,6 @@ def test_the_failure_text_holds_expression_value_interval_n_and_owner(tmp_path: 
 def test_any_name_gives_a_file_that_parses(name: str) -> None:
     root = ET.fromstring(junit(told(MIXED, name=name)).encode())
     assert root[0].get("name") is not None
-
-
-def tables(text: str) -> list[list[list[str]]]:
-    """Every Markdown table as rows of cells."""
-    out: list[list[list[str]]] = [[]]
-    for line in text.splitlines():
-        if line.startswith("| "):
-            out[-1].append([cell.strip() for cell in line.strip("|").split(" | ")])
-        elif out[-1]:
-            out.append([])
-    return [table for table in out if table]
-
-
-def test_the_markdown_has_verdict_slos_composition_and_percentiles() -> None:
-    summary = told([*MIXED, slo("errors", None, 0.5)], failures=6)
-    text = markdown(summary)
-    assert text.startswith(f"### {summary['verdict']}: chat-p99\n\n")
-    slos, composition, percentiles = tables(text)
-    assert [row[0] for row in slos[2:]] == [row["status"] for row in summary["slo"]]
-    assert [row[1] for row in slos[2:]] == [f"`{row['text']}`" for row in summary["slo"]]
-    assert [row[0] for row in percentiles[2:]] == ["TTFT", "ITL", "TPOT", "E2E"]
-    assert composition[-1][0] == "**sum**"
-    assert all(len(row) == len(table[0]) for table in (slos, composition, percentiles) for row in table)
-    assert "6 failed" in text
-
-
-def test_warnings_reach_the_markdown_with_their_flag() -> None:
-    text = markdown(told(MIXED, client_cpu_share=0.95))
-    assert "### INVALID" in text
-    assert "- the busiest generator process used 95 % of a core" in text
-    assert "Try `--set load.processes=2`." in text
-
-
-def test_markup_in_a_name_stays_text() -> None:
-    assert "<script>" not in markdown(told(MIXED, name="<script>"))
 
 
 def test_junit_says_where_its_figures_are_from() -> None:

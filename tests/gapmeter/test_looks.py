@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gapmeter.analysis.capacity.trial import Count
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
 from gapmeter.records.wire import FINISHED, ISSUED, WireRecord
 from gapmeter.study.monitor import TrialMonitor
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
-SLOS = ({"metric": "errors", "limit_share": 0.01, "text": "errors <= 1 %"},)
+SLOS = (Slo(metric="errors", percentile=None, limit_ns=None, limit_share=0.01, text="errors <= 1 %"),)
 
 
 def answered(index: int, due_ms: int, *pieces: bytes, retry: int = 0, outcome: Outcome = Outcome.OK) -> WireRecord:

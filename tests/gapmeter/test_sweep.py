@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.sweep.result import SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
 from gapmeter.outputs import annotations_of
@@ -173,7 +174,7 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
 
 @pytest.mark.whole_run
 def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swept: Done) -> None:
-    lines = annotations_of(Conclusion(swept.folder.path, swept.summary, swept.code))
+    lines = annotations_of(Conclusion(swept.folder.path, SweepResult.read(swept.folder.path), swept.code))
     assert [line for line in lines if "is not valid" in line and "such_flag" in line.replace("-", "_")]
     for use in (open_run, lambda path: explain(path, "prompt_tokens > 1")):
         with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):
@@ -252,7 +253,7 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
     result = run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
     assert (started, result.exit_code) == (["1.0", "1.1"], UNREACHABLE)
-    assert [point["verdict"] for point in result.result["sweep"]["points"]] == ["FAILED"] * 2
+    assert [point.verdict for point in result.result.sweep.points] == ["FAILED"] * 2
 
 
 def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import pytest
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase
 from gapmeter.analysis.results.study import SweepManifest, SweepPoint
-from gapmeter.analysis.sweep import analyse_points
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, archive
 from gapmeter.runs.verify import Check, check_all, differing, verify
 from gapmeter.study.comparison import compare_runs
+from gapmeter.study.sweep import analyse_points
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]

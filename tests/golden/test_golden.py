@@ -49,6 +49,8 @@ ADDED = {
     **{
         f"summary.json: slo[{at}].beyond_half": "what the sentence of an SLO far from its limit says" for at in range(4)
     },
+    **{f"compare.json: comparisons[0].{key}": "what its sentences say" for key in ("telling", "changed.claim")},
+    "compare.json: comparisons[0].changed.unexplained": "why no stage is named",
     **{f"verdict.json: slo[{at}].beyond_half": "likewise" for at in range(4)},
 }
 # What analysis writes and is compared. Pages and the trace are not: they show what is in these.
@@ -171,10 +173,41 @@ def compare(kept: Path, today: Path, intended: Mapping[str, str]) -> Compared:
 def _with_sentences(path: Path) -> Any:
     """A document of today as it was kept: with each sentence beside its figures, where ``words`` has them now."""
     document = json.loads(path.read_text())
-    if path.name not in ("summary.json", "verdict.json") or "words" not in document:
+    if "words" not in document:
         return document
+    if path.name == "compare.json":
+        return _comparison_with_sentences(document)
+    if document.get("kind") == "sweep":
+        return _sweep_with_sentences(document)
     whole = bridge.read_run(path.parent)
     return whole if path.name == RunResult.FILE else {key: whole[key] for key in ("headline", *document)}
+
+
+def _sweep_with_sentences(document: Any) -> Any:
+    """The same for a sweep."""
+    sweep, words = document["sweep"], document["words"]
+    sweep["headline"] = words["headline"]
+    for growth, sentence in zip(sweep["growth"], words["growth"], strict=True):
+        growth["sentence"] = sentence
+    for point, own in zip(sweep["points"], words["points"], strict=True):
+        for answer, sentence in zip(point["slo"], own["slo"], strict=True):
+            answer["sentence"] = sentence
+        for part in ("cost", "value"):
+            point["economy"][part]["sentence"] = own[part]
+    return document
+
+
+def _comparison_with_sentences(document: Any) -> Any:
+    """The same for a comparison."""
+    words = document["words"]
+    document["headline"] = words["headline"]
+    if words["method"]:
+        document["method"]["sentence"] = words["method"]
+    for pair, own in zip(document["comparisons"], words["comparisons"], strict=True):
+        pair["sentence"] = own["verdict"]
+        if pair["changed"]:
+            pair["changed"]["sentence"] = own["changed"]
+    return document
 
 
 def is_prose(place: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gapmeter.analysis.numbers import significant
+from gapmeter.analysis.sweep.result import PointFacts
 
 # What a load is, then the server's size, then whatever else has numbers.
 _FIRST = ("load.concurrency", "load.rate", "server.max_batch", "workload.prompt_tokens", "workload.output_tokens")
@@ -38,17 +39,17 @@ class Axis:
     series: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def axis_of(points: Sequence[Mapping[str, Any]]) -> Axis:
-    """``points``: mappings with ``resolved`` (the same keys in each) and ``loop``."""
-    keys = list(dict.fromkeys(key for point in points for key in point["resolved"]))
-    loops = {point["loop"] for point in points}
+def axis_of(points: Sequence[PointFacts]) -> Axis:
+    """The axis of these points, which have the same swept keys."""
+    keys = list(dict.fromkeys(key for point in points for key in point.resolved))
+    loops = {point.loop for point in points}
     ordering = next((k for k in (LOAD, *_FIRST, *keys) if (k in keys or k == LOAD) and _numeric(points, k)), None)
     ordered_by = ("load.concurrency", "load.rate", "load.arrivals") if ordering == LOAD else (ordering,)
     groups: dict[str, list[int]] = {}
     for at, point in enumerate(points):
-        name = label({key: value for key, value in point["resolved"].items() if key not in ordered_by})
+        name = label({key: value for key, value in point.resolved.items() if key not in ordered_by})
         if len(loops) > 1:
-            name = ", ".join(filter(None, (name, f"{point['loop']} loop")))
+            name = ", ".join(filter(None, (name, f"{point.loop} loop")))
         groups.setdefault(name, []).append(at)
 
     def rank(at: int) -> float:
@@ -65,38 +66,35 @@ def is_load(key: str | None) -> bool:
     return key in (LOAD, "load.concurrency", "load.rate")
 
 
-def place(point: Mapping[str, Any], key: str) -> float:
+def place(point: PointFacts, key: str) -> float:
     """Where a point lies along the key that orders it."""
     return float(_value(point, key))
 
 
-def _value(point: Mapping[str, Any], key: str) -> Any:
+def _value(point: PointFacts, key: str) -> Any:
     """A point's value; its load is how many users or requests per second its loop asked for, where both loops occur."""
     if key != LOAD:
-        return point["resolved"].get(key)
-    swept = {"load.concurrency", "load.rate"} <= set(point["resolved"])
-    closed = point["loop"] == "closed"
-    return point["resolved"].get("load.concurrency" if closed else "load.rate") if swept else None
+        return point.resolved.get(key)
+    swept = {"load.concurrency", "load.rate"} <= set(point.resolved)
+    return point.resolved.get("load.concurrency" if point.loop == "closed" else "load.rate") if swept else None
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """A point's values in words: ``8 users, float32``."""
+    """A point's name, from its values: ``8 users, float32``."""
     return ", ".join(_word(key, value) for key, value in values.items() if value is not None)
 
 
 def _word(key: str, value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     if key == "load.concurrency" and value == 1:
         return "1 user"
-    text = significant(value, 4).rstrip("0").rstrip(".") if isinstance(value, float) and number else _text(value)
+    if isinstance(value, float):
+        text = significant(value, 4).rstrip("0").rstrip(".")
+    else:
+        text = value if isinstance(value, str) else json.dumps(value)
     return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _numeric(points: Sequence[Mapping[str, Any]], key: str) -> bool:
+def _numeric(points: Sequence[PointFacts], key: str) -> bool:
     """Whether every point has a number here, and they differ."""
     found = [_value(point, key) for point in points]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
