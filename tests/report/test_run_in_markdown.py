@@ -65,7 +65,7 @@ def test_how_it_compares_with_its_baseline_stands_in_it(tmp_path: Path) -> None:
            "relative": 0.5}  # fmt: skip
     regression = {"status": "REGRESSED", "baseline": "main", "sentence": "p99 TTFT grew", "rows": [row]}
     text, _ = _told(tmp_path, regression)
-    assert "REGRESSED against main: p99 TTFT grew." in text
+    assert "**REGRESSED** against main: p99 TTFT grew." in text
     assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | 30.0 .. 70.0 ms | 50 % |" in text
 
 
