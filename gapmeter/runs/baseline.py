@@ -55,7 +55,8 @@ def judged_against(
 def _judged(
     run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
 ) -> Conclusion[RunResult]:
-    from gapmeter.analysis.compare.regression import NOT_COMPARABLE, REGRESSED, judge_regression
+    from gapmeter.analysis.compare.regression import REGRESSED, judge_regression
+    from gapmeter.analysis.compare.result import NOT_COMPARABLE
     from gapmeter.report.comparison_words import regression_document
     from gapmeter.study.comparison import compare_runs
 

@@ -35,7 +35,7 @@ def runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "unanalysed" / "summary.json").unlink()
     (home / "damaged").mkdir()
     (home / "damaged" / "manifest.json").write_text('{"schema_version": 1}')
-    for name in ("three", "eight", "twin"):
+    for name in ("three", "eight", "twin", "stranger", "future", "killed"):
         complete(home / name, finished_run)
     return home
 
@@ -44,6 +44,9 @@ def complete(folder: Path, whole: Path) -> None:
     """What a virtual run's manifest and summary do not say is what a whole run's say."""
     for name in ("manifest.json", "summary.json"):
         own, others = (json.loads((path / name).read_text()) for path in (folder, whole))
+        for slo in own["slo"]:
+            slo.update({"limit_ns": 9_000_000_000, "limit_share": None} if name == "manifest.json" else {})
+            slo.setdefault("text", f"{slo['metric']} p{slo['percentile']:g} <= 9 s")
         (folder / name).write_text(json.dumps(joined(own, others)))
 
 
@@ -107,11 +110,11 @@ MISTAKES = {
     "not analysed": (["three", "unanalysed"], 2, "gapmeter report"),
     "damaged": (["three", "damaged"], 98, "is damaged: manifest.json: status is missing"),
     "two things differ": (["three", "stranger"], 98, "--factor"),
-    "another version of the format": (["three", "future"], 98, "version 9 of the format"),
+    "another version of the format": (["three", "future"], 2, "schema_version is 9, this gapmeter reads 1"),
     "a run that was killed": (
         ["eight", "killed"],
         98,
-        "B is not valid as a measurement (validity)\n\n  blocks   validity\n",
+        "B is not valid as a",
     ),
     "pairs of nothing": (["--run", "smoke", "--pairs", "2"], 2, "--a server.max_batch=4"),
     "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),
