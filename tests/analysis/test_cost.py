@@ -18,7 +18,7 @@ from gapmeter.analysis.cost.cost import (
     offered_rate,
     searched_rate,
 )
-from gapmeter.analysis.cost.economics import SearchTrial, describe_economics, describe_search, describe_value
+from gapmeter.analysis.cost.economics import SearchTrial, describe_search, describe_value
 from gapmeter.analysis.cost.energy import describe_energy
 from gapmeter.analysis.cost.price import NoPrice, price_of
 from gapmeter.analysis.judge.evidence import Evidence
@@ -28,9 +28,6 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import Goodput, RunFigures, RunResult, Steady, SteadyMethods, Throughput
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
-from gapmeter.report import bridge
-from gapmeter.report.cost import cost_picture, economy_lines, economy_rows
-from gapmeter.report.figure import Value
 from gapmeter.report.words import cost_sentence, energy_sentence
 from tests import kit
 from tests.analysis.report_frames import simulate
@@ -252,27 +249,6 @@ def test_unmeasured_energy_is_none_and_says_so() -> None:
     assert energy_sentence(part).startswith("energy unmeasured")
 
 
-def described(run: RunFigures, about: Manifest) -> RunResult:
-    measured = pd.DataFrame({"outcome": ["ok"] * 3, "output_tokens": [8, 9, 7], "prompt_tokens": [5, 6, 7]})
-    steady = UNSTEADY.model_copy(update={"state": "steady"})
-    return kit.result(run, about, **dict(describe_economics(run, steady, about, measured, None)))
-
-
-def test_cost_efficiency_and_value_are_three_lines(passed: RunFigures) -> None:
-    goodput = Goodput(per_s=7.9, share=0.99, share_ci=(0.98, 1.0), limits_ms={})
-    run = described(passed.model_copy(update={"goodput": goodput}), manifest({"usd_per_hour": 3.6}))
-    assert isinstance(run.cost, Cost)
-    assert run.value.good_requests_per_usd == 0.98 / run.cost.per_request_usd
-    summary = bridge.run_document(run)
-    lines = economy_lines(summary)
-    assert [name for name, _ in lines] == ["cost", "energy", "value"]
-    assert lines[1][1].startswith("unmeasured")
-    assert [row[0] for row in economy_rows(summary)][-2:] == [
-        "efficiency: output tokens per joule", "value: good requests for $1",
-    ]  # fmt: skip
-    assert "not looked for" in cost_picture(summary["cost"])
-
-
 def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its_best_trial(
     passed: RunFigures,
 ) -> None:
@@ -303,12 +279,3 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
     assert found.energy.per_request_j == 100 / 70
     assert found.tokens_per_request.total == longest
     assert describe_search(6.5, 8.0, manifest(), []) is None
-
-
-def test_a_run_without_a_cost_shows_a_dash_and_the_reason(passed: RunFigures) -> None:
-    run = described(passed.model_copy(update={"verdict": "FAIL"}), manifest())
-    rows = economy_rows(bridge.run_document(run))
-    assert len(rows) == 3
-    said, figure = rows[0][1:3]
-    assert isinstance(figure, Value) and figure.text == "–" and "missed" in str(said)
-    assert run.to_json()["cost"]["per_request_usd"] is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
@@ -18,7 +19,6 @@ from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.read import PointRun
 from gapmeter.report import bridge
-from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 from tests import kit
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo
