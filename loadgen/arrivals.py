@@ -67,11 +67,6 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> A
     return Arrivals(due, tuple(knots), count_dispersion(load, max(window_ns, 1) / 1e9))
 
 
-def due_offsets(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> NDArray[np.int64]:
-    """The due times of ``draw_arrivals`` alone."""
-    return draw_arrivals(load, rng, warmup_ns).due_ns
-
-
 def warmup_span(load: Load) -> tuple[int, int]:
     """The warm-up as (ns from the start, requests); a request is measured when it lies beyond both."""
     if load.warmup_ns is not None:

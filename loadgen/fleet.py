@@ -69,12 +69,6 @@ class Fleet:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
-    def finish_early(self) -> None:
-        """Ask all to issue nothing more, and to leave once what is in flight has been answered. Not for a cluster."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR1)
-
     @property
     def dropped(self) -> int:
         """Records that did not fit on the disk."""

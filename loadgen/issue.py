@@ -159,7 +159,7 @@ async def _until_over(session: Session, begin: Begin, t0_ns: int) -> None:
     """Returns when all has been issued, or the run is to end early."""
     over = asyncio.Event()
     close = begin(session, t0_ns, over.set)
-    waits = [asyncio.ensure_future(event.wait()) for event in (over, session.enough)]
+    waits = [asyncio.ensure_future(event.wait()) for event in (over, session.stopped)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -131,10 +131,6 @@ class Plan:
         cycle, at = divmod(index, len(self.bodies))
         return self.swaps.apply(self.bodies[at], at, cycle)
 
-    def is_warmup(self, index: int, due_ns: int) -> bool:
-        """Whether the request is left out of the results; ``due_ns`` counts from t0."""
-        return due_ns < self.warmup_ns or self.global_index(index) < self.warmup_requests
-
     def slice(self, worker: int, workers: int) -> Plan:
         """Worker k of n's share: requests k, k + n, k + 2n … of this one plan, and its share of the users.
 

@@ -38,9 +38,8 @@ class Event(Protocol):
 class Session:
     """Everything that an issuer needs: bytes ready to be sent, the client, and the record file.
 
-    ``on_finished`` may be set by an issuer that waits for answers. ``enough`` is set when nothing more is to be issued,
-    ``stopped`` when the run is also not to wait for answers, ``drained`` whenever nothing is in flight. Without a
-    ``loop`` it is the running one of asyncio.
+    ``on_finished`` may be set by an issuer that waits for answers. ``stopped`` is set when the run ends early,
+    ``drained`` whenever nothing is in flight. Without a ``loop`` it is the running one of asyncio.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Session:
         self.client = client(address, self._finished)
         self.on_finished: Callable[[Exchange], None] | None = None
         self.issued = self.finished = 0
-        self.enough, self.stopped, self.drained = event(), event(), event()
+        self.stopped, self.drained = event(), event()
         self._address = address
         self._unwritten: deque[Exchange] = deque()
         self._stalls = Stalls(plan.stall_ns) if plan.stall_ns else None
@@ -99,14 +98,9 @@ class Session:
             for exchange in self._stalls.find(now_ns):
                 self.client.give_up(exchange, Outcome.STALLED, f"no token for {self.plan.stall_ns / 1e9:g} s")
 
-    def finish_early(self) -> None:
-        """Issue nothing more; what is in flight is awaited as at the plan's end."""
-        self.enough.set()
-
     def stop(self, reason: str) -> None:
         """End early: what is in flight is recorded as aborted, nothing more is issued."""
         self.stopped.set()
-        self.enough.set()
         self.on_finished = None
         if self._retries is not None:
             self._retries.clear()

@@ -47,16 +47,12 @@ class PromptTokenizer:
         self.name = name
         self._backend = backend
 
-    def count_chat(self, text: str) -> int:
-        """Tokens of a chat whose only message is ``text``, the template's and the generation prompt's included."""
-        return int(self.counts([text], "chat")[0])
-
-    def count_text(self, text: str) -> int:
-        """Tokens of a completion's prompt, with the special tokens that the tokenizer adds by itself."""
-        return int(self.counts([text], "completion")[0])
-
     def counts(self, texts: Sequence[str], kind: str) -> NDArray[np.int64]:
-        """Tokens of each text, int64, for kind ``chat`` or ``completion``. Raises PlanError without a template."""
+        """Tokens of each text, int64. Raises PlanError where a chat has no template.
+
+        ``chat``: each as the only message of a chat, with the template's own tokens and the generation prompt's;
+        ``completion``: each as a bare prompt, with the special tokens that the tokenizer adds by itself.
+        """
         if kind == "chat":
             return self.count_messages([[{"role": "user", "content": text}] for text in texts])
         return np.array(self._backend.lengths(list(texts), special=True), np.int64)

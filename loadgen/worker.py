@@ -79,11 +79,10 @@ class Spec:
 Work = Callable[[Spec, Plan, Address, RecordWriter], int]
 
 
-def main(arguments: list[str], work: Work | None = None, *, threads: bool = True) -> int:
+def main(arguments: list[str], work: Work | None = None) -> int:
     """Entry point. Failures that have a cause of their own are one line on standard error.
 
     ``work`` is what a generator does between its record file's opening and closing; None: this module's own, on uvloop.
-    ``threads``: whether a thread is one, and no greenlet.
     """
     try:
         spec = Spec.read(Path(arguments[0]))
@@ -102,8 +101,7 @@ def main(arguments: list[str], work: Work | None = None, *, threads: bool = True
         return leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
     writer.reserve(min(_expected_bytes(plan), _free_bytes(spec.record) // 4))
     over = threading.Event()
-    if threads:
-        threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
+    threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
     try:
         return (work or _on_uvloop)(spec, plan, address, writer)
     finally:
@@ -121,7 +119,6 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
     broken = _watch_for_bugs(loop, session)
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, session.stop, "the run was stopped")
-    loop.add_signal_handler(signal.SIGUSR1, session.finish_early)
     try:
         await session.client.warm(spec.warm)
     except OSError as error:

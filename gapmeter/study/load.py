@@ -135,14 +135,8 @@ def _shorten(fleet: Fleet, stop: Stop, manifest: dict[str, Any]) -> None:
     """End the load because enough is known; what was due later is not part of the run."""
     if stop is Stop.GO_ON or "t0_ns" not in manifest["plan"]:
         return
-    manifest["plan"]["shortened"] = {
-        "at_ns": time.monotonic_ns(),
-        "in_flight": "awaited" if stop is Stop.AWAIT else "aborted",
-    }
-    if stop is Stop.AWAIT:
-        fleet.finish_early()
-    else:
-        fleet.stop()
+    manifest["plan"]["shortened"] = {"at_ns": time.monotonic_ns(), "in_flight": "aborted"}
+    fleet.stop()
 
 
 def _wait(fleet: Fleet, look: Callable[[], None], manifest: dict[str, Any]) -> None:

@@ -11,11 +11,10 @@ from gapmeter.records.wire import WireRecord
 
 
 class Stop(IntEnum):
-    """Whether a load ends now, and what becomes of what is in flight. True means AWAIT, False GO_ON."""
+    """Whether a load ends now. True means ABORT, False GO_ON."""
 
     GO_ON = 0
-    AWAIT = 1  # nothing more is issued; what is in flight is awaited
-    ABORT = 2  # nothing more is issued; what is in flight is given up
+    ABORT = 1  # nothing more is issued; what is in flight is given up
 
 
 # Given (code, record) of all that the generators have written so far: gapmeter.records.wire.ISSUED when a request left,

@@ -32,7 +32,6 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     broken = _watch_for_bugs(session.stop)
     for signum in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signum, session.stop, "the run was stopped")
-    gevent.signal_handler(signal.SIGUSR1, session.finish_early)
     try:
         session.client.warm(spec.warm)
     except OSError as error:

@@ -59,7 +59,7 @@ class OwnTest(Environment):
         else:
             self.runner.start(plan.concurrency, max(1.0, plan.concurrency / _STAGGER_S))
         left_s = max(0.0, (t0_ns + plan.end_ns - monotonic_ns()) / 1e9)
-        gevent.wait([self.over, session.enough, session.stopped], timeout=left_s, count=1)
+        gevent.wait([self.over, session.stopped], timeout=left_s, count=1)
         self.desk.close()
 
     def end(self) -> None:

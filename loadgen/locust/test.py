@@ -33,7 +33,7 @@ class Test(Environment):
     def issue(self, t0_ns: int) -> None:
         """Returns when the plan has been issued, or the run is to end early."""
         self.t0_ns.set(t0_ns)
-        gevent.wait([self.over, self.session.enough], count=1)
+        gevent.wait([self.over, self.session.stopped], count=1)
 
     def end(self) -> None:
         """End Locust's users and its runner."""
@@ -51,7 +51,7 @@ class Dispatcher(User):
         test = self.environment
         close = LOOPS[test.session.plan.loop](test.session, test.t0_ns.get(), test.over.set)
         try:
-            gevent.wait([test.over, test.session.enough], count=1)
+            gevent.wait([test.over, test.session.stopped], count=1)
         finally:
             close()
         raise StopUser

@@ -40,13 +40,13 @@ class Loaded:
 
     root: Path
     results: list[RunResult]
-    shortened: dict[Stop, RunResult]
+    shortened: RunResult
     pids: set[int]
 
 
-def more_than(count: int, how: Stop) -> Any:
+def more_than(count: int) -> Any:
     def when(seen: Sequence[tuple[int, WireRecord]]) -> Stop:
-        return how if len(seen) > count else Stop.GO_ON
+        return Stop.ABORT if len(seen) > count else Stop.GO_ON
 
     return when
 
@@ -60,10 +60,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
             results.append(session.load(scenario(f"load.rate={40 + 10 * number}"), into=root / f"load-{number}"))
             pids |= {int(read_records(file).process["pid"]) for file in probe_files(results[-1])}
         long = scenario("load.requests=400", "workload.output_tokens=20")
-        shortened = {
-            how: session.load(long, into=root / how.name, stop_when=more_than(60, how))
-            for how in (Stop.AWAIT, Stop.ABORT)
-        }
+        shortened = session.load(long, into=root / "shortened", stop_when=more_than(60))
     return Loaded(root, results, shortened, pids)
 
 
@@ -96,11 +93,8 @@ def test_the_loads_share_one_server_and_no_text(loaded: Loaded) -> None:
     assert all((result.folder / "logs" / "server.log").exists() for result in loaded.results)
 
 
-@pytest.mark.parametrize("how", [Stop.AWAIT, Stop.ABORT])
-def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_broken_one(
-    how: Stop, loaded: Loaded
-) -> None:
-    result = loaded.shortened[how]
+def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_broken_one(loaded: Loaded) -> None:
+    result = loaded.shortened
     complete = next(check for check in result.summary["checks"] if check["rule"] == "complete")
     assert complete["status"] == "ok"
     counts = result.summary["counts"]
@@ -108,7 +102,7 @@ def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_br
     assert counts["failed"] == {}
     assert counts["succeeded"] == counts["measured"] > 0
     assert result.summary["ledger"]["refused"] == []
-    assert result.summary["shortened"]["in_flight"] == {Stop.AWAIT: "awaited", Stop.ABORT: "aborted"}[how]
+    assert result.summary["shortened"]["in_flight"] == "aborted"
 
 
 def test_a_server_that_dies_is_noticed_in_the_load_and_by_the_next(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     tokenizer = load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
     made = make_plan(load_scenario("smoke", settings, {}), tokenizer, model_name="null")
     for body in made.bodies[:3]:
-        assert tokenizer.count_chat(json.loads(body)["messages"][0]["content"]) == TOKENS
+        assert tokenizer.counts([json.loads(body)["messages"][0]["content"]], "chat") == TOKENS
     return made
 
 

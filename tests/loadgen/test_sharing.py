@@ -55,7 +55,7 @@ def test_each_request_begins_with_one_of_the_shared_texts_drawn_evenly(tokenizer
     counts = [sum(" ".join(prompt[:10]) == start for prompt in prompts) for start in starts]
     assert min(counts) > len(prompts) / 4 / 2
     for body, tokens in zip(plan.bodies, plan.prompt_tokens, strict=True):
-        assert tokenizer.count_chat(json.loads(body)["messages"][0]["content"]) == tokens
+        assert tokenizer.counts([json.loads(body)["messages"][0]["content"]], "chat") == tokens
 
 
 def test_one_shared_text_is_the_one_that_there_was_before_there_could_be_several(tokenizer: PromptTokenizer) -> None:

@@ -180,23 +180,6 @@ def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
     assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
 
 
-def test_a_process_that_finishes_early_issues_nothing_more_and_awaits_what_is_in_flight(
-    tmp_path: Path, generator: str, null: str
-) -> None:
-    what = plan([0, 100 * MS, 3_600_000 * MS], tokens=40)
-    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
-        tail, seen = RecordTail(fleet.record_paths[0]), []
-        fleet.start()
-        until(lambda: (seen.extend(tail.poll()), sum(code == ISSUED for code, _ in seen))[1] == 2)
-        fleet.finish_early()
-        assert fleet.wait(lambda: None, 0.02) == [Exit.DONE]
-        assert fleet.troubles() == []
-    file = read_records(fleet.record_paths[0])
-    assert file.complete
-    assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.OK)]
-    assert [len(parse_answer(record).token_ns) for record in records(file)] == [40, 40]
-
-
 def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, generator: str, null: str) -> None:
     with make_fleet(plan([0]), null, None, tmp_path, (), 2, generator=generator) as fleet:
         fleet.stop()
