@@ -21,7 +21,7 @@ from gapmeter.loadgen.plan import Plan, make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.wire import FINISHED, decode
+from gapmeter.records.request import FINISHED, decode
 from gapmeter.scenarios import load_scenario
 from gapmeter.servers.models import resolve_model
 

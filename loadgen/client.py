@@ -20,8 +20,8 @@ import httptools
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.records import Outcome
+from gapmeter.records.request import NO_FLAG, Flag
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import NO_FLAG, Flag
 
 # A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         if self._exchange is None:
             return False
         self._exchange.keep(self._stamps, self._marks, self._parts)
-        return bool(len(parse_answer(self._exchange.record(0), first_token_only=True).token_ns))
+        return bool(len(parse_answer(self._exchange.collect(), first_token_only=True).token_ns))
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
         """End the request under way from our side, keeping what has come of its answer."""

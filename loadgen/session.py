@@ -13,8 +13,8 @@ from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.patience import Retries, Stalls
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.request import FINISHED, ISSUED, encode
 from gapmeter.records.timer import Readers
-from gapmeter.records.wire import FINISHED, ISSUED, encode
 
 
 class Loop(Readers, Protocol):
@@ -76,7 +76,7 @@ class Session:
         """A request that the plan does not hold, under the id that it has for ``index``; 0 tokens: as many as come."""
         name = self.plan.request_id(index)
         data = self._address.request(path, body, name, traced=self.plan.traceparent)
-        return Exchange(self.plan.global_index(index), name, data, 0, output_tokens)
+        return Exchange(self.plan.global_index(index), name, data, worker=self.plan.worker, output_tokens=output_tokens)
 
     @property
     def awaited(self) -> int:
@@ -88,7 +88,7 @@ class Session:
         exchange = self.exchange(index)
         exchange.due_ns = due_ns
         exchange.end(Outcome.ABANDONED, "an earlier turn of its conversation failed", due_ns)
-        self.writer.blob(FINISHED, encode(exchange.record(self.plan.worker)))
+        self.writer.blob(FINISHED, encode(exchange))
 
     def expire(self, now_ns: int) -> None:
         """Give up what has been in flight, or silent, for longer than the plan allows."""
@@ -124,17 +124,17 @@ class Session:
         plan, at = self.plan, index % len(self.plan)
         name = plan.request_id(index)
         data = self._address.request(plan.path, plan.body(index), name, traced=plan.traceparent)
-        tokens = int(plan.prompt_tokens[at]), int(plan.output_tokens[at])
-        exchange = Exchange(plan.global_index(index), name, data, *tokens)
-        exchange.turn = plan.turn(index) if len(plan.turns) else 0
-        return exchange
+        return Exchange(
+            plan.global_index(index), name, data, worker=plan.worker, prompt_tokens=int(plan.prompt_tokens[at]),
+            output_tokens=int(plan.output_tokens[at]), turn=plan.turn(index),
+        )  # fmt: skip
 
     def _send_now(self, exchange: Exchange, due_ns: int) -> None:
         exchange.due_ns = due_ns
         self.client.issue(exchange)
         if self._stalls is not None:
             self._stalls.watch(exchange)
-        self.writer.blob(ISSUED, encode(exchange.record(self.plan.worker)))
+        self.writer.blob(ISSUED, encode(exchange))
 
     def _finished(self, exchange: Exchange) -> None:
         if not self._unwritten:
@@ -160,4 +160,4 @@ class Session:
             self.loop.call_soon(self._write_next)
 
     def _write_one(self) -> None:
-        self.writer.blob(FINISHED, encode(self._unwritten.popleft().record(self.plan.worker)))
+        self.writer.blob(FINISHED, encode(self._unwritten.popleft().collect()))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import events
-from gapmeter.records.wire import WireRecord
 
 _REASONING = ("reasoning", "reasoning_content")
 
@@ -35,7 +35,7 @@ class Chunk:
     end: bool = False
 
 
-def chunks(record: WireRecord) -> Iterator[Chunk]:
+def chunks(record: RequestRecord) -> Iterator[Chunk]:
     """Every event of an answer up to its end mark; what is no JSON object is left out."""
     for at_ns, data in events(record):
         if data == "[DONE]":

@@ -12,7 +12,7 @@ import numpy as np
 from gapmeter_probe.records import Outcome
 from numpy.typing import NDArray
 
-from gapmeter.records.wire import WireRecord
+from gapmeter.records.request import RequestRecord
 
 Ints = NDArray[np.int64]
 
@@ -73,8 +73,8 @@ class _Reading:
     error: str = ""
 
 
-def parse_answer(record: WireRecord, *, first_token_only: bool = False) -> Answer:
-    """The answer in a wire record, as far as it came; reading stops at the first thing that is wrong with it.
+def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> Answer:
+    """The answer in a request record, as far as it came; reading stops at the first thing that is wrong with it.
 
     ``first_token_only``: read no further than the first chunk with a token; for a glance while the run goes on.
     """
@@ -91,7 +91,7 @@ def parse_answer(record: WireRecord, *, first_token_only: bool = False) -> Answe
     return _answer(reading)
 
 
-def outcome_of(record: WireRecord, answer: Answer) -> Outcome:
+def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
     """How a request ended: the wire's outcome, unless the bytes that came say that the answer itself was no good."""
     if record.outcome is not Outcome.OK:
         return record.outcome
@@ -100,7 +100,7 @@ def outcome_of(record: WireRecord, answer: Answer) -> Outcome:
     return Outcome.OK if len(answer.token_ns) else Outcome.WRONG_LENGTH
 
 
-def events(record: WireRecord) -> Iterator[tuple[int, str]]:
+def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
     """(stamp, data) of each server-sent event, or one for a plain JSON body.
 
     The stamp is the arrival of the piece that completed the event. The format is the WHATWG's: lines end in LF, CRLF or
@@ -126,7 +126,7 @@ def events(record: WireRecord) -> Iterator[tuple[int, str]]:
         yield _arrival(record, ends, len(body) - 1), "[DONE]"
 
 
-def _arrival(record: WireRecord, ends: Ints, offset: int) -> int:
+def _arrival(record: RequestRecord, ends: Ints, offset: int) -> int:
     """When the byte at ``offset`` of the body was read."""
     if not len(ends):
         return record.end_ns

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from gapmeter.records import Outcome
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.records.stream import outcome_of, parse_answer
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import ISSUED, WireRecord
 
 RATE_WINDOW_NS = 5_000_000_000
 _RECENT = 1000
@@ -72,7 +72,7 @@ class Follower:
         ordered = sorted(values)
         return ordered[min(len(ordered) - 1, int(len(ordered) * percentile / 100))]
 
-    def _take(self, code: int, record: WireRecord) -> Iterator[Answered]:
+    def _take(self, code: int, record: RequestRecord) -> Iterator[Answered]:
         if code == ISSUED:
             self.issued += 1
             self._sent.append(record.sent_ns or record.due_ns)

@@ -9,8 +9,8 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.records.request import ISSUED
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import ISSUED
 from gapmeter.scenarios import Scenario
 
 _CLOSED = (

@@ -12,7 +12,7 @@ from gapmeter.analysis.capacity.counts import count_all
 from gapmeter.analysis.capacity.trial import Enough
 from gapmeter.analysis.tables import request_row
 from gapmeter.records import Outcome
-from gapmeter.records.wire import FINISHED, WireRecord
+from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.study.stopping import Stop
 
 
@@ -36,10 +36,10 @@ class Looks:
         self._read = 0
         self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
         self._in_flight: set[int] = set()
-        self._done: dict[int, WireRecord] = {}
+        self._done: dict[int, RequestRecord] = {}
         self._start_ns: int | None = None
 
-    def look(self, seen: Sequence[tuple[int, WireRecord]]) -> Stop:
+    def look(self, seen: Sequence[tuple[int, RequestRecord]]) -> Stop:
         """A ``StopWhen``."""
         self._take(seen)
         if self._next >= len(self._looks) - 1 or self._start_ns is None:
@@ -57,7 +57,7 @@ class Looks:
         self.ended = at + 1
         return Stop.ABORT
 
-    def _take(self, seen: Sequence[tuple[int, WireRecord]]) -> None:
+    def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
         for code, record in seen[self._read :]:
             if self._start_ns is None:
                 self._start_ns = record.due_ns
@@ -74,6 +74,6 @@ class Looks:
         self._read = len(seen)
 
 
-def _table(records: Sequence[WireRecord]) -> pd.DataFrame:
+def _table(records: Sequence[RequestRecord]) -> pd.DataFrame:
     """What counting needs of each request, in the order of due times."""
     return pd.DataFrame([request_row(record, timeout_ns=0) for record in records])

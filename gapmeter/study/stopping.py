@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import WireRecord
 
 
 class Stop(IntEnum):
@@ -17,9 +17,9 @@ class Stop(IntEnum):
     ABORT = 1  # nothing more is issued; what is in flight is given up
 
 
-# Given (code, record) of all that the generators have written so far: gapmeter.records.wire.ISSUED when a request left,
-# FINISHED when it ended. It is the same list every time, longer: remember how far you have read.
-StopWhen = Callable[[Sequence[tuple[int, WireRecord]]], Stop | bool]
+# Given (code, record) of all that the generators have written so far: ISSUED (gapmeter.records.request) when a request
+# left, FINISHED when it ended. It is the same list every time, longer: remember how far you have read.
+StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], Stop | bool]
 
 
 class Stopping:
@@ -28,7 +28,7 @@ class Stopping:
     def __init__(self, paths: Sequence[Path], when: StopWhen) -> None:
         self._tails = [RecordTail(path) for path in paths]
         self._when = when
-        self._seen: list[tuple[int, WireRecord]] = []
+        self._seen: list[tuple[int, RequestRecord]] = []
         self._said = Stop.GO_ON
 
     def look(self) -> Stop:

@@ -13,8 +13,8 @@ from gapmeter.loadgen.locust.figures import Row, live_rows, result_rows
 from gapmeter.loadgen.locust.tally import METRICS, Tally
 from gapmeter.records import Outcome, RunFolder
 from gapmeter.records.histograms import new_histogram
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import WireRecord
 
 Tell = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of which class the failure was
 
@@ -53,7 +53,7 @@ class Followed:
         for path in self._folder.record_files(self._folder.requests):
             self._tally.take(self._tails.setdefault(path, RecordTail(path)).poll())
 
-    def _ended(self, record: WireRecord, e2e_ns: int | None) -> None:
+    def _ended(self, record: RequestRecord, e2e_ns: int | None) -> None:
         why = "no whole answer" if record.outcome is Outcome.OK else record.outcome.name.lower()
         self._tell(None if e2e_ns is None else e2e_ns / 1e6, why)
 

@@ -10,8 +10,8 @@ from hdrh.histogram import HdrHistogram
 
 from gapmeter.records import Outcome
 from gapmeter.records.histograms import new_histogram
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.records.stream import outcome_of, parse_answer
-from gapmeter.records.wire import ISSUED, WireRecord
 
 METRICS = ("ttft", "itl", "tpot", "e2e")
 
@@ -19,13 +19,13 @@ METRICS = ("ttft", "itl", "tpot", "e2e")
 class Tally:
     """One worker's, over everything so far. A report that is lost costs nothing: the next one holds it all."""
 
-    def __init__(self, told: Callable[[WireRecord, int | None], None] | None = None) -> None:
+    def __init__(self, told: Callable[[RequestRecord, int | None], None] | None = None) -> None:
         """``told`` of each request that ended: its record, and its E2E in ns, None where it failed."""
         self.issued = self.finished = self.failed = self.sequence = 0
         self.histograms = {name: new_histogram() for name in METRICS}
         self._told = told
 
-    def take(self, records: Iterable[tuple[int, WireRecord]]) -> None:
+    def take(self, records: Iterable[tuple[int, RequestRecord]]) -> None:
         """Count records as a ``RecordTail`` gives them."""
         for code, record in records:
             if code == ISSUED:
@@ -40,7 +40,7 @@ class Tally:
         counts = {"issued": self.issued, "finished": self.finished, "failed": self.failed}
         return {"sequence": self.sequence, **counts, "histograms": encoded}
 
-    def _finished(self, record: WireRecord) -> None:
+    def _finished(self, record: RequestRecord) -> None:
         if record.outcome is Outcome.ABANDONED:  # never issued
             return
         self.finished += 1

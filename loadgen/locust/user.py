@@ -39,7 +39,7 @@ class Reply:
     @property
     def text(self) -> str:
         """What was answered. Read from the recorded bytes when asked for; that takes time which users then wait."""
-        return "".join(_text(data) for _, data in events(self._exchange.record(0)))
+        return "".join(_text(data) for _, data in events(self._exchange.collect()))
 
 
 class GapmeterUser(User):

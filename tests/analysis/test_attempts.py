@@ -16,14 +16,14 @@ from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_reques
 from gapmeter.analysis.summary import build_summary
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.wire import FINISHED, WireRecord, encode
+from gapmeter.records.request import FINISHED, RequestRecord, encode
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
 PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}
 
 
-def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, **more: Any) -> WireRecord:
+def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, **more: Any) -> RequestRecord:
     """Sent 1 ms after it was due; a good one brings two tokens, 10 ms apart, the last at its end."""
     name = f"r-{index}" + (f".{retry}" if retry else "")
     record: dict[str, Any] = {
@@ -38,7 +38,7 @@ def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, 
             "body": b"".join(pieces), "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32),
             "chunk_ns": np.array([(end_ms - 10) * MS, end_ms * MS], np.int64),
         }  # fmt: skip
-    return WireRecord(**record | more)
+    return RequestRecord(**record | more)
 
 
 # Request 0: well at once. Request 1: well the third time. Request 2: failed for good. Request 3: refused once.

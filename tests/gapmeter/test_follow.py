@@ -11,17 +11,17 @@ import pytest
 from gapmeter.console.follow import Follower
 from gapmeter.loadgen.locust.tally import Tally
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, encode
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
-Event = tuple[int, WireRecord]
+Event = tuple[int, RequestRecord]
 
 
-def answer(index: int, pieces: Sequence[bytes], at_ms: Sequence[int], outcome: Outcome = Outcome.OK) -> WireRecord:
+def answer(index: int, pieces: Sequence[bytes], at_ms: Sequence[int], outcome: Outcome = Outcome.OK) -> RequestRecord:
     """Due and sent at 0; a piece arrives at each of ``at_ms``."""
-    return WireRecord(
+    return RequestRecord(
         index=index, request_id=f"r-{index}", worker=0, due_ns=1, sent_ns=1, end_ns=100 * MS, outcome=outcome,
         body=b"".join(pieces), chunk_ns=np.array(at_ms, np.int64) * MS + 1,
         chunk_bytes=np.array([*map(len, pieces)], np.uint32),

@@ -22,8 +22,8 @@ from gapmeter.loadgen.locust.shard import Shard
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
@@ -90,7 +90,7 @@ def cluster(what: Plan, url: str, folder: Path, *, patience_s: float = 30) -> It
             process.communicate()
 
 
-def records(folder: Path, code: int = FINISHED) -> list[WireRecord]:
+def records(folder: Path, code: int = FINISHED) -> list[RequestRecord]:
     files = [read_records(path) for path in sorted(folder.glob("*.gap"))]
     found = [decode(payload) for file in files for kind, payload in file.blobs if kind == code]
     return sorted(found, key=lambda record: record.index)

@@ -22,7 +22,7 @@ from gapmeter.loadgen.share import load_share, save_share
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.loadgen.users import Users
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.wire import ISSUED, WireRecord
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import load_scenario
 from tests.loadgen.null import plan
 from tests.loadgen.test_issue import bed, seen
@@ -216,7 +216,7 @@ async def test_stopping_asks_no_further_turn(tmp_path: Path) -> None:
         on.session.stop("enough")
         await issuing
         await on.session.drain()
-        records: list[WireRecord] = on.records()
+        records: list[RequestRecord] = on.records()
     assert [r.outcome for r in records] == [Outcome.ABORTED] * 2
 
 

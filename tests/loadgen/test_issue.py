@@ -19,8 +19,8 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, Span, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from gapmeter.servers.null.server import Server
 from tests.loadgen.null import null_server, plan
 
@@ -35,7 +35,7 @@ class Bed:
     server: Server
     path: Path
 
-    def records(self, code: int = FINISHED) -> list[WireRecord]:
+    def records(self, code: int = FINISHED) -> list[RequestRecord]:
         found = [decode(payload) for kind, payload in read_records(self.path).blobs if kind == code]
         return sorted(found, key=lambda record: record.index)
 
@@ -152,7 +152,7 @@ async def test_lag_speed_and_cost_are_recorded_beside_the_requests(tmp_path: Pat
     assert 0 < usage[-1]["cpu_ns"] < usage[-1]["wall_ns"]
 
 
-def overlapping(records: list[WireRecord]) -> int:
+def overlapping(records: list[RequestRecord]) -> int:
     """The most requests that were under way at one time."""
     edges = sorted([(r.write_ns, 1) for r in records] + [(r.end_ns, -1) for r in records])
     return int(np.cumsum([step for _, step in edges]).max())

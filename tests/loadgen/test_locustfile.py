@@ -10,8 +10,8 @@ import pytest
 
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
 from gapmeter.records import Outcome, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import null_server, plan
 
 MS = 1_000_000
@@ -33,7 +33,7 @@ def run(text: str, url: str, folder: Path, *, users: int = 2, seconds: float = 2
         return fleet.troubles(), fleet.record_paths[0]
 
 
-def records(path: Path, code: int = FINISHED) -> list[WireRecord]:
+def records(path: Path, code: int = FINISHED) -> list[RequestRecord]:
     found = [decode(payload) for kind, payload in read_records(path).blobs if kind == code]
     return sorted(found, key=lambda record: record.index)
 

@@ -21,8 +21,8 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode, encode
 from gapmeter.servers.null.script import Script, chunk
 from gapmeter.servers.null.server import Connection, Schedule, Server
 from tests.loadgen.null import plan
@@ -47,8 +47,8 @@ class Flaky(Server):
 class Done:
     """What a session has left: its records by the time they ended, and the ids that the server has read."""
 
-    finished: list[WireRecord]
-    issued: list[WireRecord]
+    finished: list[RequestRecord]
+    issued: list[RequestRecord]
     asked: list[str]
     session: Session
 
@@ -86,7 +86,7 @@ async def issue(what: Plan, path: Path, *faults: str, first_ms: float = 1) -> Do
         await asyncio.sleep(0)
 
 
-def recorded(path: Path, code: int) -> list[WireRecord]:
+def recorded(path: Path, code: int) -> list[RequestRecord]:
     return [decode(payload) for kind, payload in read_records(path / "worker-0.gap").blobs if kind == code]
 
 
@@ -235,7 +235,7 @@ def test_of_refusals_only_those_that_say_not_now_are_asked_again(status: int, ag
 
 def test_an_attempt_differs_from_the_one_before_in_its_id_alone() -> None:
     data = Address.of("http://h").request("/v1/x", b'{"x-request-id: r-7\\r\\n": 1}', "r-7")
-    third = Exchange(7, "r-7", data, 3, 4).again().again()
+    third = Exchange(7, "r-7", data, prompt_tokens=3, output_tokens=4).again().again()
     assert (third.request_id, third.index, third.retry, third.prompt_tokens, third.output_tokens) == (
         "r-7.2", 7, 2, 3, 4,
     )  # fmt: skip
@@ -243,5 +243,5 @@ def test_an_attempt_differs_from_the_one_before_in_its_id_alone() -> None:
 
 
 def test_a_record_carries_how_often_the_request_had_failed_before() -> None:
-    record = WireRecord(0, "r-0.2", 0, 5, retry=2)
+    record = RequestRecord(index=0, request_id="r-0.2", due_ns=5, retry=2)
     assert decode(b"".join(encode(record))).retry == 2

@@ -75,7 +75,9 @@ def test_a_tokenizer_that_a_class_changes_as_it_loads_is_left_to_transformers(tm
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
     from transformers import AutoTokenizer
 
-    assert load_tokenizer(folder).counts(["one"], "completion") == len(AutoTokenizer.from_pretrained(folder)("one")["input_ids"])
+    assert load_tokenizer(folder).counts(["one"], "completion") == len(
+        AutoTokenizer.from_pretrained(folder)("one")["input_ids"]
+    )
     assert plain == load_tokenizer(write_model(tmp_path / "again")).counts(["one"], "completion")
 
 

@@ -22,9 +22,9 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.share import load_share, save_share
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, RecordFile, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
 MS = 1_000_000
@@ -64,7 +64,7 @@ def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
     return fleet.wait(look, 0.02)
 
 
-def records(file: RecordFile, code: int = FINISHED) -> list[WireRecord]:
+def records(file: RecordFile, code: int = FINISHED) -> list[RequestRecord]:
     return [decode(payload) for kind, payload in file.blobs if kind == code]
 
 
