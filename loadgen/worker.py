@@ -28,7 +28,7 @@ from gapmeter.loadgen.issue import issue_closed, issue_open
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.share import load_share
+from gapmeter.loadgen.slice import load_slice
 from gapmeter.records import RecordWriter
 from gapmeter.records.files import allow_many_files, too_few_files
 from gapmeter.records.slices import ask_for_short_slices
@@ -86,7 +86,7 @@ def main(arguments: list[str], work: Work | None = None) -> int:
     """
     try:
         spec = Spec.read(Path(arguments[0]))
-        plan = load_share(Path(spec.share))
+        plan = load_slice(Path(spec.share))
         address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")

@@ -23,13 +23,13 @@ def serve(master: str, cores: str, api_key: str | None) -> int:
     host, port = address(master, "--master")
     os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"  # the generator is a process of its own; threads here must be threads
     try:
-        from gapmeter.loadgen.locust import remote
+        from gapmeter.loadgen.locust import slice_run, worker
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is missing: pip install 'gapmeter[locust]'", errors.USAGE) from error
-    call = remote.Call(host, port, _cores(cores), api_key)
+    call = slice_run.Call(host, port, _cores(cores), api_key)
     try:
-        remote.work(call, lambda text: print(f"gapmeter: {text}", file=sys.stderr, flush=True))
-    except remote.Refused as error:
+        worker.serve(call, lambda text: print(f"gapmeter: {text}", file=sys.stderr, flush=True))
+    except worker.Refused as error:
         raise UserError(str(error), errors.NOT_VALID) from error
     except ConnectionError as error:
         raise UserError(f"no master answers at {host}:{port}", errors.UNREACHABLE) from error

@@ -10,7 +10,7 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 from gapmeter.loadgen.locust.figures import Row, live_rows, result_rows
-from gapmeter.loadgen.locust.tally import METRICS, Tally
+from gapmeter.loadgen.locust.totals import METRICS, Totals
 from gapmeter.records import Outcome, RunFolder
 from gapmeter.records.histograms import new_histogram
 from gapmeter.records.request import RequestRecord
@@ -28,9 +28,9 @@ class Followed:
     def __init__(self, folder: Path, tell: Tell) -> None:
         self._folder, self._tell = RunFolder(folder), tell
         self._tails: dict[Path, RecordTail] = {}
-        self._tally = Tally(self._ended)
+        self._totals = Totals(self._ended)
         self._elsewhere: _Elsewhere | None = None
-        self.rows: list[Row] = live_rows(self._tally.histograms)
+        self.rows: list[Row] = live_rows(self._totals.histograms)
         self.in_flight = 0
         self.over = False
 
@@ -44,14 +44,14 @@ class Followed:
             self.in_flight, histograms = self._elsewhere.in_flight, self._elsewhere.histograms
         else:
             self._read_records()
-            self.in_flight, histograms = self._tally.issued - self._tally.finished, self._tally.histograms
+            self.in_flight, histograms = self._totals.issued - self._totals.finished, self._totals.histograms
         summary = _read(self._folder.summary)
         self.over = summary is not None
         self.rows = result_rows(summary) if summary is not None else live_rows(histograms)
 
     def _read_records(self) -> None:
         for path in self._folder.record_files(self._folder.requests):
-            self._tally.take(self._tails.setdefault(path, RecordTail(path)).poll())
+            self._totals.take(self._tails.setdefault(path, RecordTail(path)).poll())
 
     def _ended(self, record: RequestRecord, e2e_ns: int | None) -> None:
         why = "no whole answer" if record.outcome is Outcome.OK else record.outcome.name.lower()

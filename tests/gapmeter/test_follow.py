@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gapmeter.console.follow import Follower
-from gapmeter.loadgen.locust.tally import Tally
+from gapmeter.loadgen.locust.totals import Totals
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.tail import RecordTail
@@ -63,9 +63,9 @@ def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(re
     assert list(follower.recent["ttft"]) == [10.0]
 
 
-def test_a_workers_tally_counts_and_measures_by_the_same_rules(records: Path) -> None:
-    tally = Tally()
-    tally.take(RecordTail(records).poll())
-    assert (tally.issued, tally.finished, tally.failed) == (3, 3, 2)
-    counts = [tally.histograms[name].get_total_count() for name in ("ttft", "itl", "tpot", "e2e")]
+def test_a_workers_totals_count_and_measures_by_the_same_rules(records: Path) -> None:
+    totals = Totals()
+    totals.take(RecordTail(records).poll())
+    assert (totals.issued, totals.finished, totals.failed) == (3, 3, 2)
+    counts = [totals.histograms[name].get_total_count() for name in ("ttft", "itl", "tpot", "e2e")]
     assert counts == [1, 1, 1, 1]

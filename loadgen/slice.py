@@ -17,7 +17,7 @@ _ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "pl
 _APART = (*_ARRAYS, "bodies", "swaps")
 
 
-def save_share(plan: Plan, path: Path) -> None:
+def save_slice(plan: Plan, path: Path) -> None:
     """Write a plan. Raises OSError."""
     plain = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in _APART}
     plain["words"] = [word.decode("latin-1") for word in plan.swaps.words]
@@ -30,8 +30,8 @@ def save_share(plan: Plan, path: Path) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def load_share(path: Path) -> Plan:
-    """Read what ``save_share`` wrote. Raises OSError, or ValueError or KeyError for something else."""
+def load_slice(path: Path) -> Plan:
+    """Read what ``save_slice`` wrote. Raises OSError, or ValueError or KeyError for something else."""
     with np.load(path, allow_pickle=False) as arrays:
         plain = json.loads(arrays["plain"].tobytes())
         words = tuple(word.encode("latin-1") for word in plain.pop("words"))
