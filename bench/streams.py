@@ -13,7 +13,7 @@ import numpy as np
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.files import allow_many_files, too_few_files
+from gapmeter.records.process import allow_many_files, too_few_files
 from gapmeter.records.request import FINISHED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, end_processes, last_line
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.slice import save_slice
 
 # Every worker must have heard of the start before it comes.
 _AHEAD_NS = 3_000_000_000
@@ -39,7 +38,7 @@ def make_cluster(
     OSError when files cannot be written.
     """
     spec, log = folder / "master.json", folder / "master.log"
-    save_slice(plan, folder / "master.plan.npz")
+    plan.save(folder / "master.plan.npz")
     about = asdict(workers) | {"url": url, "generator": generator, "folder": str(folder), "workers": workers.count}
     about |= {"plan": str(folder / "master.plan.npz"), "report": str(report_path(folder))}
     del about["count"]

@@ -9,10 +9,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Prompts, make_prompts
 from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.asked import Prompts as PromptFile
 from gapmeter.scenarios.model import Scenario
 
 Ints = NDArray[np.int64]
@@ -172,3 +173,67 @@ def _notes(prompts: Prompts, asked: Ints, fitting: Ints, scenario: Scenario) -> 
         limit = scenario.server.max_model_len
         notes.append(f"{cut} of {len(asked)} prompts were cut to fit server.max_model_len {limit}")
     return tuple(notes)
+
+
+def ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """``count`` of a user's own prompts, in the order of their file, again from its start when it ends.
+
+    Answers are as long as ``max_tokens`` says, or else as the workload does.
+
+    Raises PlanError for a prompt that does not fit the model's context, with its line.
+    """
+    file = scenario.workload.file
+    assert file is not None
+    which = np.arange(count) % len(file.entries)
+    once = _tokens(file, tokenizer)
+    output = _answers(file, scenario, which, seeds)
+    _check(file, once[which] + output, which, scenario.server.max_model_len)
+    asks = [_ask(file, int(index)) for index in which]
+    repeated = np.where(np.arange(count) < len(file.entries), 0, once[which])
+    notes = [] if tokenizer is not None else [NOT_EXACT]
+    if count > len(file.entries):
+        notes.append(
+            f"{file.path} holds {len(file.entries)} prompts for {count} requests: they come round again, and a prefix "
+            "cache knows them then"
+        )
+    path = CHAT if file.chat else COMPLETION
+    return Content(path, asks, once[which], output, tokenizer is not None, repeated, tuple(notes))
+
+
+def _ask(file: PromptFile, index: int) -> dict[str, object]:
+    entry = file.entries[index]
+    if entry.prompt is not None:
+        return {"prompt": entry.prompt}
+    return {"messages": [{"role": role, "content": content} for role, content in entry.messages]}
+
+
+def _tokens(file: PromptFile, tokenizer: PromptTokenizer | None) -> Ints:
+    """Of each line once."""
+    if file.chat:
+        chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
+        if tokenizer is not None:
+            return tokenizer.count_messages(chats)
+        return np.array([sum(len(m["content"].split()) for m in chat) for chat in chats], np.int64)
+    texts = [entry.prompt or "" for entry in file.entries]
+    if tokenizer is not None:
+        return tokenizer.counts(texts, "completion")
+    return np.array([len(text.split()) for text in texts], np.int64)
+
+
+def _answers(file: PromptFile, scenario: Scenario, which: Ints, seeds: Seeds) -> Ints:
+    given = np.array([entry.max_tokens or 0 for entry in file.entries], np.int64)[which]
+    if scenario.workload.output_tokens is None:
+        return given
+    drawn = draw_lengths(scenario.workload.output_tokens, len(which), seeds.rng(Stream.OUTPUT_LENGTHS))
+    return np.where(given > 0, given, drawn)
+
+
+def _check(file: PromptFile, needed: Ints, which: Ints, max_model_len: int | None) -> None:
+    if max_model_len is None or not len(needed) or int(needed.max()) <= max_model_len:
+        return
+    worst = int(needed.argmax())
+    line = file.entries[int(which[worst])].line
+    raise PlanError(
+        f"{file.path}:{line}: prompt and answer have {int(needed[worst])} tokens; they do not fit server.max_model_len "
+        f"{max_model_len}"
+    )

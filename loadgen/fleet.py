@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.slice import save_slice
 from gapmeter.loadgen.worker import API_KEY, Exit, Spec
 from gapmeter.records.tail import dropped_records
 
@@ -125,7 +124,7 @@ def _warm(plan: Plan, asked: int | None) -> int:
 
 def _spawn(module: str, share: Plan, spec: Spec, api_key: str | None, log: Path) -> subprocess.Popen[bytes]:
     spec_path = Path(spec.record).with_suffix(".json")
-    save_slice(share, Path(spec.share))
+    share.save(Path(spec.share))
     spec.write(spec_path)
     environment = {name: value for name, value in os.environ.items() if name != API_KEY}
     if api_key:

@@ -9,10 +9,9 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic_ns
 
-from gapmeter.loadgen.converse import Conversations
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.users import Users
+from gapmeter.loadgen.users import Conversations, Users
 from gapmeter.records import Outcome
 from gapmeter.records.timer import Timer
 

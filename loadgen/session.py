@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import Client, Pool
 from gapmeter.loadgen.exchange import Exchange
-from gapmeter.loadgen.patience import Retries, Stalls
+from gapmeter.loadgen.failures import Retries, Stalls
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.request import FINISHED, ISSUED, encode

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen import PlanError
 
 Message = dict[str, str]  # role and content
 

@@ -24,14 +24,12 @@ import uvloop
 
 from gapmeter.loadgen.address import Address, authorization
 from gapmeter.loadgen.client import reason
+from gapmeter.loadgen.heartbeat import Heartbeat
 from gapmeter.loadgen.issue import issue_closed, issue_open
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.slice import load_slice
 from gapmeter.records import RecordWriter
-from gapmeter.records.files import allow_many_files, too_few_files
-from gapmeter.records.slices import ask_for_short_slices
+from gapmeter.records.process import allow_many_files, ask_for_short_slices, too_few_files
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
@@ -86,7 +84,7 @@ def main(arguments: list[str], work: Work | None = None) -> int:
     """
     try:
         spec = Spec.read(Path(arguments[0]))
-        plan = load_slice(Path(spec.share))
+        plan = Plan.load(Path(spec.share))
         address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
@@ -170,7 +168,7 @@ async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | Non
 
 async def _timed(session: Session, t0_ns: int) -> None:
     """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
-    pulse = Pulse(session, t0_ns)
+    pulse = Heartbeat(session, t0_ns)
     note_window(session, t0_ns, {"generator": "asyncio"})
     issue = issue_open if session.plan.loop == "open" else issue_closed
     await issue(session, t0_ns)

@@ -20,6 +20,7 @@ Ints = NDArray[np.int64]
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
+_REASONING = ("reasoning", "reasoning_content")
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 
@@ -283,3 +284,50 @@ def _answer(reading: _Reading) -> Answer:
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event as clients look at it that do not know which chunks carry tokens: they go by what is in it.
+
+    ``at_ns``: when the piece that completed it was read.
+
+    ``choice``: it has a choice, be it empty (a role alone, a finish reason alone); ``text``: with visible or reasoning
+    text; ``calls``: with a part of a tool call; ``finish``: with a finish reason. ``usage``: the completion tokens that
+    it reports, None if it reports none. ``end``: the end mark of the stream, and nothing else.
+    """
+
+    at_ns: int
+    choice: bool = False
+    text: bool = False
+    calls: bool = False
+    finish: bool = False
+    usage: int | None = None
+    end: bool = False
+
+
+def chunks(record: RequestRecord) -> Iterator[Chunk]:
+    """Every event of an answer up to its end mark; what is no JSON object is left out."""
+    for at_ns, data in events(record):
+        if data == "[DONE]":
+            yield Chunk(at_ns, end=True)
+            return
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield _chunk(at_ns, value)
+
+
+def _chunk(at_ns: int, value: dict[str, Any]) -> Chunk:
+    usage, choices = value.get("usage"), value.get("choices")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    tokens = tokens if type(tokens) is int else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return Chunk(at_ns, choice=choice is not None, usage=tokens)
+    part = choice.get("delta") or choice.get("message") or choice
+    part = part if isinstance(part, dict) else {}
+    text = any(part.get(name) for name in ("content", "text", *_REASONING))
+    return Chunk(at_ns, True, bool(text), bool(part.get("tool_calls")), bool(choice.get("finish_reason")), tokens)

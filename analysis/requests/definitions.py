@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.requests.peers import PEERS, Measured, Peer, Seen
 from gapmeter.records import RunFolder, read_records
-from gapmeter.records.chunks import chunks
 from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.records.stream import chunks
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 WEIGHTED = "guidellm"

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen.content import PATHS
 from gapmeter.loadgen.fleet import Fleet, make_fleet
-from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.swaps import Swaps
+from gapmeter.loadgen.plan import Plan, Swaps
 from gapmeter.records import Outcome, RecordFile, Span, read_records
 from gapmeter.records.request import FINISHED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer

@@ -18,8 +18,9 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError, reason_of
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.calibration import load_calibration
 from gapmeter.options import Options, RunResult, silent, tell

@@ -12,18 +12,63 @@ from typing import Any
 import gevent
 import gevent.event
 import locust
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
 
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import reason
-from gapmeter.loadgen.locust.loop import GreenLoop
-from gapmeter.loadgen.locust.own import BadLocustfile, OwnTest
-from gapmeter.loadgen.locust.pool import GreenPool
-from gapmeter.loadgen.locust.test import Test
+from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.issue import LOOPS
+from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
+from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.loadgen.worker import Exit, Spec, ending, leave, note_issued, note_window, stop_collecting
 from gapmeter.records import RecordWriter
+
+
+class Test(Environment):
+    """A Locust test whose load is a session's share of a plan. Locust's own clock has no part in it.
+
+    Users wait for ``t0_ns`` (CLOCK_MONOTONIC), and set ``over`` when all has been issued.
+    """
+
+    def __init__(self, session: Session, url: str) -> None:
+        super().__init__(user_classes=[Dispatcher], host=url, catch_exceptions=False)
+        self.session = session
+        self.t0_ns = gevent.event.AsyncResult()
+        self.over = gevent.event.Event()
+
+    def begin(self) -> None:
+        """Have Locust start its users; they wait."""
+        self.create_local_runner().start(user_count=1, spawn_rate=1)
+
+    def issue(self, t0_ns: int) -> None:
+        """Returns when the plan has been issued, or the run is to end early."""
+        self.t0_ns.set(t0_ns)
+        gevent.wait([self.over, self.session.stopped], count=1)
+
+    def end(self) -> None:
+        """End Locust's users and its runner."""
+        if self.runner is not None:
+            self.runner.quit()
+
+
+class Dispatcher(User):
+    """Issues the whole plan, whatever is answered: one user is enough, since it never waits for an answer itself."""
+
+    environment: Test
+
+    @task
+    def issue(self) -> Any:
+        test = self.environment
+        close = LOOPS[test.session.plan.loop](test.session, test.t0_ns.get(), test.over.set)
+        try:
+            gevent.wait([test.over, test.session.stopped], count=1)
+        finally:
+            close()
+        raise StopUser
 
 
 def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
@@ -48,16 +93,16 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
         _timed(test, t0_ns)
     test.end()
     session.client.close()
-    if isinstance(test, OwnTest) and test.failed:
+    if isinstance(test, LocustfileTest) and test.failed:
         return leave(Exit.BAD_SPEC, test.failed)
     return ending(spec, session, broken)
 
 
-def _test(session: Session, spec: Spec) -> Test | OwnTest:
+def _test(session: Session, spec: Spec) -> Test | LocustfileTest:
     """The plan as a Locust test, or the user's own. Raises BadLocustfile."""
     if spec.own is None:
         return Test(session, spec.url)
-    return OwnTest(session, spec.url, Path(spec.own["path"]), spec.own["model"], spec.own["dialect"])
+    return LocustfileTest(session, spec.url, Path(spec.own["path"]), spec.own["model"], spec.own["dialect"])
 
 
 def _start(session: Session) -> int | None:
@@ -77,10 +122,10 @@ def _start(session: Session) -> int | None:
     return int(told.get()) if told.ready() else None
 
 
-def _timed(test: Test | OwnTest, t0_ns: int) -> None:
+def _timed(test: Test | LocustfileTest, t0_ns: int) -> None:
     """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
     session = test.session
-    pulse = Pulse(session, t0_ns)
+    pulse = Heartbeat(session, t0_ns)
     note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
     test.issue(t0_ns)
     pulse.stop_counting()

@@ -23,12 +23,11 @@ import locust
 from locust.env import Environment
 
 from gapmeter.loadgen.locust.clocks import SAME, Offset, Trip, clock_name
-from gapmeter.loadgen.locust.loop import GreenLoop
 from gapmeter.loadgen.locust.protocol import TYPE, VERSION, FileServer, Hello, Order, Result
 from gapmeter.loadgen.locust.totals import METRICS, Report, merged
+from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.locust.worker import SliceUser
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.slice import load_slice, save_slice
 from gapmeter.loadgen.worker import Exit, leave
 
 _LOOK_S = 0.05
@@ -165,7 +164,7 @@ class Master:
         for member in self.members:
             part = self._plan.slice(member.number, self._spec.workers) if self._spec.workers > 1 else self._plan
             member.planned = len(part)
-            save_slice(part, self._files.slice_path(member.number))
+            part.save(self._files.slice_path(member.number))
             order = Order(
                 worker=member.number, workers=self._spec.workers, url=self._spec.url, generator=self._spec.generator,
                 digest=part.digest(), port=self._files.port, token=self._files.token,
@@ -294,7 +293,7 @@ def main(arguments: list[str]) -> int:
     """Entry point; the exit codes of ``loadgen.worker``. Lines on standard output before ``ready`` are for the user."""
     try:
         spec = Spec.read(Path(arguments[0]))
-        plan = load_slice(Path(spec.plan))
+        plan = Plan.load(Path(spec.plan))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a master's spec: {error}")
     try:

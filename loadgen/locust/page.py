@@ -25,7 +25,7 @@ from locust.stats import stats_history
 
 from gapmeter.loadgen.locust.figures import KEY, joined, structure
 from gapmeter.loadgen.locust.follow import Followed
-from gapmeter.loadgen.locust.loop import GreenLoop
+from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.worker import Exit, leave
 
 LOOPBACK = "127.0.0.1"

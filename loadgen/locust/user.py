@@ -17,7 +17,7 @@ from gapmeter.records import Outcome
 from gapmeter.records.stream import events
 
 if TYPE_CHECKING:
-    from gapmeter.loadgen.locust.own import OwnTest
+    from gapmeter.loadgen.locust.locustfile import LocustfileTest
 
 # Locust's sleep is late by a millisecond: it ends this much earlier, and the rest is waited for on a timer.
 _EARLY_S = 0.005
@@ -50,9 +50,9 @@ class GapmeterUser(User):
     """
 
     abstract = True
-    environment: OwnTest
+    environment: LocustfileTest
 
-    def __init__(self, environment: OwnTest) -> None:
+    def __init__(self, environment: LocustfileTest) -> None:
         super().__init__(environment)
         self._answered_ns = self._thought_ns = 0
         drawn = self.wait_time

@@ -25,7 +25,7 @@ from locust.env import Environment
 from gapmeter.loadgen.locust.clocks import clock_name
 from gapmeter.loadgen.locust.protocol import TYPE, VERSION, Files, Hello, NotTaken, Order, Result
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
-from gapmeter.loadgen.slice import load_slice
+from gapmeter.loadgen.plan import Plan
 
 _AGAIN_S, _LOOK_S = 1.0, 0.05
 
@@ -131,7 +131,7 @@ class Worker(Environment):
         """Fetch the slice, and have a generator process connect to the target with it."""
         path = self._folder / "slice.npz"
         self._insist(lambda: files.fetch_slice(path))
-        plan = load_slice(path)
+        plan = Plan.load(path)
         if plan.digest() != order.digest:
             raise Refused(f"the slice's digest is {plan.digest()}, the master's {order.digest}")
         run = SliceRun(plan, order.url, order.generator, self._call, self._folder)

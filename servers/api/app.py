@@ -18,7 +18,7 @@ from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter, Span
-from gapmeter.records.slices import ask_for_short_slices
+from gapmeter.records.process import ask_for_short_slices
 from gapmeter.servers.api.answer import Events, Piece, whole
 from gapmeter.servers.api.ask import Ask, parse_ask, room
 from gapmeter.servers.api.engine import Engine, EngineDead, GenerationRequest, QueueFull

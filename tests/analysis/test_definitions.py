@@ -13,8 +13,8 @@ from gapmeter.analysis.requests.definitions import describe_definitions, figures
 from gapmeter.analysis.requests.peers import PEERS, Measured
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.chunks import Chunk, chunks
 from gapmeter.records.request import FINISHED, RequestRecord, encode
+from gapmeter.records.stream import Chunk, chunks
 from gapmeter.report.reconcile import definition_rows
 from tests.records.test_stream import chat, role, sse, usage_only
 

@@ -25,9 +25,8 @@ from gapmeter.analysis.requests.peers import Measured, vllm_bench
 from gapmeter.loadgen.content import PATHS
 from gapmeter.machine.instrument import equal_plan
 from gapmeter.records import Outcome
-from gapmeter.records.chunks import chunks
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import parse_answer
+from gapmeter.records.stream import chunks, parse_answer
 from gapmeter.servers.vllm import find_python
 from tests.engines.player import Timed, player
 from tests.loadgen.null import null_server

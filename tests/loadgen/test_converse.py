@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.loadgen.converse import Conversations
-from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.issue import issue_closed, issue_open
-from gapmeter.loadgen.plan import Plan, make_plan
-from gapmeter.loadgen.slice import load_slice, save_slice
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from gapmeter.loadgen.users import Users
+from gapmeter.loadgen.users import Conversations, Users
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import load_scenario
@@ -126,8 +125,8 @@ def test_shares_hold_whole_conversations_and_together_are_the_plan(
         assert all(b == a + 1 or b == 1 for a, b in pairwise(share.turns.tolist()))
         assert [share.local_index(share.global_index(i)) for i in range(len(share))] == list(range(len(share)))
         assert share.request_ids == [share.request_id(i) for i in range(len(share))]
-        save_slice(share, tmp_path / "share.npz")
-        assert load_slice(tmp_path / "share.npz").digest() == share.digest()
+        share.save(tmp_path / "share.npz")
+        assert Plan.load(tmp_path / "share.npz").digest() == share.digest()
     firsts = [share.due_ns[share.turns == 1] for share in shares]
     np.testing.assert_array_equal(np.sort(np.concatenate(firsts)), made.due_ns[made.turns == 1])
 

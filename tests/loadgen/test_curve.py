@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals
-from gapmeter.loadgen.curve import Curve, count_dispersion
+from gapmeter.loadgen.arrivals import Arrivals, Curve, count_dispersion, draw_arrivals
 from gapmeter.scenarios import Load
 from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, daily
 from gapmeter.scenarios.pauses import FixedPause

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gapmeter.loadgen.address import Address
+from gapmeter.loadgen.heartbeat import Heartbeat
 from gapmeter.loadgen.issue import issue_closed, issue_open
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, Span, read_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
@@ -123,7 +123,7 @@ async def test_stopping_aborts_what_is_in_flight_and_issues_nothing_more(tmp_pat
 async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_path: Path) -> None:
     async with bed(plan([0, MS], timeout_s=0.15), tmp_path, fault="stall") as on:
         t0 = time.monotonic_ns()
-        pulse = Pulse(on.session, t0)
+        pulse = Heartbeat(on.session, t0)
         await issue_open(on.session, t0)
         await on.session.drain()
         pulse.close()
@@ -137,7 +137,7 @@ async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_p
 async def test_lag_speed_and_cost_are_recorded_beside_the_requests(tmp_path: Path) -> None:
     async with bed(plan([0, 1100 * MS]), tmp_path) as on:
         t0 = time.monotonic_ns()
-        pulse = Pulse(on.session, t0)
+        pulse = Heartbeat(on.session, t0)
         await issue_open(on.session, t0)
         pulse.stop_counting()
         pulse.close()

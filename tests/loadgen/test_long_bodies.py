@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gapmeter.loadgen.issue import issue_open
-from gapmeter.loadgen.plan import Plan, make_plan
-from gapmeter.loadgen.slice import load_slice, save_slice
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import load_tokenizer
 from gapmeter.records import Outcome
 from gapmeter.scenarios import load_scenario
@@ -51,8 +51,8 @@ async def test_nothing_is_left_to_be_made_once_the_session_is(long: Plan, tmp_pa
 
 def test_they_travel_to_another_process_as_they_are(long: Plan, tmp_path: Path) -> None:
     share = long.slice(1, 2)
-    save_slice(share, tmp_path / "share.npz")
-    again = load_slice(tmp_path / "share.npz")
+    share.save(tmp_path / "share.npz")
+    again = Plan.load(tmp_path / "share.npz")
     assert again.bodies == share.bodies
     assert again.digest() == share.digest()
 

@@ -15,10 +15,10 @@ import pytest
 
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.failures import is_retryable
+from gapmeter.loadgen.heartbeat import Heartbeat
 from gapmeter.loadgen.issue import issue_closed, issue_open
-from gapmeter.loadgen.patience import may_be_asked_again
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode, encode
@@ -58,7 +58,7 @@ async def running(what: Plan, url: str, path: Path, warm: int = 2) -> AsyncItera
     writer = RecordWriter(path / "worker-0.gap", {"role": "generator"})
     session = Session(what, Address.of(url), writer)
     await session.client.warm(warm)
-    pulse = Pulse(session, time.monotonic_ns())
+    pulse = Heartbeat(session, time.monotonic_ns())
     try:
         yield session
     finally:
@@ -230,7 +230,7 @@ def test_of_refusals_only_those_that_say_not_now_are_asked_again(status: int, ag
     failed = Exchange(0, "r-0", b"")
     failed.status, failed.parts = status, [b'{"error": {}}']
     failed.end(Outcome.HTTP_4XX, "", 1)
-    assert may_be_asked_again(failed) is again
+    assert is_retryable(failed) is again
 
 
 def test_an_attempt_differs_from_the_one_before_in_its_id_alone() -> None:

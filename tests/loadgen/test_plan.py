@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.lengths import draw_lengths
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.draws import draw_lengths
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.scenarios import Lognormal, Sampled, Scenario, Uniform, load_scenario
 from tests.loadgen.tiny_tokenizer import write_model

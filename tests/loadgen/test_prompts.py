@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.prompts import make_prompts, survey
 from gapmeter.loadgen.tokenizer import PromptTokenizer, TransformersBackend, load_tokenizer
 from tests.loadgen.tiny_tokenizer import KINDS, write_model

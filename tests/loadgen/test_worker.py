@@ -19,7 +19,6 @@ import pytest
 
 from gapmeter.loadgen.fleet import GENERATORS, Fleet, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.slice import load_slice, save_slice
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, RecordFile, read_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
@@ -89,8 +88,8 @@ def same(one: Plan, other: Plan) -> bool:
 @pytest.mark.parametrize("whole", [plan([1, 5, 9, 12, 40]), plan([-1] * 5, users=4, end_ns=9, think_ns=3), plan([])])
 def test_a_share_on_disk_is_the_share(tmp_path: Path, whole: Plan) -> None:
     for share in (whole, whole.slice(1, 3)):
-        save_slice(share, tmp_path / "share.npz")
-        assert same(load_slice(tmp_path / "share.npz"), share)
+        share.save(tmp_path / "share.npz")
+        assert same(Plan.load(tmp_path / "share.npz"), share)
 
 
 def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, generator: str, null: str) -> None:
@@ -272,7 +271,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
 
 def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([0, MS, 3_600_000 * MS])
-    save_slice(what, tmp_path / "share.npz")
+    what.save(tmp_path / "share.npz")
     with np.load(tmp_path / "share.npz") as arrays:
         changed = {name: arrays[name] for name in arrays.files}
     plain = json.loads(changed["plain"].tobytes()) | {"timeout_ns": "a word"}

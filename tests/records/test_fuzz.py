@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.records import Outcome, RecordWriter, read_records
-from gapmeter.records.chunks import chunks
 from gapmeter.records.reader import NotRecords, frames
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import events, parse_answer
+from gapmeter.records.stream import chunks, events, parse_answer
 from gapmeter.servers.null.script import Script
 from gapmeter.servers.null.script import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed

@@ -1,4 +1,4 @@
-"""Think times drawn from a scenario's distribution."""
+"""Token counts and think times drawn from a scenario's distributions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,27 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.loadgen.lengths import Z95
+from gapmeter.scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
 from gapmeter.scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+
+Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
+
+
+def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``count`` token counts, int64, each at least 1.
+
+    A log-normal with median m and 95th percentile q is exp(N(ln m, s)) with s = ln(q / m) / z95, rounded.
+    """
+    match lengths:
+        case Constant(tokens):
+            return np.full(count, tokens, np.int64)
+        case Uniform(low, high):
+            return rng.integers(low, high, count, np.int64, endpoint=True)
+        case Lognormal(median, p95, highest):
+            drawn = np.rint(rng.lognormal(math.log(median), math.log(p95 / median) / Z95, count))
+            return np.clip(drawn, 1, highest or 10_000_000).astype(np.int64)
+        case Sampled(_, values):
+            return rng.choice(np.array(values, np.int64), count)
 
 
 def draw_pauses(pause: Pause, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

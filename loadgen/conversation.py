@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.content import (
     CHAT,
     NOT_EXACT,
@@ -24,8 +25,7 @@ from gapmeter.loadgen.content import (
     draw_both,
     draw_groups,
 )
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Words, pick, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
 from gapmeter.scenarios.checks import MOST_REQUESTS
@@ -46,7 +46,7 @@ class _Turn:
     first: tuple[str, int]
 
 
-def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+def ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
     """``count`` conversations. ``prompt_tokens`` of the workload are each question's, as if it were asked alone.
 
     Turns whose history does not fit the model's context are left out, with a note. Raises PlanError where not even the

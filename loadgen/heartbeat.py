@@ -14,7 +14,7 @@ EVERY_NS = 20_000_000
 _SECOND = 50  # beats
 
 
-class Pulse:
+class Heartbeat:
     """Starts at ``t0_ns``. ``usage`` notes hold CPU and wall time since then, until ``stop_counting``."""
 
     def __init__(self, session: Session, t0_ns: int) -> None:

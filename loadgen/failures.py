@@ -72,7 +72,7 @@ class Retries:
 
     def take(self, failed: Exchange) -> bool:
         """Whether this one will be asked again; then it is on its way."""
-        if failed.retry >= self._most or not may_be_asked_again(failed):
+        if failed.retry >= self._most or not is_retryable(failed):
             return False
         pause_ns = min(self._pause_ns << failed.retry, max(_LONGEST_PAUSE_NS, self._pause_ns))
         heapq.heappush(self._waiting, (failed.end_ns + pause_ns, next(self._ticket), failed.again()))
@@ -99,7 +99,7 @@ class Retries:
             self._timer = None
 
 
-def may_be_asked_again(failed: Exchange) -> bool:
+def is_retryable(failed: Exchange) -> bool:
     """Only where nothing of an answer had come: refused, 5xx, 408, 425 or 429, cut or timed out before its first byte.
 
     Whoever has read half of an answer does not start over unseen; what other statuses and bad answers say of the
