@@ -44,7 +44,7 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> A
     """An open loop's arrivals: the warm-up's first, then the measured ones.
 
     They fill [0, warmup + duration), or [0, warmup) and then as many as ``load.requests`` says. Nothing is scaled or
-    moved to meet the rate, so the count over a duration varies as it does in life.
+    moved to meet the rate, so the count over a duration varies as real arrivals do.
 
     constant: k / rate. poisson: independent exponential gaps, mean 1 / rate. gamma: independent gaps of mean 1 / rate
     with shape 1 / burstiness, so that their squared coefficient of variation is the burstiness. onoff, ramp, steps,
@@ -75,7 +75,7 @@ def warmup_span(load: Load) -> tuple[int, int]:
         return load.warmup_ns, 0
     if load.duration_ns is not None:
         measured = load.duration_ns
-    elif load.requests is not None and (rate := _about(load)):
+    elif load.requests is not None and (rate := _expected_rate(load)):
         measured = round(load.requests / rate * 1e9)
     else:
         return 0, 2 * (load.concurrency or 0)
@@ -90,8 +90,8 @@ def _gaps(load: Load, rate: float, rng: np.random.Generator) -> Callable[[], Flo
     return lambda: rng.gamma(1 / burstiness, mean_ns * burstiness, _CHUNK)
 
 
-def _about(load: Load) -> float:
-    """How many requests a second there will be, about; 0 where nobody knows beforehand."""
+def _expected_rate(load: Load) -> float:
+    """About how many requests per second there will be; 0 where that is not known beforehand."""
     if load.ramp is not None:
         return (load.ramp.start + load.ramp.end) / 2
     if load.steps is not None:
@@ -108,13 +108,13 @@ def _replayed(load: Load, trace: Trace, warmup_ns: int) -> NDArray[np.int64]:
 def _inverted(
     load: Load, curve: Source, rng: np.random.Generator, warmup_ns: int
 ) -> tuple[NDArray[np.int64], list[tuple[int, float]]]:
-    """Arrivals and the rate they were drawn at; further and further where a number of requests is to be reached."""
+    """Arrivals and the rate they were drawn at. For a number of requests the horizon doubles until they are reached."""
     horizon_s = (warmup_ns + (load.duration_ns or 1_000_000_000)) / 1e9
     chunks: list[Floats] = []
     reached = 0.0
     while True:
-        found = curve(horizon_s)
-        most = found.expected_by(horizon_s)
+        rates = curve(horizon_s)
+        most = rates.expected_by(horizon_s)
         if most > _MOST_DRAWN:
             text = f"{load.requests:,} requests are reached after {horizon_s / 7200:,.0f} hours or later"
             raise PlanError(f"{text} with this load.{load.arrivals}; write load.duration instead of load.requests")
@@ -122,11 +122,11 @@ def _inverted(
             chunks.append(reached + np.cumsum(rng.exponential(1.0, _CHUNK)))
             reached = float(chunks[-1][-1])
         units = np.concatenate(chunks)
-        at_ns = found.invert(units[units <= most]) * 1e9
+        at_ns = rates.invert(units[units <= most]) * 1e9
         enough = int(np.count_nonzero((at_ns >= warmup_ns) & (at_ns < horizon_s * 1e9))) >= (load.requests or 0)
         if load.duration_ns is not None or enough:
             due = _cut(load, at_ns, warmup_ns)
-            return due, found.knots(horizon_s if load.duration_ns is not None or not len(due) else float(due[-1]) / 1e9)
+            return due, rates.knots(horizon_s if load.duration_ns is not None or not len(due) else float(due[-1]) / 1e9)
         horizon_s *= 2
 
 
@@ -187,7 +187,7 @@ class Curve:
         x = 2 y / (a + √(a² + 2 y (b - a) / L)), which loses no digits where b is near a.
         """
         reached = self.expected()
-        # A piece without requests has equal ends here, so that the next one with some is found.
+        # A piece without requests has equal ends here, so that the next one with some is rates.
         piece = np.clip(np.searchsorted(reached, counts, side="right") - 1, 0, len(self.first) - 1)
         y, a = counts - reached[piece], self.first[piece]
         slope = (self.last[piece] - a) / np.diff(self.at_s)[piece]
@@ -217,7 +217,7 @@ def source(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | Non
             return _onoff(bursts, load.rate or 0.0, rng)
         case Ramp(start, end, over_ns):
             over_s = (over_ns or load.duration_ns or 0) / 1e9
-            return _held([warmup_s, over_s], [start, start], [start, end], end)
+            return _pieces([warmup_s, over_s], [start, start], [start, end], end)
         case tuple() as steps:
             return _steps(steps, warmup_s)
         case Diurnal() as day:
@@ -252,7 +252,7 @@ def _rates(bursts: OnOff, mean: float) -> tuple[float, float, float]:
 
 
 def _onoff(bursts: OnOff, mean: float, rng: np.random.Generator) -> Source:
-    """Begins in the long run's state: on with the share of time that it is on."""
+    """Begins in the long run's state: on with the probability that it is on at any time."""
     high, low, share = _rates(bursts, mean)
     begins_on = bool(rng.random() < share)
     turns = ((high, bursts.on_ns), (low, bursts.off_ns)) if begins_on else ((low, bursts.off_ns), (high, bursts.on_ns))
@@ -270,8 +270,8 @@ def _onoff(bursts: OnOff, mean: float, rng: np.random.Generator) -> Source:
     return upto
 
 
-def _held(lengths_s: Sequence[float], first: Sequence[float], last: Sequence[float], held: float) -> Source:
-    """Pieces one after the other (those without length left out), and then a rate that stays."""
+def _pieces(lengths_s: Sequence[float], first: Sequence[float], last: Sequence[float], final: float) -> Source:
+    """Straight pieces one after the other (those without length left out), and then the ``final`` rate."""
     kept = [k for k, length in enumerate(lengths_s) if length > 0]
     at_s = np.concatenate([[0.0], np.cumsum([lengths_s[k] for k in kept])])
 
@@ -279,8 +279,8 @@ def _held(lengths_s: Sequence[float], first: Sequence[float], last: Sequence[flo
         end_s = max(until_s, float(at_s[-1])) + 1.0
         return Curve(
             np.append(at_s, end_s),
-            np.array([*(first[k] for k in kept), held]),
-            np.array([*(last[k] for k in kept), held]),
+            np.array([*(first[k] for k in kept), final]),
+            np.array([*(last[k] for k in kept), final]),
         )
 
     return upto
@@ -288,7 +288,7 @@ def _held(lengths_s: Sequence[float], first: Sequence[float], last: Sequence[flo
 
 def _steps(steps: tuple[Step, ...], warmup_s: float) -> Source:
     rates = [steps[0].rate, *(step.rate for step in steps)]
-    return _held([warmup_s, *(step.for_ns / 1e9 for step in steps)], rates, rates, rates[-1])
+    return _pieces([warmup_s, *(step.for_ns / 1e9 for step in steps)], rates, rates, rates[-1])
 
 
 def _diurnal(day: Diurnal, mean: float, warmup_s: float) -> Source:

@@ -7,19 +7,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, end_processes, last_line
 from gapmeter.loadgen.plan import Plan
 
-# Every worker must have heard of the start before it comes.
+# The start must have reached every worker before it comes.
 _AHEAD_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How many workers a run waits for, and where: HOST:PORT, port 0 for any. Unheard for so long, one is given up."""
+    """How many workers a run waits for, and where (port 0: any). One that is silent for ``patience_s`` is given up."""
 
     count: int
     listen_host: str = "127.0.0.1"
@@ -33,15 +33,17 @@ def make_cluster(
 ) -> Iterator[Fleet]:  # fmt: skip
     """A master with all its workers connected to the target and waiting; it is not left when the block ends.
 
-    Their record files come into ``folder`` at the end, ``report_path(folder)`` from then on as the run goes. ``say`` is
-    told who is still missing. Raises NotStarted with the reason when a worker cannot begin or the port is taken,
-    OSError when files cannot be written.
+    Their record files come into ``folder`` at the end; ``report_path(folder)`` is kept up to date while the run goes
+    on. ``say`` is called with who is still missing. Raises NotStarted with the reason when a worker cannot begin or a
+    port is taken, OSError when files cannot be written.
     """
     spec, log = folder / "master.json", folder / "master.log"
     plan.save(folder / "master.plan.npz")
-    about = asdict(workers) | {"url": url, "generator": generator, "folder": str(folder), "workers": workers.count}
-    about |= {"plan": str(folder / "master.plan.npz"), "report": str(report_path(folder))}
-    del about["count"]
+    about = {
+        "url": url, "plan": str(folder / "master.plan.npz"), "folder": str(folder), "report": str(report_path(folder)),
+        "listen_host": workers.listen_host, "listen_port": workers.listen_port, "workers": workers.count,
+        "generator": generator, "patience_s": workers.patience_s,
+    }  # fmt: skip
     spec.write_text(json.dumps(about))
     with log.open("wb") as errors:
         master = subprocess.Popen(

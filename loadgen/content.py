@@ -24,7 +24,7 @@ NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is kn
 
 
 class Stream(IntEnum):
-    """One stream of randomness for each thing that is drawn: drawing more of one moves no other."""
+    """One stream of randomness for each thing that is drawn, so that drawing more of one changes no other."""
 
     ARRIVALS = 0
     PROMPT_LENGTHS = 1
@@ -48,7 +48,7 @@ class Seeds:
         return np.random.default_rng([self.seed, stream])
 
     def fresh(self, stream: Stream) -> np.random.Generator:
-        """Another one in every repeat."""
+        """A different one in every repeat."""
         return np.random.default_rng([self.seed, stream, self.repeat])
 
     def text(self, index: int) -> np.random.Generator:
@@ -92,7 +92,7 @@ class Content:
 
 
 def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
-    """Requests that know nothing of each other. Raises PlanError when they cannot be made as asked."""
+    """Requests that are independent of each other. Raises PlanError when they cannot be made as asked."""
     workload, most = scenario.workload, scenario.server.max_model_len
     asked, output = draw_both(scenario, count, seeds)
     fitting = _within_context(asked, output, most)
@@ -136,7 +136,7 @@ def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]
 
 
 def draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
-    """Which of the shared texts each begins with."""
+    """Which of the shared texts each prompt begins with."""
     return seeds.rng(Stream.GROUPS).integers(0, scenario.workload.shared_prefixes, count)
 
 
@@ -208,7 +208,7 @@ def _ask(file: PromptFile, index: int) -> dict[str, object]:
 
 
 def _tokens(file: PromptFile, tokenizer: PromptTokenizer | None) -> Ints:
-    """Of each line once."""
+    """Tokens of each line of the file."""
     if file.chat:
         chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
         if tokenizer is not None:

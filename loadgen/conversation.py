@@ -36,13 +36,13 @@ _AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One request of a conversation: everything said up to its question, and how much of a first one is not new.
+    """One request of a conversation: everything said up to its question, and how many words of a first one are not new.
 
     ``first``: the first own word of the conversation's first question, and where it stands in it.
     """
 
     messages: list[Message]
-    known: int
+    repeated: int
     first: tuple[str, int]
 
 
@@ -63,7 +63,7 @@ def ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, cou
     tokens = _counted(tokenizer, said)
     place = np.concatenate([np.arange(1, n + 1) for n in turns]) if count else np.zeros(0, np.int64)
     kept = _fitting(tokens + output, place, scenario.server.max_model_len)
-    shared = np.array([turn.known for turn in said], np.int64)
+    shared = np.array([turn.repeated for turn in said], np.int64)
     repeated = np.where(place == 1, shared, np.concatenate([[0], tokens[:-1]]))
     notes = _notes(scenario, tokenizer, words, asked, place, kept)
     asks: list[dict[str, object]] = [{"messages": said[i].messages} for i in np.flatnonzero(kept)]
@@ -93,7 +93,7 @@ def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Int
     for group, count in zip(groups.tolist(), turns.tolist(), strict=True):
         history: list[Message] = []
         shared = int(np.rint(questions[at] * scenario.workload.shared_prefix))
-        known = min(shared, longest.get(group, 0))
+        repeated = min(shared, longest.get(group, 0))
         longest[group] = max(shared, longest.get(group, 0))
         first = "", 0
         for turn in range(count):
@@ -103,7 +103,7 @@ def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Int
             if turn == 0:
                 first = (own[0] if own else "", start_of_own(words.joiner, head))
             history = [*history, _message("user", words, head + own)]
-            out.append(_Turn(history, known, first))
+            out.append(_Turn(history, repeated, first))
             history = [*history, _message("assistant", words, pick(words, int(output[at]), rng, starts=True))]
             at += 1
     return out

@@ -54,12 +54,12 @@ class Exchange(RequestRecord):
             self.stamps, self.marks, self.parts = stamps[:], marks[:], parts[:]
 
     def end(self, outcome: Outcome, error: str, at_ns: int) -> None:
-        """Its fate is known."""
+        """It has ended."""
         self.outcome, self.error, self.end_ns, self.done = outcome, error, at_ns, True
         self.carrier = None
 
     def release(self) -> None:
-        """Let go what was to be sent."""
+        """Let go of the bytes that were to be sent."""
         self.data = b""
 
     def mark(self, flag: Flag) -> None:

@@ -1,4 +1,4 @@
-"""Once every 20 ms while a generator process runs: its loop's lag, its own cost, and requests whose time is up."""
+"""Every 20 ms while a generator process runs: its loop's lag, its CPU time, and requests whose time is up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Heartbeat:
         self._timer.arm(self._due)
 
     def stop_counting(self) -> None:
-        """The window is over: what follows only waits for answers."""
+        """The timed window is over: from here on only answers are awaited."""
         self._note_usage()
         self._counting = False
 

@@ -25,12 +25,12 @@ Close = Callable[[], None]
 
 
 async def issue_open(session: Session, t0_ns: int) -> None:
-    """Issue each request at t0 + its due time, whatever has been answered; returns when the last one has left."""
+    """Issue each request at t0 + its due time, whatever has been answered. Returns when the last one has left."""
     await _until_over(session, open_loop, t0_ns)
 
 
 async def issue_closed(session: Session, t0_ns: int) -> None:
-    """``concurrency`` users, each asking again a think time after the end of its answer; returns when the plan is over.
+    """``concurrency`` users, each sending its next request a think time after its answer. Returns at the plan's end.
 
     The plan is over at t0 + ``end_ns``, or where that is 0, when every body has been issued (or abandoned, after an
     earlier turn of its conversation failed).
@@ -39,7 +39,7 @@ async def issue_closed(session: Session, t0_ns: int) -> None:
 
 
 def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
-    """What ``issue_open`` awaits, on any event loop: calls ``done`` once the last has left; returns what ends it."""
+    """An open loop on any event loop: calls ``done`` once the last request has left. Returns what ends it."""
     if len(session.plan.turns):
         return conversations(session, t0_ns, done)
     due = (session.plan.due_ns + t0_ns).tolist()
@@ -66,13 +66,13 @@ def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
 def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
     """An open loop whose plan has turns: first turns at their due times, each other a think time after the one before.
 
-    What follows a failed turn is recorded as abandoned, at the time at which the next turn would have been due.
+    What would have followed a failed turn is recorded as abandoned, at the time when the next turn would have been due.
     """
-    talks = Conversations(session.plan, t0_ns)
+    turns = Conversations(session.plan, t0_ns)
 
     def wake() -> None:
         for _ in range(_BURST):
-            due = talks.take(monotonic_ns() + _EARLY_NS)
+            due = turns.take(monotonic_ns() + _EARLY_NS)
             if due is None:
                 break
             index, due_ns = due
@@ -82,21 +82,21 @@ def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
         arm()
 
     def arm() -> None:
-        at_ns = talks.next_ns
-        over = at_ns is None and not talks.awaits_answers()
-        if over or (talks.awaits_answers() and at_ns is not None and at_ns <= monotonic_ns()):
+        at_ns = turns.next_ns
+        over = at_ns is None and not turns.awaits_answers()
+        if over or (turns.awaits_answers() and at_ns is not None and at_ns <= monotonic_ns()):
             done()
         elif at_ns is not None:
-            timer.arm(at_ns - _EARLY_NS if not talks.awaits_answers() else at_ns)
+            timer.arm(at_ns - _EARLY_NS if not turns.awaits_answers() else at_ns)
 
     timer = Timer(session.loop, wake)
-    session.on_finished = _hearing(session, talks, arm)
+    session.on_finished = _on_answer(session, turns, arm)
     arm()
-    return _closing(session, talks, timer)
+    return _closer(session, turns, timer)
 
 
 def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
-    """What ``issue_closed`` awaits, on any event loop: calls ``done`` when the plan is over; returns what ends it."""
+    """A closed loop on any event loop: calls ``done`` when the plan is over. Returns what ends it."""
     if not session.plan.concurrency:
         done()
         return lambda: None
@@ -118,17 +118,17 @@ def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close
             timer.arm(at_ns)
 
     timer = Timer(session.loop, wake)
-    session.on_finished = _hearing(session, users, arm)
+    session.on_finished = _on_answer(session, users, arm)
     timer.arm(t0_ns)
-    return _closing(session, users, timer)
+    return _closer(session, users, timer)
 
 
-def _hearing(session: Session, asking: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
-    """What becomes of an answer: whoever asked asks on, or what followed a failed turn is abandoned."""
+def _on_answer(session: Session, senders: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
+    """What follows an answer: the user's next request, or, where a turn failed, the rest of its turns as abandoned."""
 
     def answered(exchange: Exchange) -> None:
         index = session.plan.local_index(exchange.index)
-        lost = asking.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+        lost = senders.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
         if lost is not None:
             for index in lost.turns:
                 session.abandon(index, lost.due_ns)
@@ -137,15 +137,15 @@ def _hearing(session: Session, asking: Conversations | Users, arm: Callable[[], 
     return answered
 
 
-def _closing(session: Session, asking: Conversations | Users, timer: Timer) -> Close:
-    """What ends the issuing: answers are heard no more, and turns that were never due are noted."""
+def _closer(session: Session, senders: Conversations | Users, timer: Timer) -> Close:
+    """What ends the issuing: no answer leads to another request, and turns that were never due are counted."""
 
     def close() -> None:
         session.on_finished = None
         timer.close()
-        asking.close()
+        senders.close()
         if len(session.plan.turns):
-            session.writer.json({"type": "conversations", "beyond_end": asking.beyond_end})
+            session.writer.json({"type": "conversations", "beyond_end": senders.beyond_end})
 
     return close
 
@@ -155,7 +155,7 @@ LOOPS: dict[str, Begin] = {"open": open_loop, "closed": closed_loop}
 
 
 async def _until_over(session: Session, begin: Begin, t0_ns: int) -> None:
-    """Returns when all has been issued, or the run is to end early."""
+    """Returns when all has been issued, or the run is stopped."""
     over = asyncio.Event()
     close = begin(session, t0_ns, over.set)
     waits = [asyncio.ensure_future(event.wait()) for event in (over, session.stopped)]

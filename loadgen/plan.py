@@ -41,7 +41,7 @@ class Swaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What one generator process issues. Index i of every column is the same request.
+    """What one generator process issues. Index i of every column belongs to the same request.
 
     Open loop: request i is due at t0 + ``due_ns[i]``; each is issued once. Closed loop: ``due_ns`` is -1 and
     ``concurrency`` users take the next index whenever they are free: until every body is issued where ``end_ns`` is 0,
@@ -51,7 +51,7 @@ class Plan:
     are only the first turns. An issuer sends each following one ``pause_ns`` after the end of the answer before it,
     as long as that lies before ``end_ns`` (0: all of them), and records those whose predecessor failed as ABANDONED.
     A closed loop's user thinks for ``pause_ns`` of the request that was answered, and holds one conversation after the
-    other. ``places`` has each request's index in the whole plan of ``planned_in_all`` where conversations were shared.
+    other. ``places``: where conversations were dealt out, each request's index in the whole plan of ``planned_in_all``.
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
@@ -101,7 +101,7 @@ class Plan:
         return cycle * self.planned_in_all + int(self.places[at])
 
     def local_index(self, global_index: int) -> int:
-        """The place among this process's requests of one of them that is known by its place in the whole plan."""
+        """Where in this process's requests the one with that place in the whole plan stands."""
         if len(self.places):
             cycle, at = divmod(global_index, self.planned_in_all)
             return cycle * len(self.places) + int(np.searchsorted(self.places, at))
@@ -123,7 +123,7 @@ class Plan:
         return count
 
     def pause_ns(self, index: int) -> int:
-        """How long a user thinks after the answer to this request; any index."""
+        """The think time after the answer to this request; any index."""
         return int(self.pauses_ns[index % len(self.pauses_ns)]) if len(self.pauses_ns) else self.think_time_ns
 
     def request_id(self, index: int) -> str:
@@ -140,15 +140,17 @@ class Plan:
         return self.swaps.apply(self.bodies[at], at, cycle)
 
     def slice(self, worker: int, workers: int) -> Plan:
-        """Worker k of n's share: requests k, k + n, k + 2n … of this one plan, and its share of the users.
+        """Worker k of n's slice: requests k, k + n, k + 2n … of this one plan, and its part of the users.
 
-        Of conversations it is the k-th, k + n-th …, each with all its turns. The shares together are exactly this plan.
-        Raises ValueError for a share of a share.
+        Of conversations it is the k-th, k + n-th …, each with all its turns. The slices together are exactly this plan.
+        Raises ValueError for a slice of a slice.
         """
         if self.workers != 1 or not 0 <= worker < workers:
-            raise ValueError(f"cannot take share {worker} of {workers} of share {self.worker} of {self.workers}")
-        talks = len(self.turns) > 0
-        mine = np.flatnonzero((np.cumsum(self.turns == 1) - 1 if talks else np.arange(len(self))) % workers == worker)
+            raise ValueError(f"cannot take slice {worker} of {workers} of slice {self.worker} of {self.workers}")
+        has_turns = len(self.turns) > 0
+        mine = np.flatnonzero(
+            (np.cumsum(self.turns == 1) - 1 if has_turns else np.arange(len(self))) % workers == worker
+        )
         return replace(
             self,
             due_ns=self.due_ns[mine],
@@ -160,17 +162,17 @@ class Plan:
             worker=worker,
             workers=workers,
             swaps=replace(self.swaps, at=self.swaps.at[mine]),
-            turns=self.turns[mine] if talks else self.turns,
+            turns=self.turns[mine] if has_turns else self.turns,
             pauses_ns=self.pauses_ns[mine] if len(self.pauses_ns) else self.pauses_ns,
-            places=mine if talks else self.places,
-            planned_in_all=len(self) if talks else 0,
+            places=mine if has_turns else self.places,
+            planned_in_all=len(self) if has_turns else 0,
         )
 
     def _users_of(self, worker: int, workers: int) -> int:
         return self.concurrency // workers + (worker < self.concurrency % workers)
 
     def without_requests(self) -> Plan:
-        """The same times, users and ids, for who makes the requests himself while it runs."""
+        """The same times, users and ids, for a generator that composes its requests while it runs."""
         return replace(
             self, due_ns=_none(), bodies=[], request_ids=[], prompt_tokens=_none(), output_tokens=_none(),
             prompt_tokens_exact=False, swaps=Swaps(np.zeros((0, 3), np.int64), ()), notes=(), pauses_ns=_none(),

@@ -62,7 +62,7 @@ def make_plan(
         prompt_tokens_exact=content.exact,
         warmup_ns=warmup_ns,
         warmup_requests=_warm(warmup_requests, content.turns),
-        end_ns=_end(load, arrivals.due_ns, warmup_ns, talks=len(content.turns) > 0),
+        end_ns=_end(load, arrivals.due_ns, warmup_ns, has_turns=len(content.turns) > 0),
         concurrency=load.concurrency or 0,
         think_time_ns=mean_pause_ns(load.think_time),
         timeout_ns=load.timeout_ns,
@@ -105,7 +105,7 @@ def encode_body(
 
 
 def _first_turns(due_ns: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The due times of conversations' first turns; when the others are due the answers before them decide."""
+    """The due times of conversations' first turns; when the others are due depends on the answers before them."""
     if not len(turns):
         return due_ns
     out = np.full(len(turns), -1, np.int64)
@@ -128,7 +128,7 @@ def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
 
 
 def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
-    """While the first conversations still go on, later turns grow more frequent: that belongs into the warm-up."""
+    """A note where the load still grows while it is measured: turns grow more frequent until conversations end."""
     if not len(content.turns) or (load.loop == "closed" and load.requests is not None):
         return []
     each = len(content.turns) / int(np.count_nonzero(content.turns == 1))
@@ -148,13 +148,13 @@ def _prefix_share(content: Content) -> float:
 
 
 def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int) -> Arrivals:
-    """Due times of requests, or of conversations where these are asked."""
+    """Due times of requests, or of conversations."""
     load = scenario.load
     if load.loop == "open":
         return draw_arrivals(load, seeds.rng(Stream.ARRIVALS), warmup_ns)
     if load.requests is not None:
         return _unknown(warmup_requests + load.requests)
-    # How many a closed loop will ask within its time nobody knows beforehand; past these, bodies come round changed.
+    # How many requests a closed loop will send is not known beforehand; past these, bodies come round changed.
     span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
     guess = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
     if scenario.workload.kind == "conversation":
@@ -164,23 +164,22 @@ def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int)
 
 
 def _unknown(count: int) -> Arrivals:
-    """A closed loop's: when each is due the answers before it decide."""
+    """A closed loop's: when each is due depends on the answers before it."""
     return Arrivals(np.full(count, -1, np.int64), (), 0.0)
 
 
-def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, talks: bool) -> int:
-    """So many conversations are all heard to their end."""
+def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, has_turns: bool) -> int:
+    """0 where the plan ends with its last answer: a number of conversations run to their ends."""
     if load.duration_ns is not None:
         return warmup_ns + load.duration_ns
-    return int(due_ns[-1]) + 1 if load.loop == "open" and not talks else 0
+    return int(due_ns[-1]) + 1 if load.loop == "open" and not has_turns else 0
 
 
 def _swaps(content: Content, bodies: list[bytes]) -> Swaps:
     """Where each body's first own word stands.
 
-    Texts are lower-case ASCII, so that a text stands in its body character for character.
-
-    A starter costs one token at a text's start and within it, so it may stand in for any first own word.
+    Texts are lower-case ASCII, so that a text stands in its body character for character. A starter costs one token
+    at a text's start and within it, so it may stand in for any first own word.
     """
     openings = content.openings
     if openings is None:

@@ -67,7 +67,7 @@ class Prompts:
 
 
 def survey(tokenizer: PromptTokenizer | None, kind: str) -> Words:
-    """Find the words of a tokenizer's vocabulary that can be counted on; without one, common words, one token each."""
+    """The words of a tokenizer's vocabulary that cost one token for certain; without a tokenizer, common words."""
     if tokenizer is None:
         common = _COMMON.split()
         return Words(common, common, " ", 0)
@@ -205,11 +205,11 @@ def trace_blocks(words: Ints, trace: Trace, write: Write) -> CommonText:
         cut = min((len(needed) - 1) * size, count - 1)
         heads.append(whole[:cut])
         tails.append(whole[cut:count])
-        known = 0
-        while known < len(needed) and needed[: known + 1] in seen:
-            known += 1
-        repeated[at] = min(known * size, count)
-        seen.update(needed[: length + 1] for length in range(known, len(needed)))
+        old = 0  # blocks at its start that an earlier prompt began with
+        while old < len(needed) and needed[: old + 1] in seen:
+            old += 1
+        repeated[at] = min(old * size, count)
+        seen.update(needed[: length + 1] for length in range(old, len(needed)))
     return CommonText(heads, tails, repeated)
 
 

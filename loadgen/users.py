@@ -17,7 +17,7 @@ _ANEW = -1  # in place of a request: whatever comes next in the plan
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Turns that are not asked because the one before them failed, and when the next of them would have been due."""
+    """Turns that are never sent because the one before them failed, and when the next of them would have been due."""
 
     turns: range
     due_ns: int
@@ -35,7 +35,7 @@ class Conversations:
         first = np.flatnonzero(plan.turns == 1)
         self._waiting = [(t0_ns + int(plan.due_ns[i]), int(i)) for i in first]
         heapq.heapify(self._waiting)
-        self._talking: set[int] = set()  # turns without an answer yet that others follow
+        self._unanswered: set[int] = set()  # turns without an answer yet that others follow
         self.beyond_end = 0
 
     @property
@@ -43,11 +43,11 @@ class Conversations:
         """When something is due next; the plan's end while only answers are awaited; None when all is over."""
         if self._waiting:
             return self._waiting[0][0]
-        return self._end_ns if self._talking else None
+        return self._end_ns if self._unanswered else None
 
     def awaits_answers(self) -> bool:
         """Whether nothing is due, but answers may bring more."""
-        return not self._waiting and bool(self._talking)
+        return not self._waiting and bool(self._unanswered)
 
     def take(self, now_ns: int) -> tuple[int, int] | None:
         """The next turn and its due time, if it is due by now."""
@@ -55,15 +55,15 @@ class Conversations:
             return None
         due_ns, index = heapq.heappop(self._waiting)
         if self._plan.follower(index) is not None:
-            self._talking.add(index)
+            self._unanswered.add(index)
         return index, due_ns
 
     def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
-        """A turn's fate is known; returns what it takes along when it failed."""
+        """A turn has ended. Returns the turns that its failure leaves unsent, if there are any."""
         following = self._plan.follower(index)
-        if index not in self._talking or following is None:
+        if index not in self._unanswered or following is None:
             return None
-        self._talking.discard(index)
+        self._unanswered.discard(index)
         due_ns = end_ns + self._plan.pause_ns(index)
         if self._end_ns is not None and due_ns >= self._end_ns:
             self.beyond_end += self._plan.left(following)
@@ -74,14 +74,14 @@ class Conversations:
         return None
 
     def close(self) -> None:
-        """Nothing more is asked: what is not answered yet ends its conversation."""
-        for index in self._talking:
+        """Nothing more is sent: a turn that has not been answered yet is its conversation's last."""
+        for index in self._unanswered:
             self.beyond_end += self._plan.left(index + 1)
-        self._talking.clear()
+        self._unanswered.clear()
 
 
 class Users:
-    """The plan's users, the next one who wants to ask first. Times are CLOCK_MONOTONIC ns.
+    """The plan's users, in the order of their next requests. Times are CLOCK_MONOTONIC ns.
 
     A user is due a think time after the end of its last answer: with the next turn of its conversation, or where that
     was the last or the plan has none, with whatever comes next in the plan. After a failure the rest of a conversation
@@ -97,23 +97,23 @@ class Users:
         self._waiting: list[tuple[int, int]] = [(t0_ns + user * over_ns // plan.concurrency, _ANEW) for user in users]
         self._firsts = np.flatnonzero(plan.turns == 1) if len(plan.turns) else None
         self._begun = 0
-        self._talking: set[int] = set()  # turns without an answer yet that others follow
+        self._unanswered: set[int] = set()  # turns without an answer yet that others follow
         self.beyond_end = 0
 
     @property
     def next_ns(self) -> int | None:
-        """When somebody wants to ask next, or the plan's time is over; None while only answers can bring more."""
+        """When the next request is due, or the plan's time is over; None while only answers can bring more."""
         times = [due_ns for due_ns, _ in self._waiting[:1]] + ([] if self._end_ns is None else [self._end_ns])
         return min(times, default=None)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether nobody asks anything more: the plan's time is over, or all of it has been asked."""
+        """Whether nothing more is sent: the plan's time is over, or all of it has been sent."""
         if self._end_ns is not None:
             return now_ns >= self._end_ns
-        return self._used_up() and not self._talking and all(index == _ANEW for _, index in self._waiting)
+        return self._used_up() and not self._unanswered and all(index == _ANEW for _, index in self._waiting)
 
     def take(self, now_ns: int) -> tuple[int, int] | None:
-        """The next request and when it was due, if somebody wants to ask by now."""
+        """The next request and when it was due, if one is due by now."""
         while self._waiting and self._waiting[0][0] <= now_ns and not self.is_over(now_ns):
             due_ns, index = heapq.heappop(self._waiting)
             if index == _ANEW:
@@ -121,15 +121,15 @@ class Users:
                     continue  # this user leaves
                 index = self._begin()
             if self._plan.follower(index) is not None:
-                self._talking.add(index)
+                self._unanswered.add(index)
             return index, due_ns
         return None
 
     def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
-        """A request's fate is known, and its user free; returns what it takes along when it failed."""
+        """A request has ended, its user is free. Returns the turns that its failure leaves unsent, if there are any."""
         pause_ns = self._plan.pause_ns(index)
         following = self._plan.follower(index)
-        self._talking.discard(index)
+        self._unanswered.discard(index)
         if ok:
             heapq.heappush(self._waiting, (end_ns + pause_ns, _ANEW if following is None else following))
             return None
@@ -140,10 +140,10 @@ class Users:
         return Abandoned(range(following, following + self._plan.left(following)), due_ns)
 
     def close(self) -> None:
-        """Nothing more is asked."""
-        broken_off = [index + 1 for index in self._talking] + [index for _, index in self._waiting if index != _ANEW]
+        """Nothing more is sent."""
+        broken_off = [index + 1 for index in self._unanswered] + [index for _, index in self._waiting if index != _ANEW]
         self.beyond_end = sum(self._plan.left(index) for index in broken_off)
-        self._talking.clear()
+        self._unanswered.clear()
         self._waiting.clear()
 
     def _used_up(self) -> bool:

@@ -77,7 +77,7 @@ class _Reading:
 def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> Answer:
     """The answer in a request record, as far as it came; reading stops at the first thing that is wrong with it.
 
-    ``first_token_only``: read no further than the first chunk with a token; for a glance while the run goes on.
+    ``first_token_only``: read no further than the first chunk with a token; for a check while the run goes on.
     """
     reading = _Reading()
     for stamp, data in events(record):
@@ -164,9 +164,9 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     if isinstance(value.get("metrics"), dict):
         reading.metrics = value["metrics"]
     choices = value.get("choices")
-    found = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-    if found:
-        _read_choices(reading, stamp, found, usage)
+    objects = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    if objects:
+        _read_choices(reading, stamp, objects, usage)
 
 
 def _error(value: dict[str, Any]) -> str:

@@ -86,7 +86,7 @@ def _generators(
     if options.workers is None:
         cores, own = placement.generator, own_users(options.locustfile, target.model, target.dialect)
         return make_fleet(
-            plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator, own=own
+            plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator, locustfile=own
         )
     say = silent if options.quiet else tell
     return make_cluster(plan, target.url, requests, options.workers, generator=load.generator, say=say)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records.request import ISSUED
 from gapmeter.records.tail import RecordTail
 from gapmeter.scenarios import Scenario
@@ -43,9 +44,9 @@ def checked(path: Path | None, scenario: Scenario, workers: int) -> Path | None:
     return path.resolve()
 
 
-def own_users(path: Path | None, model: str, dialect: str) -> dict[str, str] | None:
-    """What the generator process is told of it."""
-    return None if path is None else {"path": str(path), "model": model, "dialect": dialect}
+def own_users(path: Path | None, model: str, dialect: str) -> Locustfile | None:
+    """What the generator process needs of it."""
+    return None if path is None else Locustfile(str(path), model, dialect)
 
 
 def ended_ns(records: Iterable[Path]) -> int:

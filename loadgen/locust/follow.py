@@ -1,4 +1,4 @@
-"""What a page that stands beside a run knows of it: read from the run's folder, by whoever is not the issuer."""
+"""A run as another process sees it: read from the run's folder while it grows."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gapmeter.records.histograms import new_histogram
 from gapmeter.records.request import RequestRecord
 from gapmeter.records.tail import RecordTail
 
-Tell = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of which class the failure was
+Ended = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of which class the failure was
 
 
 class Followed:
-    """One run. ``look`` tells of each request that has ended since the last one.
+    """One run. ``look`` calls ``ended`` for each request that has ended since the last one.
 
-    Of a run whose workers are elsewhere it reads what their histograms have gained since the last report.
+    Where workers on other machines issue, it goes by what their histograms have gained since the last report.
     """
 
-    def __init__(self, folder: Path, tell: Tell) -> None:
-        self._folder, self._tell = RunFolder(folder), tell
+    def __init__(self, folder: Path, ended: Ended) -> None:
+        self._folder, self._on_ended = RunFolder(folder), ended
         self._tails: dict[Path, RecordTail] = {}
         self._totals = Totals(self._ended)
-        self._elsewhere: _Elsewhere | None = None
+        self._workers: _RemoteWorkers | None = None
         self.rows: list[Row] = live_rows(self._totals.histograms)
         self.in_flight = 0
         self.over = False
@@ -39,9 +39,9 @@ class Followed:
         if self.over:
             return
         if (self._folder.requests / "master.json").exists():
-            self._elsewhere = self._elsewhere or _Elsewhere(self._folder.requests / "workers.json", self._tell)
-            self._elsewhere.look()
-            self.in_flight, histograms = self._elsewhere.in_flight, self._elsewhere.histograms
+            self._workers = self._workers or _RemoteWorkers(self._folder.requests / "workers.json", self._on_ended)
+            self._workers.look()
+            self.in_flight, histograms = self._workers.in_flight, self._workers.histograms
         else:
             self._read_records()
             self.in_flight, histograms = self._totals.issued - self._totals.finished, self._totals.histograms
@@ -55,33 +55,33 @@ class Followed:
 
     def _ended(self, record: RequestRecord, e2e_ns: int | None) -> None:
         why = "no whole answer" if record.outcome is Outcome.OK else record.outcome.name.lower()
-        self._tell(None if e2e_ns is None else e2e_ns / 1e6, why)
+        self._on_ended(None if e2e_ns is None else e2e_ns / 1e6, why)
 
 
-class _Elsewhere:
+class _RemoteWorkers:
     """Workers' histograms, as their master adds them up; each new count in that of E2E is a request that ended."""
 
-    def __init__(self, path: Path, tell: Tell) -> None:
-        self._path, self._tell = path, tell
-        self._known: dict[int, int] = {}
+    def __init__(self, path: Path, ended: Ended) -> None:
+        self._path, self._on_ended = path, ended
+        self._counted: dict[int, int] = {}
         self._failed = 0
         self.in_flight = 0
         self.histograms: Mapping[str, HdrHistogram] = {name: new_histogram() for name in METRICS}
 
     def look(self) -> None:
-        told = _read(self._path)
-        if told is None:
+        report = _read(self._path)
+        if report is None:
             return
-        issued, finished, failed = (sum(w[key] for w in told["workers"]) for key in ("issued", "finished", "failed"))
+        issued, finished, failed = (sum(w[key] for w in report["workers"]) for key in ("issued", "finished", "failed"))
         self.in_flight = issued - finished
-        self.histograms = {name: HdrHistogram.decode(told["histograms"][name]) for name in METRICS}
+        self.histograms = {name: HdrHistogram.decode(report["histograms"][name]) for name in METRICS}
         counts = _counts(self.histograms["e2e"])
         for value, count in counts.items():
-            for _ in range(count - self._known.get(value, 0)):
-                self._tell(value / 1e6, "")
+            for _ in range(count - self._counted.get(value, 0)):
+                self._on_ended(value / 1e6, "")
         for _ in range(failed - self._failed):
-            self._tell(None, "failed")
-        self._known, self._failed = counts, failed
+            self._on_ended(None, "failed")
+        self._counted, self._failed = counts, failed
 
 
 def _counts(histogram: HdrHistogram) -> dict[int, int]:

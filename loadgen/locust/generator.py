@@ -1,11 +1,10 @@
-"""What a Locust generator process does in its time: as ``loadgen.worker``, under gevent, inside a Locust test."""
+"""What a generator process does under Locust: the same as ``loadgen.worker``, on gevent, inside a Locust test."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,24 +27,24 @@ from gapmeter.loadgen.worker import Exit, Spec, ending, leave, note_issued, note
 from gapmeter.records import RecordWriter
 
 
-class Test(Environment):
-    """A Locust test whose load is a session's share of a plan. Locust's own clock has no part in it.
+class PlanTest(Environment):
+    """A Locust test whose load is a session's plan. Locust's own clock has no part in it.
 
-    Users wait for ``t0_ns`` (CLOCK_MONOTONIC), and set ``over`` when all has been issued.
+    Its user waits for ``t0_ns`` (CLOCK_MONOTONIC), and sets ``over`` when all has been issued.
     """
 
     def __init__(self, session: Session, url: str) -> None:
-        super().__init__(user_classes=[Dispatcher], host=url, catch_exceptions=False)
+        super().__init__(user_classes=[PlanUser], host=url, catch_exceptions=False)
         self.session = session
         self.t0_ns = gevent.event.AsyncResult()
         self.over = gevent.event.Event()
 
     def begin(self) -> None:
-        """Have Locust start its users; they wait."""
+        """Have Locust start the user, which waits."""
         self.create_local_runner().start(user_count=1, spawn_rate=1)
 
     def issue(self, t0_ns: int) -> None:
-        """Returns when the plan has been issued, or the run is to end early."""
+        """Returns when the plan has been issued, or the run is stopped."""
         self.t0_ns.set(t0_ns)
         gevent.wait([self.over, self.session.stopped], count=1)
 
@@ -55,10 +54,10 @@ class Test(Environment):
             self.runner.quit()
 
 
-class Dispatcher(User):
-    """Issues the whole plan, whatever is answered: one user is enough, since it never waits for an answer itself."""
+class PlanUser(User):
+    """Issues the whole plan. One is enough, since it never waits for an answer itself."""
 
-    environment: Test
+    environment: PlanTest
 
     @task
     def issue(self) -> Any:
@@ -72,7 +71,7 @@ class Dispatcher(User):
 
 
 def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
-    """Connect, say that we are ready, issue from the start that we are told; returns the exit code."""
+    """Connect, report ready, issue from the common start. Returns the exit code."""
     session = Session(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
     broken = _watch_for_bugs(session.stop)
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -98,42 +97,42 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     return ending(spec, session, broken)
 
 
-def _test(session: Session, spec: Spec) -> Test | LocustfileTest:
+def _test(session: Session, spec: Spec) -> PlanTest | LocustfileTest:
     """The plan as a Locust test, or the user's own. Raises BadLocustfile."""
-    if spec.own is None:
-        return Test(session, spec.url)
-    return LocustfileTest(session, spec.url, Path(spec.own["path"]), spec.own["model"], spec.own["dialect"])
+    if spec.locustfile is None:
+        return PlanTest(session, spec.url)
+    return LocustfileTest(session, spec.url, spec.locustfile)
 
 
 def _start(session: Session) -> int | None:
-    """The common start, from standard input; None when we are stopped before it comes."""
-    told = gevent.event.AsyncResult()
+    """The common start, from standard input; None if stopped before it comes."""
+    start = gevent.event.AsyncResult()
 
-    def heard() -> None:
+    def read() -> None:
         line = os.read(0, 4096)
         if not line:
             session.loop.remove_reader(0)
             gevent.spawn(session.stop, "the process that started this one is gone")
-        elif not told.ready():
-            told.set(int(line))
+        elif not start.ready():
+            start.set(int(line))
 
-    session.loop.add_reader(0, heard)
-    gevent.wait([told, session.stopped], count=1)
-    return int(told.get()) if told.ready() else None
+    session.loop.add_reader(0, read)
+    gevent.wait([start, session.stopped], count=1)
+    return int(start.get()) if start.ready() else None
 
 
-def _timed(test: Test | LocustfileTest, t0_ns: int) -> None:
-    """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
+def _timed(test: PlanTest | LocustfileTest, t0_ns: int) -> None:
+    """The timed window, then the answers that are still out, with lag, speed and cost recorded beside them."""
     session = test.session
-    pulse = Heartbeat(session, t0_ns)
+    heartbeat = Heartbeat(session, t0_ns)
     note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
     test.issue(t0_ns)
-    pulse.stop_counting()
+    heartbeat.stop_counting()
     while session.awaited:
         session.drained.clear()
         session.drained.wait()
     session.write_all()
-    pulse.close()
+    heartbeat.close()
     note_issued(session)
 
 

@@ -21,45 +21,46 @@ from locust.util.load_locustfile import load_locustfile
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.locust.user import GapmeterUser
 from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records.timer import Timer
 
 # As an open loop's: the timer goes off a little earlier, and the rest is spun.
 _EARLY_NS = 50_000
 
 
-class Desk:
-    """Sends each request when it is due, from the event loop; ``model`` and ``dialect`` complete the bodies."""
+class RequestQueue:
+    """Users' own requests until they are due, and users until they are answered. ``file`` completes the bodies."""
 
-    def __init__(self, session: Session, model: str, dialect: str) -> None:
-        self._session, self._model, self._dialect = session, model, dialect
+    def __init__(self, session: Session, file: Locustfile) -> None:
+        self._session, self._file = session, file
         self._due: list[tuple[int, int, Exchange]] = []
-        self._answers: dict[int, Any] = {}  # by the request's index: who waits for it
-        self._made = 0
+        self._answers: dict[int, Any] = {}  # by the request's index
+        self._composed = 0
         self._closed = False
         self._timer = Timer(session.loop, self._wake)
         session.on_finished = self._answered
 
     def ask(self, path: str, ask: dict[str, Any], due_ns: int) -> Exchange:
-        """Have it sent at ``due_ns``, at once if that has passed; returns when its fate is known.
+        """Have it sent at ``due_ns``, at once if that has passed; returns when it has ended.
 
         Raises StopUser when nothing more is to be issued.
         """
         if self._closed:
             raise StopUser
-        stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._dialect == "full" else {})
-        body = {"model": self._model, "stream": True, "stream_options": stream, **ask}
-        exchange = self._session.compose(self._made, path, json.dumps(body).encode(), int(ask.get("min_tokens", 0)))
-        self._made += 1
+        stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
+        body = {"model": self._file.model, "stream": True, "stream_options": stream, **ask}
+        exchange = self._session.compose(self._composed, path, json.dumps(body).encode(), int(ask.get("min_tokens", 0)))
+        self._composed += 1
         answer = self._answers[exchange.index] = gevent.event.AsyncResult()
         try:
             self._put(due_ns, exchange)
-            found: Exchange = answer.get()
-        finally:  # a user whom a shape takes away leaves; what has been sent is still answered, and recorded
+            answered: Exchange = answer.get()
+        finally:  # a shape may end a user who waits; the request that was sent is still answered, and recorded
             self._answers.pop(exchange.index, None)
-        return found
+        return answered
 
     def close(self) -> None:
-        """Nothing more is sent: users who have not asked yet end."""
+        """Nothing more is sent: users whose request is not due yet end."""
         self._closed = True
         self._timer.close()
         for _, _, exchange in self._due:
@@ -100,28 +101,29 @@ class BadLocustfile(Exception):
 class LocustfileTest(Environment):
     """A Locust test of the users and the shape in a file. ``over``: the shape, or the plan's time, has ended.
 
-    ``failed`` is what a task raised, with its place; the run ends then. Raises BadLocustfile.
+    ``failed`` is what a task raised, with its place; it ends the run. Raises BadLocustfile.
     """
 
-    def __init__(self, session: Session, url: str, path: Path, model: str, dialect: str) -> None:
+    def __init__(self, session: Session, url: str, file: Locustfile) -> None:
         monkey.patch_time()  # a task that sleeps must not stop all others
+        path = Path(file.path)
         users, shape = load(path)
         super().__init__(user_classes=users, shape_class=shape, host=url)
         self.session, self._path = session, path
-        self.desk = Desk(session, model, dialect)
+        self.requests = RequestQueue(session, file)
         self.over = gevent.event.Event()
         self.failed = ""
         self.events.user_error.add_listener(self._raised)
         self.events.test_stop.add_listener(lambda **_: self.over.set())
 
     def begin(self) -> None:
-        """Make the runner; its users come with the start."""
+        """Make the runner; users come with the start."""
         runner = self.create_local_runner()
         if self.shape_class is not None:
             self.shape_class.runner = runner
 
     def issue(self, t0_ns: int) -> None:
-        """Returns when the time is over, the shape has ended, or the run is to end early."""
+        """Returns when the time is over, the shape has ended, or the run is stopped."""
         plan, session = self.session.plan, self.session
         gevent.sleep(max(0.0, (t0_ns - monotonic_ns()) / 1e9))
         assert self.runner is not None
@@ -131,7 +133,7 @@ class LocustfileTest(Environment):
             self.runner.start(plan.concurrency, max(1.0, plan.concurrency / _STAGGER_S))
         left_s = max(0.0, (t0_ns + plan.end_ns - monotonic_ns()) / 1e9)
         gevent.wait([self.over, session.stopped], timeout=left_s, count=1)
-        self.desk.close()
+        self.requests.close()
 
     def end(self) -> None:
         """End Locust's users and its runner."""
@@ -153,13 +155,11 @@ def load(path: Path) -> tuple[list[type[User]], Any]:
             raise
         place = _place(path, error.__traceback__)
         raise BadLocustfile(f"{place}: {type(error).__name__}: {error}") from error
-    users: list[type[User]] = [found for found in classes.values() if issubclass(found, GapmeterUser)]
-    others = [name for name, found in classes.items() if not issubclass(found, GapmeterUser)]
+    users: list[type[User]] = [user for user in classes.values() if issubclass(user, GapmeterUser)]
+    others = [name for name, user in classes.items() if not issubclass(user, GapmeterUser)]
     if others or not users:
-        seen = f"{others[0]} does not derive from" if others else "no class here derives from"
-        raise BadLocustfile(
-            f"{path}: {seen} gapmeter.loadgen.locust.user.GapmeterUser, so that no request would be on record"
-        )
+        problem = f"{others[0]} does not derive from" if others else "no class here derives from"
+        raise BadLocustfile(f"{path}: {problem} gapmeter.locust.GapmeterUser, so that no request would be on record")
     if len(shapes) > 1:
         raise BadLocustfile(f"{path}: {len(shapes)} shapes; leave one")
     return users, shapes[0] if shapes else None

@@ -140,9 +140,9 @@ class GreenPool(Pool):
 
     def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""
-        found = socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
         failure: OSError | None = None
-        for family, _, _, _, address in found:
+        for family, _, _, _, address in addresses:
             self._family, self._host = family, str(address[0])
             try:
                 return self._open()

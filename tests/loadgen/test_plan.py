@@ -171,7 +171,7 @@ def test_merged_shares_are_one_poisson_process(path: Path) -> None:
 
 def test_a_share_of_a_share_is_refused(path: Path) -> None:
     plan = planned(path)
-    with pytest.raises(ValueError, match="cannot take share 0 of 2 of share 1 of 2"):
+    with pytest.raises(ValueError, match="cannot take slice 0 of 2 of slice 1 of 2"):
         plan.slice(1, 2).slice(0, 2)
     with pytest.raises(ValueError, match="cannot take share 2 of 2"):
         plan.slice(2, 2)
