@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, end_processes, last_line
@@ -27,6 +27,32 @@ class Workers:
     patience_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class MasterSpec:
+    """What a master has to do. ``listen_port`` 0: any. A worker that is silent for ``patience_s`` is given up.
+
+    Messages come in at ``listen_port``, plans and records travel by the port after it (any where that is 0).
+    """
+
+    url: str
+    plan: str
+    folder: str
+    report: str
+    listen_host: str
+    listen_port: int
+    workers: int
+    generator: str
+    patience_s: float
+
+    @classmethod
+    def read(cls, path: Path) -> MasterSpec:
+        """Raises OSError, or ValueError or TypeError for what is no spec."""
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
 @contextlib.contextmanager
 def make_cluster(
     plan: Plan, url: str, folder: Path, workers: Workers, *, generator: str, say: Callable[[str], None]
@@ -37,17 +63,16 @@ def make_cluster(
     on. ``say`` is called with who is still missing. Raises NotStarted with the reason when a worker cannot begin or a
     port is taken, OSError when files cannot be written.
     """
-    spec, log = folder / "master.json", folder / "master.log"
-    plan.save(folder / "master.plan.npz")
-    about = {
-        "url": url, "plan": str(folder / "master.plan.npz"), "folder": str(folder), "report": str(report_path(folder)),
-        "listen_host": workers.listen_host, "listen_port": workers.listen_port, "workers": workers.count,
-        "generator": generator, "patience_s": workers.patience_s,
-    }  # fmt: skip
-    spec.write_text(json.dumps(about))
+    spec_path, plan_path, log = folder / "master.json", folder / "master.plan.npz", folder / "master.log"
+    plan.save(plan_path)
+    MasterSpec(
+        url=url, plan=str(plan_path), folder=str(folder), report=str(report_path(folder)),
+        listen_host=workers.listen_host, listen_port=workers.listen_port, workers=workers.count, generator=generator,
+        patience_s=workers.patience_s,
+    ).write(spec_path)  # fmt: skip
     with log.open("wb") as errors:
         master = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.master", str(spec)],
+            [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.master", str(spec_path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, process_group=0,
         )  # fmt: skip
@@ -57,7 +82,7 @@ def make_cluster(
         yield Fleet((master,), records, (log,), _AHEAD_NS)
     finally:
         end_processes([master])
-        (folder / "master.plan.npz").unlink(missing_ok=True)
+        plan_path.unlink(missing_ok=True)
 
 
 def report_path(folder: Path) -> Path:

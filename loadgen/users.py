@@ -45,9 +45,11 @@ class Conversations:
             return self._waiting[0][0]
         return self._end_ns if self._unanswered else None
 
-    def awaits_answers(self) -> bool:
-        """Whether nothing is due, but answers may bring more."""
-        return not self._waiting and bool(self._unanswered)
+    def is_over(self, now_ns: int) -> bool:
+        """Whether nothing more is sent: nothing is due, and no answer can bring more before the plan's end."""
+        if self._waiting:
+            return False
+        return not self._unanswered or (self._end_ns is not None and now_ns >= self._end_ns)
 
     def take(self, now_ns: int) -> tuple[int, int] | None:
         """The next turn and its due time, if it is due by now."""
@@ -108,6 +110,8 @@ class Users:
 
     def is_over(self, now_ns: int) -> bool:
         """Whether nothing more is sent: the plan's time is over, or all of it has been sent."""
+        if not self._plan.concurrency:  # a slice may have none of the users
+            return True
         if self._end_ns is not None:
             return now_ns >= self._end_ns
         return self._used_up() and not self._unanswered and all(index == _ANEW for _, index in self._waiting)

@@ -25,7 +25,7 @@ import uvloop
 from gapmeter.loadgen.address import Address, authorization
 from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.heartbeat import Heartbeat
-from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
 from gapmeter.records import RecordWriter
@@ -180,7 +180,6 @@ async def _timed(session: Session, t0_ns: int) -> None:
     """The timed window, then the answers that are still out, with lag, speed and cost recorded beside them."""
     heartbeat = Heartbeat(session, t0_ns)
     note_window(session, t0_ns, {"generator": "asyncio"})
-    issue = issue_open if session.plan.loop == "open" else issue_closed
     await issue(session, t0_ns)
     heartbeat.stop_counting()
     await session.drain()

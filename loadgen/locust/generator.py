@@ -18,7 +18,7 @@ from locust.exception import StopUser
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.heartbeat import Heartbeat
-from gapmeter.loadgen.issue import LOOPS
+from gapmeter.loadgen.issue import begin
 from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
 from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
@@ -62,7 +62,7 @@ class PlanUser(User):
     @task
     def issue(self) -> Any:
         test = self.environment
-        close = LOOPS[test.session.plan.loop](test.session, test.t0_ns.get(), test.over.set)
+        close = begin(test.session, test.t0_ns.get(), test.over.set)
         try:
             gevent.wait([test.over, test.session.stopped], count=1)
         finally:

@@ -22,6 +22,7 @@ import gevent.event
 import locust
 from locust.env import Environment
 
+from gapmeter.loadgen.cluster import MasterSpec
 from gapmeter.loadgen.locust.clocks import SAME, Offset, Trip, clock_name
 from gapmeter.loadgen.locust.protocol import TYPE, VERSION, FileServer, Hello, Order, Result
 from gapmeter.loadgen.locust.totals import METRICS, Report, merged
@@ -33,32 +34,6 @@ from gapmeter.loadgen.worker import Exit, leave
 _LOOK_S = 0.05
 _TRIPS = 20
 _RESTING_TRIP_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What the master is told. ``listen_port`` 0: any. A worker unheard for ``patience_s`` is given up.
-
-    Messages come in at ``listen_port``, plans and records travel by the port after it (any where that is 0).
-    """
-
-    url: str
-    plan: str
-    folder: str
-    report: str
-    listen_host: str
-    listen_port: int
-    workers: int
-    generator: str
-    patience_s: float
-
-    @classmethod
-    def read(cls, path: Path) -> Spec:
-        """Raises OSError, or ValueError or TypeError for what is no spec."""
-        return cls(**json.loads(path.read_text()))
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
 
 
 class State(StrEnum):
@@ -125,7 +100,7 @@ class Member:
 class Master:
     """The workers of one run. Raises OSError when a port is taken, or what Locust does."""
 
-    def __init__(self, spec: Spec, plan: Plan) -> None:
+    def __init__(self, spec: MasterSpec, plan: Plan) -> None:
         self._spec, self._plan = spec, plan
         self._env = Environment(user_classes=[SliceUser], host=spec.url)
         self._runner = self._env.create_master_runner(spec.listen_host, spec.listen_port)
@@ -292,7 +267,7 @@ class Master:
 def main(arguments: list[str]) -> int:
     """Entry point; the exit codes of ``loadgen.worker``. Lines on standard output before ``ready`` are for the user."""
     try:
-        spec = Spec.read(Path(arguments[0]))
+        spec = MasterSpec.read(Path(arguments[0]))
         plan = Plan.load(Path(spec.plan))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a master's spec: {error}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.issue import issue_open
+from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import load_tokenizer
@@ -41,7 +41,7 @@ async def test_nothing_is_left_to_be_made_once_the_session_is(long: Plan, tmp_pa
     sizes = [len(body) for body in own.bodies]
     async with bed(own, tmp_path) as on:
         own.bodies.clear()
-        await issue_open(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records = on.records()
     assert min(sizes) > 100_000
