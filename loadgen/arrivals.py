@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step
 from gapmeter.scenarios.checks import MOST_REQUESTS
 from gapmeter.scenarios.model import Load
 
@@ -58,7 +58,7 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> A
     curve = source(load, warmup_ns, curve_rng)
     knots: list[tuple[int, float]] = []
     if load.trace is not None:
-        due = _replayed(load, load.trace, warmup_ns)
+        due = _cut(load, np.array(load.trace.at_ns, np.float64) / load.trace.speed, warmup_ns)
     elif curve is not None:
         due, knots = _inverted(load, curve, gaps_rng, warmup_ns)
     elif load.arrivals == "constant":
@@ -99,10 +99,6 @@ def _expected_rate(load: Load) -> float:
     if load.trace is not None:
         return len(load.trace.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
     return load.rate or 0.0
-
-
-def _replayed(load: Load, trace: Trace, warmup_ns: int) -> NDArray[np.int64]:
-    return _cut(load, np.array(trace.at_ns, np.float64) / trace.speed, warmup_ns)
 
 
 def _inverted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Prompts, make_prompts
-from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
 from gapmeter.scenarios.asked import Prompts as PromptFile
 from gapmeter.scenarios.model import Scenario
 
 Ints = NDArray[np.int64]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_AT_ONCE = 64  # chats tokenized together: a long plan needs no more memory than its bodies
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
 PATHS = {"chat": CHAT, "completion": COMPLETION}
 NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
@@ -123,6 +125,15 @@ def check_size(tokens: float) -> None:
         )
 
 
+def count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Message]]) -> Ints:
+    """Tokens of each chat as the template renders it; words where there is no tokenizer."""
+    if tokenizer is None:
+        return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
+    starts = range(0, len(chats), _AT_ONCE)
+    counts = [tokenizer.count_messages(chats[start : start + _AT_ONCE]) for start in starts]
+    return np.concatenate(counts) if counts else np.zeros(0, np.int64)
+
+
 def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
     """Prompt and answer tokens of each request: the trace's where the workload gives none."""
     trace, drawn = scenario.load.trace, []
@@ -211,9 +222,7 @@ def _tokens(file: PromptFile, tokenizer: PromptTokenizer | None) -> Ints:
     """Tokens of each line of the file."""
     if file.chat:
         chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
-        if tokenizer is not None:
-            return tokenizer.count_messages(chats)
-        return np.array([sum(len(m["content"].split()) for m in chat) for chat in chats], np.int64)
+        return count_chats(tokenizer, chats)
     texts = [entry.prompt or "" for entry in file.entries]
     if tokenizer is not None:
         return tokenizer.counts(texts, "completion")

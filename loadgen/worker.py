@@ -30,11 +30,13 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
 from gapmeter.records import RecordWriter
 from gapmeter.records.process import allow_many_files, ask_for_short_slices, too_few_files
+from gapmeter.records.timer import Readers
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
 _NICER = 10
 _READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
+PARENT_GONE = "the process that started this one is gone"
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
 
@@ -157,23 +159,31 @@ def ending(spec: Spec, session: Session, broken: list[BaseException]) -> int:
 
 
 async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | None:
-    """The common start, from standard input; None if stopped before it comes."""
+    """The common start; None if stopped before it comes."""
     start: asyncio.Future[int] = loop.create_future()
-
-    def read() -> None:
-        line = os.read(0, 4096)
-        if not line:
-            loop.remove_reader(0)
-            session.stop("the process that started this one is gone")
-        elif not start.done():
-            start.set_result(int(line))
-
-    loop.add_reader(0, read)
+    listen_for_start(loop, start.set_result, lambda: session.stop(PARENT_GONE))
     stopped = asyncio.ensure_future(session.stopped.wait())
     either: list[asyncio.Future[Any]] = [start, stopped]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     return start.result() if start.done() else None
+
+
+def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable[[], None]) -> None:
+    """Call ``start`` with the common start from standard input; ``gone`` when that closes, as it does with our parent."""
+    came = False
+
+    def read() -> None:
+        nonlocal came
+        line = os.read(0, 4096)
+        if not line:
+            loop.remove_reader(0)
+            gone()
+        elif not came:
+            came = True
+            start(int(line))
+
+    loop.add_reader(0, read)
 
 
 async def _timed(session: Session, t0_ns: int) -> None:

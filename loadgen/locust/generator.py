@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from types import TracebackType
@@ -23,7 +22,17 @@ from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
 from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.worker import Exit, Spec, ending, leave, note_issued, note_window, stop_collecting
+from gapmeter.loadgen.worker import (
+    PARENT_GONE,
+    Exit,
+    Spec,
+    ending,
+    leave,
+    listen_for_start,
+    note_issued,
+    note_window,
+    stop_collecting,
+)
 from gapmeter.records import RecordWriter
 
 
@@ -105,18 +114,9 @@ def _test(session: Session, spec: Spec) -> PlanTest | LocustfileTest:
 
 
 def _start(session: Session) -> int | None:
-    """The common start, from standard input; None if stopped before it comes."""
+    """The common start; None if stopped before it comes."""
     start = gevent.event.AsyncResult()
-
-    def read() -> None:
-        line = os.read(0, 4096)
-        if not line:
-            session.loop.remove_reader(0)
-            gevent.spawn(session.stop, "the process that started this one is gone")
-        elif not start.ready():
-            start.set(int(line))
-
-    session.loop.add_reader(0, read)
+    listen_for_start(session.loop, start.set, lambda: gevent.spawn(session.stop, PARENT_GONE))
     gevent.wait([start, session.stopped], count=1)
     return int(start.get()) if start.ready() else None
 

@@ -29,7 +29,7 @@ from gapmeter.loadgen.locust.totals import METRICS, Report, merged
 from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.locust.worker import SliceUser
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import Exit, leave
+from gapmeter.loadgen.worker import Exit, leave, listen_for_start
 
 _LOOK_S = 0.05
 _TRIPS = 20
@@ -275,7 +275,8 @@ def main(arguments: list[str]) -> int:
         master = Master(spec, plan)
     except (SystemExit, Exception) as error:  # noqa: BLE001 - Locust raises what it likes, or exits
         return leave(Exit.BAD_SPEC, f"{spec.listen_host}:{spec.listen_port} cannot be listened on: {error}")
-    start = _listen_to_parent(master)
+    start = gevent.event.AsyncResult()
+    listen_for_start(GreenLoop(), start.set, lambda: gevent.spawn(master.stop))
     for signum in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signum, master.stop)
     try:
@@ -305,22 +306,6 @@ def _conduct(master: Master, start: Any) -> int:
     if troubles := master.troubles():
         return leave(Exit.BAD_SPEC, "; ".join(troubles))
     return Exit.STOPPED if master.stopped.is_set() else Exit.DONE
-
-
-def _listen_to_parent(master: Master) -> Any:
-    """The start, once standard input tells it; when that closes, our parent is gone and everybody stops."""
-    start, loop = gevent.event.AsyncResult(), GreenLoop()
-
-    def read() -> None:
-        line = os.read(0, 4096)
-        if not line:
-            loop.remove_reader(0)
-            gevent.spawn(master.stop)
-        elif not start.ready():
-            start.set(int(line))
-
-    loop.add_reader(0, read)
-    return start
 
 
 if __name__ == "__main__":
