@@ -170,7 +170,7 @@ async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | Non
 
 
 def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable[[], None]) -> None:
-    """Call ``start`` with the common start from standard input; ``gone`` when that closes, as it does with our parent."""
+    """Call ``start`` with the common start from standard input, ``gone`` when that closes: our parent is gone then."""
     came = False
 
     def read() -> None:
