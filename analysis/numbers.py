@@ -93,6 +93,11 @@ def rate(per_second: float | None) -> str:
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} req/s"
 
 
+def usd(value: float | None) -> str:
+    """Three digits of a price: $0.0000123, $2.49; a dash for None."""
+    return DASH if value is None else f"${significant(value)}"
+
+
 def ticks(top: float, about: int = 6) -> list[float]:
     """Round tick values (1, 2 or 5 times a power of ten apart) from 0 up to ``top``, about so many."""
     if top <= 0:

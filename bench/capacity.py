@@ -23,8 +23,8 @@ import numpy as np
 from bench import false_claims
 from bench.virtual_trials import CHAT, SMALL, Asked, VirtualOracle, VirtualTrial
 from gapmeter.analysis.capacity.posterior import posterior
+from gapmeter.analysis.capacity.result import FAILS, HOLDS
 from gapmeter.analysis.capacity.search import Goal, search
-from gapmeter.analysis.capacity.trial import FAILS, HOLDS
 from gapmeter.analysis.stats.quantiles import share_bounds
 
 START, WITHIN = 16.0, 0.08

@@ -167,11 +167,12 @@ class Trials:
 
 def at_rate(scenario: Scenario, rate: float, most: int, number: int) -> Scenario:
     """The scenario as a trial: Poisson at ``rate``, long enough for ``most`` requests that count, its own arrivals."""
-    load = replace(
-        scenario.load, arrivals="poisson", rate=rate, burstiness=None, onoff=None, diurnal=None, requests=None,
-        duration_ns=round(most / rate * 1e9), warmup_ns=_warmup_ns(scenario),
-    )  # fmt: skip
-    return replace(scenario, load=load, seed=scenario.seed * 1000 + number)
+    trial = {
+        "arrivals": "poisson", "rate": rate, "burstiness": None, "onoff": None, "diurnal": None, "requests": None,
+        "duration_ns": round(most / rate * 1e9), "warmup_ns": _warmup_ns(scenario),
+    }  # fmt: skip
+    load = scenario.load.model_copy(update=trial)
+    return scenario.model_copy(update={"load": load, "seed": scenario.seed * 1000 + number})
 
 
 def _warmup_ns(scenario: Scenario) -> int:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
 from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step
-from gapmeter.scenarios.checks import MOST_REQUESTS
-from gapmeter.scenarios.model import Load
+from gapmeter.scenarios.model import MOST_REQUESTS, Load
 
 Floats = NDArray[np.floating[Any]]
 Source = Callable[[float], "Curve"]
@@ -58,7 +57,7 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> A
     curve = source(load, warmup_ns, curve_rng)
     knots: list[tuple[int, float]] = []
     if load.trace is not None:
-        due = _cut(load, np.array(load.trace.at_ns, np.float64) / load.trace.speed, warmup_ns)
+        due = _cut(load, np.array(load.trace.recorded.at_ns, np.float64) / load.trace.speed, warmup_ns)
     elif curve is not None:
         due, knots = _inverted(load, curve, gaps_rng, warmup_ns)
     elif load.arrivals == "constant":
@@ -97,7 +96,7 @@ def _expected_rate(load: Load) -> float:
     if load.steps is not None:
         return max(step.rate for step in load.steps)
     if load.trace is not None:
-        return len(load.trace.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
+        return len(load.trace.recorded.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
     return load.rate or 0.0
 
 
@@ -211,7 +210,7 @@ def source(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | Non
     match load.onoff or load.ramp or load.steps or load.diurnal:
         case OnOff() as bursts:
             return _onoff(bursts, load.rate or 0.0, rng)
-        case Ramp(start, end, over_ns):
+        case Ramp(start=start, end=end, over_ns=over_ns):
             over_s = (over_ns or load.duration_ns or 0) / 1e9
             return _pieces([warmup_s, over_s], [start, start], [start, end], end)
         case tuple() as steps:

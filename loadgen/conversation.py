@@ -29,8 +29,7 @@ from gapmeter.loadgen.content import (
 from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Words, pick, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
-from gapmeter.scenarios.checks import MOST_REQUESTS
-from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 
 
 @dataclass(frozen=True, slots=True)

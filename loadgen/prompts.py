@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.arrivals import Trace
+from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
@@ -85,7 +85,7 @@ def make_prompts(
     stream: Callable[[int], np.random.Generator],
     *,
     groups: NDArray[np.int64] | None = None,
-    trace: Trace | None = None,
+    trace: Recording | None = None,
 ) -> Prompts:
     """One prompt for each asked token count, verified by the tokenizer.
 
@@ -187,12 +187,12 @@ def shared_beginnings(words: Ints, share: float, groups: Ints, write: Write) -> 
     return CommonText(heads, None, _seen_before(groups, counts))
 
 
-def trace_blocks(words: Ints, trace: Trace, write: Write) -> CommonText:
+def trace_blocks(words: Ints, trace: Recording, write: Write) -> CommonText:
     """Each prompt is its trace's blocks one after the other, equal ids with equal text; the last one ends it.
 
     A prompt whose blocks do not fill it (they were recorded with another template) repeats its last block's text.
     """
-    size = trace.block_tokens
+    size = BLOCK_TOKENS
     texts: dict[int, list[str]] = {}
     heads, tails, repeated = [], [], np.zeros(len(words), np.int64)
     seen: set[tuple[int, ...]] = set()

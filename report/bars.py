@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 
 from rich.text import Text
 
 from gapmeter.analysis.numbers import in_unit, ticks, unit_of
 from gapmeter.analysis.stages import BY_NAME, UNEXPLAINED, colour
+from gapmeter.report import marks
 
 RESIDUAL_LETTER = "?"
 
@@ -47,11 +49,19 @@ def axis(top_ms: float, width: int) -> tuple[str, float]:
     scale = in_unit(1.0, unit)[0]
     line = [" "] * width
     end = -1
-    marks = ticks(top_ms * scale, 5)
-    for value in marks:
-        text = f"{value:g} {unit}" if value == marks[-1] else f"{value:g}"
+    values = ticks(top_ms * scale, 5)
+    for value in values:
+        text = f"{value:g} {unit}" if value == values[-1] else f"{value:g}"
         at = round(value / scale / ms_per_column)
         if at > end and at + len(text) <= width:
             line[at : at + len(text)] = text
             end = at + len(text)
     return "".join(line).rstrip(), ms_per_column
+
+
+def key(stages: Iterable[str], width: int, margin: int) -> str:
+    """What the letters mean, on lines of at most ``width`` columns that begin at ``margin``."""
+    together = "\N{NO-BREAK SPACE}"  # a letter and its stage stay on one line
+    words = "  ".join(f"{letter(s)} {marks.words(s)}".replace(" ", together) for s in stages)
+    indent = " " * margin
+    return textwrap.fill(words, width, initial_indent=indent, subsequent_indent=indent).replace(together, " ")

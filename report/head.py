@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gapmeter.analysis.numbers import count, duration, rate
-from gapmeter.analysis.requests.turns import turns_sentence
 from gapmeter.report import marks
 from gapmeter.report.export.junit import slo_interval, slo_value
 
@@ -144,7 +143,7 @@ def caveat(summary: Mapping[str, Any]) -> str:
 
 def turns_of(summary: Mapping[str, Any]) -> str:
     """How a conversation's first turn differs from the later ones; "" where there are no conversations."""
-    return turns_sentence(summary.get("turns", []))
+    return str(summary["words"]["turns"] or "")
 
 
 def slo_lines(summary: Mapping[str, Any]) -> list[SloLine]:

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from gapmeter.analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Finding, Promise
+from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED
+from gapmeter.analysis.capacity.trial import Count, Finding, Promise
 from gapmeter.analysis.requests.metrics import Ints
 from gapmeter.analysis.stats import dependence, far
 from gapmeter.analysis.stats.hdr import nearest_rank

@@ -18,11 +18,11 @@ from gapmeter.analysis.compare.lineup import line_up
 from gapmeter.analysis.compare.protocol import Fact, Protocol
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.jsonable import json_safe
-from gapmeter.analysis.judge.floor import read_floor
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.numbers import share
-from gapmeter.analysis.requests.figures import percentile_key
 from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.report import bridge
 
 SCHEMA_VERSION = 1
 NOT_COMPARABLE = "NOT COMPARABLE"
@@ -113,10 +113,10 @@ def slos_of(run: Run) -> list[tuple[str, float]]:
 
 def floors_of(runs: Iterable[Run]) -> dict[str, tuple[float, float]]:
     """The load tester's own error at p50 and p99 in ns, the largest of the runs'; nothing where it is unmeasured."""
-    known = [floor for run in runs if (floor := read_floor(run.manifest)) is not None]
-    metrics = {metric for floor in known for metric in floor.errors_ms}
+    known = [floor for run in runs if (floor := bridge.floor_errors_ms(run.manifest))]
+    metrics = {metric for floor in known for metric in floor}
     return {
-        metric: tuple(max(f.errors_ms[metric][i] for f in known if metric in f.errors_ms) * 1e6 for i in (0, 1))  # type: ignore[misc]
+        metric: tuple(max(f[metric][i] for f in known if metric in f) * 1e6 for i in (0, 1))  # type: ignore[misc]
         for metric in metrics
     }
 

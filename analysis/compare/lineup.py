@@ -7,9 +7,9 @@ from typing import Any
 
 from gapmeter.analysis.compare.resample import pooled_sample
 from gapmeter.analysis.compare.sides import Run
-from gapmeter.analysis.provenance import hardware_words, provenance_of
-from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stats import quantiles
+from gapmeter.report import bridge
 
 _SHOWN = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
 # Of the parts that a summary may have: the figure's key, and what would measure it.
@@ -28,12 +28,12 @@ def line_up(letters: Sequence[str], sides: Sequence[Sequence[Run]]) -> dict[str,
 
 def _row(letter: str, runs: Sequence[Run]) -> dict[str, Any]:
     first = runs[0]
-    told = provenance_of(first.manifest, first.summary)
+    told = bridge.provenance(first.summary)
     figures = {f"{m}_{percentile_key(p)}": _estimate(runs, m, p) for m, p in _SHOWN}
     return {
         "name": letter,
         "runs": [run.name for run in runs],
-        "device": hardware_words(first.manifest.get("hardware") or {}),
+        "device": bridge.hardware_words(first.manifest.get("hardware") or {}),
         "engine": told.engine,
         "load": told.load,
         "digest": first.manifest.get("scenario_digest"),

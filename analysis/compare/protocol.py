@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 MANIFEST_VERSION = 1
-SUMMARY_VERSION = 1
+SUMMARY_VERSION = 2
 FACTOR, FOLLOWS, NOTED, BLOCKS = "factor", "follows", "noted", "blocks"
 NOT_RECORDED = "not recorded"
 

@@ -13,7 +13,7 @@ from typing import Any
 from gapmeter.analysis.compare.claims import NAMES, holm, signed_share
 from gapmeter.analysis.compare.differences import CONFIDENCE
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.report.comparison.words import difference, interval
 
 REGRESSED, UNDECIDED, WITHIN, UNKNOWN = "REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats import quantiles
 from gapmeter.analysis.stats.quantiles import Floats
 from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 
 Ints = NDArray[np.int64]
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
@@ -87,7 +87,7 @@ def read_run(path: Path) -> Run:
     Raises FileNotFoundError when manifest, summary or tables are not there, ValueError when they are not JSON.
     """
     manifest = RunFolder(path).read_manifest()
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = bridge.read_run(path)
     requests = pd.read_parquet(path / "requests.parquet")
     ledger = pd.read_parquet(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
     if (summary.get("ledger") or {}).get("refused"):

@@ -12,8 +12,7 @@ machine itself slowed down. Why it did is said only where telemetry recorded a r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -21,40 +20,44 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gapmeter.analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
+from gapmeter.analysis.results.device import Telemetry
+from gapmeter.analysis.results.run import Drift, Ratio
 from gapmeter.analysis.stats import quantiles
 from gapmeter.analysis.stats.quantiles import TAIL, Floats
 
 FIRST_S = 10.0
 FEWEST = 8  # values on either side
-_NOTABLE = 0.05  # of a ratio's distance from 1, beyond its interval
 
 
 def describe_drift(
     requests: pd.DataFrame, canaries: Sequence[NDArray[np.int64]] = (), reason: str | None = None
-) -> dict[str, Any]:
-    """``summary["drift"]``: each ratio of the first seconds to the rest, with its 95 % interval, and a sentence.
+) -> Drift:
+    """Each ratio of the first seconds to the rest, with its 95 % interval.
 
     ``requests``: all of the run; ``canaries``: of each generator process the durations, one a second; ``reason``: why
-    the machine slowed down, where telemetry says so. A ratio that nothing supports is null.
+    the machine slowed down, where telemetry says so. A ratio that nothing supports is None.
     """
     sent = requests[issued(requests)].sort_values("due_ns", kind="stable")
     due = stamps_ns(sent, "due_ns")
     first = due < (due.min() if len(due) else 0) + int(FIRST_S * 1e9)
-    ratios: dict[str, Any] = {metric: _latency(sent, metric, first) for metric in ("ttft", "tpot")}
-    ratios["output_tokens_per_s"] = _tokens(sent)
-    ratios["machine_time"] = _machine(canaries)
-    return {"first_s": FIRST_S, **ratios, "reason": reason, "sentence": _sentence(ratios, reason)}
+    return Drift(
+        first_s=FIRST_S,
+        ttft=_latency(sent, "ttft", first),
+        tpot=_latency(sent, "tpot", first),
+        output_tokens_per_s=_tokens(sent),
+        machine_time=_machine(canaries),
+        reason=reason,
+    )
 
 
-def throttled(telemetry: Mapping[str, Any] | None) -> str | None:
+def throttled(telemetry: Telemetry | None) -> str | None:
     """What slowed the server's GPUs down, in telemetry's own words; None where nothing did, or nobody looked."""
-    told = {
-        words: None for gpu in (telemetry or {}).get("gpus", ()) if gpu["server"] for words in gpu["throttled"] or ()
-    }
-    return f"a GPU was throttled meanwhile: {', '.join(told)}" if told else None
+    gpus = telemetry.gpus if telemetry else ()
+    reasons = dict.fromkeys(words for gpu in gpus if gpu.server for words in gpu.throttled or ())
+    return f"a GPU was throttled meanwhile: {', '.join(reasons)}" if reasons else None
 
 
-def ratio_of_means(first: Floats, rest: Floats) -> dict[str, Any] | None:
+def ratio_of_means(first: Floats, rest: Floats) -> Ratio | None:
     """Of two series of logarithms: exp of the difference of their means with its interval; None where either is short.
 
     Welch's degrees of freedom, on what each part is worth.
@@ -72,18 +75,18 @@ def ratio_of_means(first: Floats, rest: Floats) -> dict[str, Any] | None:
     return _ratio(math.exp(difference), math.exp(difference - half), math.exp(difference + half))
 
 
-def _ratio(value: float, low: float, high: float) -> dict[str, Any]:
-    return {"ratio": float(value), "ratio_ci": [float(low), float(high)]}
+def _ratio(value: float, low: float, high: float) -> Ratio:
+    return Ratio(ratio=float(value), ratio_ci=(float(low), float(high)))
 
 
-def _latency(sent: pd.DataFrame, metric: str, first: NDArray[np.bool_]) -> dict[str, Any] | None:
+def _latency(sent: pd.DataFrame, metric: str, first: NDArray[np.bool_]) -> Ratio | None:
     values = request_values_ns(sent, metric)
     known = succeeded(sent) & ~np.isnan(values)
     logs = np.log(np.maximum(values, 1.0))
     return ratio_of_means(logs[known & first], logs[known & ~first])
 
 
-def _tokens(sent: pd.DataFrame) -> dict[str, Any] | None:
+def _tokens(sent: pd.DataFrame) -> Ratio | None:
     """Tokens that arrived in each second while requests were issued."""
     if "token_ns" not in sent or not len(sent):
         return None
@@ -104,7 +107,7 @@ def _tokens(sent: pd.DataFrame) -> dict[str, Any] | None:
     return _ratio(ratio, ratio * math.exp(-half), ratio * math.exp(half))
 
 
-def _machine(canaries: Sequence[NDArray[np.int64]]) -> dict[str, Any] | None:
+def _machine(canaries: Sequence[NDArray[np.int64]]) -> Ratio | None:
     """Each process's durations against its own later ones, pooled."""
     split = int(FIRST_S)
     logs = [np.log(np.maximum(each, 1)) for each in canaries if len(each) >= split + FEWEST]
@@ -112,30 +115,3 @@ def _machine(canaries: Sequence[NDArray[np.int64]]) -> dict[str, Any] | None:
         return None
     centred = [each - each[split:].mean() for each in logs]
     return ratio_of_means(np.concatenate([c[:split] for c in centred]), np.concatenate([c[split:] for c in centred]))
-
-
-_NAMES = {
-    "ttft": "TTFT", "tpot": "TPOT", "output_tokens_per_s": "tokens/s",
-    "machine_time": "time of a fixed piece of CPU work",
-}  # fmt: skip
-
-
-def _sentence(ratios: dict[str, Any], reason: str | None) -> str | None:
-    """Every ratio with its interval; those in front that lie beyond it and more than 5 % from 1. None without any."""
-    known = {name: found for name, found in ratios.items() if found is not None}
-    if not known:
-        return None
-    told = ", ".join(f"{_NAMES[name]} {_times(found)}" for name, found in known.items())
-    moved = [_NAMES[name] for name, found in known.items() if _moved(found["ratio_ci"])]
-    differs = f"; {' and '.join(moved)} differed" if moved else ""
-    cause = f" ({reason})" if reason and moved else ""
-    return f"first {FIRST_S:.0f} s over the rest: {told}{differs}{cause}"
-
-
-def _moved(interval: Sequence[float]) -> bool:
-    return interval[0] > 1 + _NOTABLE or interval[1] < 1 - _NOTABLE
-
-
-def _times(found: dict[str, Any]) -> str:
-    low, high = found["ratio_ci"]
-    return f"{found['ratio']:.2f} ({low:.2f} .. {high:.2f})"

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stats import quantiles
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.quantiles import Floats, Sample
@@ -113,13 +114,13 @@ def metric_sample(requests: pd.DataFrame, metric: str, origin: str = "due", *, f
     return quantiles.sample(values[~np.isnan(values)])
 
 
-def limits_of(slos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
     """The limit that goodput takes for each metric: that of the highest percentile which an SLO names."""
     limits: dict[str, tuple[float, float]] = {}
     for slo in slos:
-        if slo["metric"] in METRICS and slo.get("limit_ns") is not None:
-            entry = (float(slo["percentile"]), float(slo["limit_ns"]))
-            limits[slo["metric"]] = max(limits.get(slo["metric"], entry), entry, key=lambda e: e[0])
+        if slo.metric in METRICS and slo.limit_ns is not None and slo.percentile is not None:
+            entry = (float(slo.percentile), float(slo.limit_ns))
+            limits[slo.metric] = max(limits.get(slo.metric, entry), entry, key=lambda e: e[0])
     return {metric: limit for metric, (_, limit) in limits.items()}
 
 

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.device.binding import decide
-from gapmeter.analysis.device.binding_evidence import binding_evidence
+from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.jsonable import SCHEMA_VERSION, json_safe
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import METRICS, metric_sample
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.summary import slo_row
 from gapmeter.analysis.sweep.compared import common_level
 from gapmeter.analysis.sweep.curves import EVENT_OF, growths_of, headline, knees_of, mean_level, rate_level, seen
 from gapmeter.analysis.sweep.growth import means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, PointRun, batch, read_frames, read_runs
+from gapmeter.report import bridge
 from gapmeter.report.sweep.axis import axis_of, label
 from gapmeter.report.sweep.economy import describe_economy
 
@@ -136,14 +135,17 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
     seconds = sum(s["load"]["window_s"] for s in summaries)
     each = seconds / len(frames.measured) if len(frames.measured) else 0.0
     metrics = {m: _figures(frames, m, asked, each) for m in METRICS}
-    results = verdict.judge(slos, frames.measured, {}, seconds)  # repeats have other points' runs between them
+    results = verdict.judge(
+        bridge.slos_of(manifest), frames.measured, {}, seconds
+    )  # repeats have other points' runs between them
     reasons = [] if any(run.valid for run in used) else list(summaries[0]["invalid_reasons"])
     stages = {metric: means_ms(getattr(frames, name)) for metric, name in EVENT_OF.items()}
-    checks = [check for s in summaries for check in s["checks"]]
+    found = [run.result for run in used if run.result is not None]
+    checks = [check for result in found for check in result.checks]
     told = {
         "verdict": verdict.overall(results, reasons),
         "reason": "; ".join(reasons) or None,
-        "slo": [slo_row(result) for result in results],
+        "slo": [bridge.slo_row(result) for result in results],
         "metrics": metrics,
         "between": _between(summaries) if len(summaries) > 1 else None,
         "throughput": _throughput(summaries, frames),
@@ -156,18 +158,21 @@ def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
                         if len(getattr(frames, name))},
         "batch": batch(frames.steps),
         "binding": decide(
-            stages["e2e"], checks, binding_evidence(summaries[0]), device=str(manifest.get("device", "GPU"))
-        ).to_dict(),
+            stages["e2e"], checks, binding_evidence(found[0].roofline, found[0].telemetry),
+            device=str(manifest.get("device", "GPU")),
+        ).to_json(),
         "device": manifest.get("device"),
     }  # fmt: skip
-    return told | {"economy": describe_economy(told, summaries, manifest, frames.measured)}
+    return told | {"economy": describe_economy(verdict.overall(results, reasons), results, used, frames.measured)}
 
 
 def _figures(frames: Frames, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:
     values = metric_sample(frames.measured, metric)
     per_request = values.count / len(frames.measured) if len(frames.measured) else 1.0
     mean = mean_level(frames, metric)
-    return fig.figures(values, asked, per_request, seconds) | {"mean_ci_ms": list(mean.interval) if mean else None}
+    return fig.distribution(values, asked, per_request, seconds).to_json() | {
+        "mean_ci_ms": list(mean.interval) if mean else None
+    }
 
 
 def _between(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

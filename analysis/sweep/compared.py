@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.requests.figures import percentile_key
+from gapmeter.analysis.results.distribution import percentile_key
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
 

@@ -15,9 +15,11 @@ import pandas as pd
 from gapmeter.analysis.numbers import DASH, significant
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stats.quantiles import Floats
 from gapmeter.analysis.sweep.level import block_rates
 from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class PointRun:
     folder: Path
     summary: dict[str, Any] | None = None
     manifest: dict[str, Any] | None = None
+    result: RunResult | None = None
+    typed_manifest: Manifest | None = None
     reason: str = ""
 
     @property
@@ -61,7 +65,7 @@ def _read_run(path: Path) -> PointRun:
     if failed.exists():
         return PointRun(path, reason=str(json.loads(failed.read_text())["reason"]))
     try:
-        return PointRun(path, json.loads(folder.summary.read_text()), folder.read_manifest())
+        return PointRun(path, bridge.read_run(path), folder.read_manifest(), RunResult.read(path), Manifest.read(path))
     except (OSError, ValueError):
         return PointRun(path, reason="it was interrupted before it was analysed")
 

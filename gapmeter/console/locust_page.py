@@ -18,8 +18,8 @@ from typing import IO
 from gapmeter import errors
 from gapmeter.errors import UserError
 from gapmeter.loadgen.fleet import end_processes
+from gapmeter.scenarios.durations import read_duration
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.values import duration
 
 _LOOK_S = 0.2
 Say = Callable[[str], None]
@@ -38,7 +38,7 @@ def ui(port: int, keep: str | None) -> Ui:
     if not 0 <= port < 65536:
         raise UserError(f"--ui-port {port} is not a port; write for instance --ui-port 8089", errors.USAGE)
     try:
-        return Ui(port, None if keep is None else duration().read(keep))
+        return Ui(port, None if keep is None else read_duration(keep))
     except BadValue as error:
         raise UserError(f"--ui-keep {error}", errors.USAGE) from error
 

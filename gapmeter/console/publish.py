@@ -45,7 +45,7 @@ def publish(result: RunResult, earlier: Sequence[RunResult], outlets: Outlets) -
         if outlets.junit:
             outlets.junit.write_text(join_junit(summaries), encoding="utf-8")
         if outlets.markdown:
-            outlets.markdown.write_text("\n".join(map(_markdown, summaries)), encoding="utf-8")
+            outlets.markdown.write_text("\n".join(map(_markdown, (*earlier, result))), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}", errors.USAGE) from error
 
@@ -57,13 +57,17 @@ def print_document(results: Sequence[RunResult]) -> None:
     print(flush=True)
 
 
-def _markdown(summary: Mapping[str, Any]) -> str:
-    from gapmeter.report.capacity.markdown import markdown_of_search  # by now analysed: these imports cost nothing more
-    from gapmeter.report.export.markdown import markdown
+def _markdown(result: RunResult) -> str:
+    from gapmeter.analysis import results  # by now analysed: these imports cost nothing more
+    from gapmeter.report import markdown, run
+    from gapmeter.report.capacity.markdown import markdown_of_search
     from gapmeter.report.sweep.markdown import markdown_of_points
 
-    write = {SWEEP: markdown_of_points, SEARCH: markdown_of_search}.get(summary.get("kind", ""), markdown)
-    return write(summary)
+    kind = result.summary.get("kind", "")
+    if kind in (SWEEP, SEARCH):
+        return {SWEEP: markdown_of_points, SEARCH: markdown_of_search}[kind](result.summary)
+    found, manifest = results.RunResult.read(result.folder), results.Manifest.read(result.folder)
+    return markdown.text(run.brief(found, manifest, result.summary.get("regression")))
 
 
 def join_junit(summaries: Sequence[Mapping[str, Any]]) -> str:

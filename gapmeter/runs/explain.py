@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from gapmeter import errors
 from gapmeter.analysis.ledger.condition import ConditionError, holds
-from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference, sentence
+from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
-from gapmeter.analysis.provenance import provenance_of
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
-from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.records import RunFolder
+from gapmeter.report import bridge
 from gapmeter.runs.damage import rederivable
 from gapmeter.runs.parts import want_one_run
-from gapmeter.records import RunFolder
 
 REST = "rest"
 _KEPT = ("index", "turn", "worker", "prompt_tokens", "output_tokens", "cached_tokens", "finish_reason", "request_id")
@@ -47,13 +47,13 @@ def explain(path: Path, group: str, against: str, metric: str, *, as_json: bool,
                 f"{name!r} holds for {int(rows_in.sum())} of {len(rows):,} requests; {FEWEST} are needed", errors.USAGE
             )
     found = difference(rows, a, b)
-    origin = provenance_of(manifest, summary)
+    origin = bridge.provenance(summary)
     told = {
         "a": names[0],
         "b": names[1],
         "metric": metric,
         "device": manifest.get("device", "GPU"),
-        **found,
+        **found.to_json(),
         "provenance": origin.facts(),
     }
     if as_json:
@@ -67,7 +67,7 @@ def _read(folder: RunFolder, metric: str) -> tuple[dict[str, Any], dict[str, Any
     if folder.manifest.exists():
         want_one_run(folder)
     try:
-        summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
+        summary, manifest = bridge.read_run(folder.path), folder.read_manifest()
         requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))
         ledger = pd.read_parquet(folder.path / "ledger.parquet")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -108,7 +108,7 @@ def _group(text: str, columns: dict[str, pd.Series]) -> NDArray[np.bool_]:
 
 def _print(told: dict[str, Any], origin: str) -> None:
     console = Console(stderr=True, highlight=False)
-    console.print(f"{sentence(told, told['a'], told['b'], told['device'])}.", markup=False)
+    console.print(f"{bridge.difference_sentence(told, told['a'], told['b'], told['device'])}.", markup=False)
     console.print(f"{told['a_count']:,} requests against {told['b_count']:,}, in {told['stretches']} stretches.")
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "owner"):

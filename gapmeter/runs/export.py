@@ -44,31 +44,31 @@ def export(run: Path, *, csv: Path | None, prometheus: Path | None, otlp: str | 
 
 
 def _csv(run: Path, into: Path) -> list[str]:
-    from gapmeter.report.export.csv import write_csv
     from gapmeter.records import RunFolder
+    from gapmeter.report.export.csv import write_csv
 
     return [str(path) for path in write_csv(RunFolder(run), into)]
 
 
 def _prometheus(run: Path, file: Path) -> list[str]:
+    from gapmeter.analysis.results.run import RunResult
     from gapmeter.report.export.prometheus import prometheus
 
-    opened = open_run(run)
-    file.write_text(prometheus(opened.summary, opened.manifest), encoding="utf-8")
+    file.write_text(prometheus(RunResult.read(run)), encoding="utf-8")
     return [str(file)]
 
 
 def _perfetto(run: Path, file: Path) -> list[str]:
-    from gapmeter.report.export.perfetto import write_trace
     from gapmeter.records import RunFolder
+    from gapmeter.report.export.perfetto import write_trace
 
     write_trace(RunFolder(run), file)
     return [str(file)]
 
 
 def _otlp(run: Path, address: str) -> list[str]:
-    from gapmeter.report.export.otlp import NoOpenTelemetry, send
     from gapmeter.records import RunFolder
+    from gapmeter.report.export.otlp import NoOpenTelemetry, send
 
     try:
         return [f"{send(RunFolder(run), address)} spans to {address}"]

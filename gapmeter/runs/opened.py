@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import html
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.parts import want_one_run
 from gapmeter.records import RunFolder
+from gapmeter.runs.parts import want_one_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +25,9 @@ class OpenedRun:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """``summary.json``: every figure with its interval, as docs/how-it-measures.md names them."""
-        value: dict[str, Any] = json.loads(self.folder.summary.read_text())
-        return value
+        from gapmeter.report import bridge
+
+        return bridge.read_run(self.folder.path)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

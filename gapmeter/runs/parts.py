@@ -7,8 +7,8 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError, reason_of
-from gapmeter.study.parent import NAMES, SEARCH, SWEEP
 from gapmeter.records import RunFolder
+from gapmeter.study.parent import NAMES, SEARCH, SWEEP
 
 _PLACES = {SWEEP: "points", SEARCH: "trials"}
 

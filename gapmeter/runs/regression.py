@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.runs.parts import parts_of, want_one_run
 from gapmeter.records import RunFolder
+from gapmeter.runs.parts import parts_of, want_one_run
 from gapmeter.scenarios import Scenario
 
 if TYPE_CHECKING:

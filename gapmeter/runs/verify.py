@@ -13,15 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.made_by import made_by
 from gapmeter import errors
+from gapmeter.analysis.made_by import made_by
 from gapmeter.compare import DOCUMENT, derive, write_comparison
 from gapmeter.errors import UserError
+from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, is_archive, opened
 from gapmeter.runs.sameness import MAKER, MOST_SHOWN, Check, compare_derived, compare_file
 from gapmeter.study.manifest import MANIFEST_VERSION, describe_versions
 from gapmeter.study.parent import SEARCH, SWEEP
-from gapmeter.records import RunFolder
 
 _RAW = ("requests", "probe", "telemetry")
 # What the analysis of damaged records or manifests may end in.
@@ -152,12 +152,13 @@ def check_figures(folder: RunFolder, manifest: Mapping[str, Any]) -> list[Check]
     """Everything that analysis writes, derived again from the raw records in a temporary folder, and compared."""
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
     from gapmeter.records.reader import NotRecords
+    from gapmeter.report import write_result
 
     parts = [part for part in (folder.requests, folder.probe, folder.telemetry, folder.logs) if part.exists()]
     with _copy(folder.path, manifest, parts) as again:
         again.hdr.mkdir()
         try:
-            analyse(again, definitions=bool(_summary(folder).get("definitions")))
+            write_result(again, analyse(again, definitions=bool(_summary(folder).get("definitions"))))
         except (NotRecords, *_UNDERIVABLE) as error:
             return [Check("figures", False, f"cannot be derived from these records: {error!r}")]
         return list(compare_derived(folder.path, again.path))
@@ -172,7 +173,7 @@ def _check_complete(manifest: Mapping[str, Any]) -> Check:
 def _check_versions(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     """Other versions are told, and fail nothing by themselves: figures that differ for them do."""
     then, now = dict(manifest.get("versions") or {}), describe_versions()
-    then, now = then | dict(_summary(folder).get(MAKER) or {}), now | made_by()
+    then, now = then | dict(_summary(folder).get(MAKER) or {}), now | made_by().to_json()
     changed = [
         f"{name} {then[name]} then, {now[name]} now"
         for name in _FIGURES_FROM

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import RunResult
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
+
+if TYPE_CHECKING:
+    from gapmeter.analysis import results
 
 INTERRUPTED = "interrupted"
 
@@ -70,12 +73,13 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
         why = manifest.get("ended_because", "the run ended before the load had begun")
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
-    from gapmeter.report.terminal import print_summary
+    from gapmeter.report import bridge, write_result
 
     try:
         # A report made again must not vouch for what has happened to the records since.
         folder.write_json(folder.manifest, manifest | {"files": manifest.get("files") or folder.hashes()})
-        summary = analyse(folder, definitions=definitions)
+        result = write_result(folder, analyse(folder, definitions=definitions))
+        summary = bridge.run_document(result)
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:
@@ -87,5 +91,19 @@ def finish(folder: RunFolder, manifest: dict[str, Any], *, quiet: bool, definiti
     interrupted = manifest.get("ended_because") == INTERRUPTED
     code = errors.INTERRUPTED if interrupted else int(summary["exit_code"])
     if not quiet:
-        print_summary(summary, manifest, str(folder.report), str(manifest["command"]), code, sys.stderr)
+        _show(folder, result, code)
     return RunResult(folder.path, summary, code)
+
+
+def _show(folder: RunFolder, result: results.RunResult, code: int) -> None:
+    """The summary on standard error."""
+    from gapmeter.analysis.results.manifest import Manifest
+    from gapmeter.report import run, terminal
+    from gapmeter.report.document import Facts
+
+    manifest = Manifest.read(folder.path)
+    why = errors.MEANING[code]
+    if code == errors.NOT_VALID:
+        why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
+    links = Facts([("report", str(folder.report)), ("again", manifest.command)])
+    terminal.show(run.brief(result, manifest), sys.stderr, links=links, end=f"exit={code} {why}")

@@ -7,7 +7,8 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.device.devices import CPU, catalogue, recognise
-from gapmeter.analysis.device.precision import CPU_FLAGS, Support, refusal, support
+from gapmeter.analysis.device.precision import CPU_FLAGS, refusal, support
+from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.errors import UserError
 from gapmeter.scenarios import Scenario
 from gapmeter.study.manifest import describe_hardware
@@ -26,10 +27,10 @@ def check_precision(scenario: Scenario) -> dict[str, Any]:
     if found.emulated and server.emulation == "refuse":
         where = f"{scenario.source}: " if scenario.source else ""
         raise UserError(f"{where}server.precision: {refusal(found)}", errors.BAD_SCENARIO)
-    return {"precision": found.to_dict()}
+    return {"precision": found.to_json()}
 
 
-def own_support(precision: str) -> Support:
+def own_support(precision: str) -> PrecisionSupport:
     """What this machine's first GPU, or without one its CPU, makes of a precision."""
     gpus = describe_hardware()["gpus"]
     device = recognise(gpus[0]) if gpus else catalogue()[CPU]

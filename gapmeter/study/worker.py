@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.scenarios.durations import read_duration
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.values import duration
 
 if TYPE_CHECKING:
     from gapmeter.loadgen.cluster import Workers
@@ -46,7 +46,7 @@ def workers(count: int, listen: str, patience: str) -> Workers | None:
 
     host, port = address(listen, "--listen") if listen else (_LOOPBACK, PORT)
     try:
-        return Workers(count, host, port, duration(least_ns=5_000_000_000).read(patience) / 1e9)
+        return Workers(count, host, port, read_duration(patience, least_ns=5_000_000_000) / 1e9)
     except BadValue as error:
         raise UserError(f"--patience {error}", errors.USAGE) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from gapmeter.analysis.compare.claims import NAMES
 from gapmeter.analysis.compare.protocol import BLOCKS
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
-from gapmeter.analysis.provenance import Provenance, hardware_words, provenance_of
+from gapmeter.analysis.provenance import Provenance
 from gapmeter.analysis.stages import owner_words
-from gapmeter.report import marks
+from gapmeter.report import bridge, marks
 from gapmeter.report.comparison import pictures, words
 from gapmeter.report.figure import Row, Table, Value, figure, written
 from gapmeter.report.shell import Section, page_shell
@@ -54,18 +53,19 @@ def page(document: Mapping[str, Any], firsts: Sequence[Run]) -> str:
 
 def provenance(document: Mapping[str, Any], firsts: Sequence[Run]) -> Provenance:
     """Of all runs together."""
-    known = [provenance_of(run.manifest, run.summary) for run in firsts]
-    hardware = dict.fromkeys(hardware_words(run.manifest.get("hardware") or {}) for run in firsts)
+    known = [bridge.provenance(run.summary) for run in firsts]
+    hardware = dict.fromkeys(bridge.hardware_words(run.manifest.get("hardware") or {}) for run in firsts)
     validity = _STAMP + ", forced" if document["forced"] else "valid" if document["comparable"] else "not compared"
-    return replace(
-        known[0],
-        digest=", ".join(dict.fromkeys(each.digest for each in known)),
-        engine=", ".join(dict.fromkeys(each.engine for each in known)),
-        hardware=", ".join(hardware),
-        load=", ".join(dict.fromkeys(each.load for each in known)),
-        n=" and ".join(str(side["requests"]) for side in document["sides"]),
-        validity=validity,
-        command=str(document["command"]) or "gapmeter compare",
+    return known[0].model_copy(
+        update={
+            "digest": ", ".join(dict.fromkeys(each.digest for each in known)),
+            "engine": ", ".join(dict.fromkeys(each.engine for each in known)),
+            "hardware": ", ".join(hardware),
+            "load": ", ".join(dict.fromkeys(each.load for each in known)),
+            "n": " and ".join(str(side["requests"]) for side in document["sides"]),
+            "validity": validity,
+            "command": str(document["command"]) or "gapmeter compare",
+        }
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.judge.verdict import FAIL, INVALID, PASS
 from gapmeter.analysis.numbers import bounds, count, duration, share
+from gapmeter.analysis.results.run import FAIL, INVALID, PASS
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -7,16 +7,19 @@ from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.cost.cost import MILLION, describe_cost, describe_tokens, price_words, usd
+from gapmeter.analysis.cost.cost import MILLION, describe_cost, describe_tokens, offered_rate
 from gapmeter.analysis.cost.economics import describe_value
-from gapmeter.analysis.cost.price import Price
-from gapmeter.analysis.numbers import DASH, bounds, duration, large, significant
+from gapmeter.analysis.numbers import DASH, bounds, duration, large, significant, usd
 from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results.cost import Price
+from gapmeter.analysis.results.run import SloAnswer, Verdict
 from gapmeter.analysis.sweep.compared import figure_key
-from gapmeter.report import head
+from gapmeter.analysis.sweep.read import PointRun
+from gapmeter.report import bridge, head
 from gapmeter.report.figure import Row, Table, Value, written
 from gapmeter.report.shell import Section
 from gapmeter.report.svg import el
+from gapmeter.report.words import price_words, value_sentence
 
 _LEAD = (
     "A request costs what a replica costs in an hour, over the requests that it serves in one at the planned share of "
@@ -29,40 +32,30 @@ _HEADERS = (
 
 
 def describe_economy(
-    point: Mapping[str, Any],
-    summaries: Sequence[Mapping[str, Any]],
-    manifest: Mapping[str, Any],
-    measured: pd.DataFrame,
+    verdict: Verdict, answers: Sequence[SloAnswer], runs: Sequence[PointRun], measured: pd.DataFrame
 ) -> dict[str, Any]:
-    """A point's ``economy``, of all its repeats together: cost, energy and value as in a run's summary.
+    """A point's ``economy``, of all its repeats together: cost, energy and value as in a run's result.
 
-    ``point``: its verdict, SLOs and metrics; ``measured``: the requests that count.
+    ``measured``: the requests that count.
     """
-    first, times = summaries[0], len(summaries)
+    results = [run.result for run in runs if run.result is not None]
+    manifest = next(run.typed_manifest for run in runs if run.typed_manifest is not None)
+    first, times = results[0], len(results)
     # Repeats play one trace of arrivals again and again: they tell no more of its rate than one of them.
-    pooled = {
-        "verdict": point["verdict"],
-        "slo": point["slo"],
-        "load": {**first["load"], "window_s": sum(each["load"]["window_s"] for each in summaries) / times},
-        "counts": {"measured": len(measured) // times},
-        "steady": next(filter(_unsteady, (each.get("steady") for each in summaries)), None),
-        "tokens_per_request": describe_tokens(measured),
-    }
-    cost = describe_cost(pooled, manifest)
-    least = [each["goodput"]["share_ci"][0] for each in summaries if each["goodput"]["share_ci"]]
-    told = (manifest.get("target") or {}).get("precision") or {}
+    load = first.load.model_copy(update={"window_s": sum(each.load.window_s for each in results) / times})
+    steady = next((each.steady for each in results if each.steady.state == "unsteady"), None)
+    rate = offered_rate(verdict, answers, load, len(measured) // times, steady)
+    cost = describe_cost(rate, describe_tokens(measured), manifest)
+    least = [ends[0] for each in results if (ends := each.goodput.share_ci) and ends[0] is not None]
+    value = describe_value(cost, (min(least), 1.0) if least else None)
+    support = manifest.target.precision
     return {
-        "precision": manifest["scenario"]["server"]["precision"],
-        "emulated": bool(told.get("emulated")),
-        "cost": cost,
-        "energy": _energy([each["energy"] for each in summaries if "energy" in each]),
-        "value": describe_value(cost, {"share_ci": [min(least), 1.0]} if least else None),
+        "precision": manifest.scenario["server"]["precision"],
+        "emulated": support is not None and support.emulated,
+        "cost": bridge.cost_document(cost, manifest),
+        "energy": _energy([each.energy.to_json() for each in results]),
+        "value": value.to_json() | {"sentence": value_sentence(value, (min(least), 1.0) if least else None)},
     }
-
-
-def _unsteady(steady: Mapping[str, Any] | None) -> bool:
-    """Summaries of older versions have no such part."""
-    return bool(steady and steady["state"] == "unsteady")
 
 
 def economy_section(sweep: Mapping[str, Any], origin: Provenance) -> Section | None:
@@ -124,8 +117,7 @@ def economy_row(point: Mapping[str, Any], levels: Mapping[str, str]) -> Row:
 def price_note(price: Mapping[str, Any]) -> str:
     """Whose price the table is at."""
     mend = "; say yours with cost.usd_per_hour" if price["is_default"] else ""
-    fields = {name: value for name, value in price.items() if name != "usd_per_hour"}
-    return f"{price_words(Price(**fields))}{mend}"
+    return f"{price_words(Price.model_validate(price))}{mend}"
 
 
 def _energy(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, bounds, duration, significant
-from gapmeter.analysis.provenance import UNKNOWN, Provenance, hardware_words
+from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.analysis.sweep.compared import figure_key
 from gapmeter.analysis.sweep.read import tokens_per_s, written_tokens
 from gapmeter.records import RunFolder
-from gapmeter.report import marks
+from gapmeter.report import bridge, marks
 from gapmeter.report.figure import Row, Table, Value, figure, written
 from gapmeter.report.shell import Section, how_section, page_shell
 from gapmeter.report.svg import NOTHING, Fragment, el, group
@@ -65,7 +65,7 @@ def provenance(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> Prove
         model=str(server["model"]),
         precision=", ".join(values.get("server.precision", [str(server["precision"])])),
         engine=", ".join(values.get("server.engine", [str(server["engine"])])),
-        hardware=hardware_words(manifest.get("hardware") or {}),
+        hardware=bridge.hardware_words(manifest.get("hardware") or {}),
         load="; ".join(f"{key} {', '.join(found)}" for key, found in values.items()),
         n=str(n),
         validity=_validity(len(bad), len(sweep["points"])),

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import uvloop
 from aiohttp import web
 from gapmeter_probe.cores import CoreWaits
-from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
+from gapmeter_probe.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter, Span

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gapmeter_probe.vllm.install import now
+from gapmeter_probe.hooks import now
 
 from gapmeter.servers.transformers.channel import Frames, encode
 from gapmeter.servers.transformers.probe import EngineProbe

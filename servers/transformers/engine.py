@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from gapmeter_probe.vllm.install import install
+from gapmeter_probe.hooks import install
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gapmeter_probe.cores import CoreWaits
+from gapmeter_probe.device import DeviceClock, open_device
+from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import CoreThread, EntryFlag, Outcome, Span, StepFlag
-from gapmeter_probe.vllm.device import DeviceClock, open_device
-from gapmeter_probe.vllm.install import Hook, Probe, now
-from gapmeter_probe.vllm.vitals import watch_collections
+from gapmeter_probe.vitals import watch_collections
 from gapmeter_probe.writer import span
 
 _CB = "transformers.generation.continuous_batching."

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from gapmeter.analysis.cost.search_economy import search_economy
 
 from gapmeter.analysis.cost.cost import poisson_rate
-from gapmeter.analysis.cost.search_economy import search_economy
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
 from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.binding import decide
-from gapmeter.analysis.device.binding_evidence import BindingEvidence
+from gapmeter.analysis.device.binding import BindingEvidence, decide
+from gapmeter.analysis.results.run import Check
 from gapmeter.analysis.sweep.growth import Side, describe_growth, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
 from gapmeter.analysis.sweep.level import of_interval
@@ -150,8 +150,8 @@ def test_mean_stages_add_up_to_the_mean_wait(queue_ms: float, count: int) -> Non
         assert sum(means_ms(band).values()) == pytest.approx(band["total_ns"].mean() / 1e6)
 
 
-CHECKS = [{"rule": "delivered", "status": "broken", "text": "20 requests per second were due, 12 were sent"}]
-KNOWN = BindingEvidence(0.8, 0.2, "memory bandwidth", "compute", 0.9, 0.8, None, 0.05)
+CHECKS = [Check(rule="delivered", status="broken", value=12.0, limit=20.0, text="20 a second were due, 12 were sent")]
+KNOWN = BindingEvidence("memory bandwidth", "compute", 0.05)
 # Mean stages of an answer in ms, checks, evidence, device; what binds, what is behind it, and a word of the reason.
 BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence | None, str, str, str | None, str]] = {
     "decode, roofline known": ({"decode": 80, "scheduling": 10}, [], KNOWN, "GPU", "memory bandwidth", None, "decode"),

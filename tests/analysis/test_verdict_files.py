@@ -9,18 +9,22 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.summary import build_summary
+from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.summary import build_figures
+from gapmeter.report import bridge
 from gapmeter.report.export.junit import junit, write_junit
 from gapmeter.report.export.markdown import markdown
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE
 from tests.analysis.test_verdict import slo
+from tests.kit import result
 
 
-def told(slos: list[dict[str, Any]], count: int = 600, **changes: Any) -> dict[str, Any]:
+def told(slos: list[Slo], count: int = 600, **changes: Any) -> dict[str, Any]:
     name = changes.pop("name", "chat-p99")
     frames = simulate(count, rate=8.0, failures=changes.pop("failures", 0))
-    return build_summary(frames.requests, frames.ledger, None, slos, replace(EVIDENCE, **changes), name=name)
+    figures = build_figures(frames.requests, frames.ledger, None, slos, replace(EVIDENCE, **changes), name=name)
+    return bridge.run_document(result(figures))
 
 
 def cases(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,9 +16,9 @@ def register() -> None:
     """Called by vLLM, possibly more than once in a process. Does nothing unless it was told where to write."""
     if not os.environ.get(PROBE_DIR):
         return
+    from gapmeter_probe.hooks import install
     from gapmeter_probe.vllm.api import ApiProbe
     from gapmeter_probe.vllm.core import CoreProbe
-    from gapmeter_probe.vllm.install import install
     from gapmeter_probe.vllm.worker import WorkerProbe
 
     install([ApiProbe(), CoreProbe(), WorkerProbe()])

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gapmeter_probe.cores import CoreWaits
+from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import Outcome
+from gapmeter_probe.vitals import watch_collections, watch_loop
 from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.calls import Call, Generation, current
-from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe, settings
-from gapmeter_probe.vllm.vitals import watch_collections, watch_loop
 
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
 _OUTPUT = "vllm.v1.engine.output_processor:"

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gapmeter_probe.cores import ZMQ_THREADS, CoreWaits, threads_named
+from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
+from gapmeter_probe.vitals import watch_collections
 from gapmeter_probe.vllm import codes
-from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe, settings
-from gapmeter_probe.vllm.vitals import watch_collections
 from gapmeter_probe.writer import span
 
 SEQ = "gapmeter_seq"  # the attribute that carries a step's number

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gapmeter_probe.device import DeviceClock, open_device
+from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.core import SEQ
-from gapmeter_probe.vllm.device import DeviceClock, open_device
-from gapmeter_probe.vllm.install import Hook, Probe, now
 from gapmeter_probe.vllm.settings import describe
 from gapmeter_probe.writer import span
 

@@ -1,0 +1,169 @@
+"""Percentiles as results hold them. In a file they stand side by side: ``p99_ms``, ``p99_ci_ms``, ``p999_ms``, …"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic_core import CoreSchema
+
+from gapmeter.analysis.results.codec import Ends, Number, Result, left_out
+
+_KEY = re.compile(r"p(\d+)")
+_NUMBER = {"type": ["number", "null"]}
+_ENDS = {"type": ["array", "null"], "items": _NUMBER, "minItems": 2, "maxItems": 2}
+
+
+def percentile_key(percentile: float) -> str:
+    """p50, p99, p999 for 99.9: the name without its point."""
+    return f"p{percentile:g}".replace(".", "")
+
+
+def percentile_of_key(key: str) -> float:
+    """Back from ``percentile_key``: two digits stand before the point. Raises ValueError."""
+    found = _KEY.fullmatch(key)
+    if found is None:
+        raise ValueError(f"{key} is not a percentile's name, such as p99")
+    digits = found[1]
+    return float(digits) if len(digits) <= 2 else float(f"{digits[:2]}.{digits[2:]}")
+
+
+class Needs(Result):
+    """How much more of the same would do: requests, and minutes at this rate (None: not known)."""
+
+    requests: int
+    minutes: Number
+
+
+class Percentile(Result):
+    """One percentile of a distribution, None where the sample does not support it.
+
+    ``ci_ms``: its 95 % interval. ``infinite``: answers that never came reach it, so that it has no value. ``needs``:
+    what would support it.
+    """
+
+    value_ms: Number = None
+    ci_ms: Ends | None = None
+    needs: Needs | None = None
+    infinite: bool = False
+
+
+class Distribution(Result):
+    """Values of one thing over the measured requests. ``max_ms`` and ``mean_ms`` are of those that are finite.
+
+    ``n_eff``: how many independent values they are worth, from p95 on.
+    """
+
+    percentiles: Mapping[float, Percentile]
+    max_ms: Number
+    mean_ms: Number
+    count: int
+    n_eff: float
+
+    def at(self, percentile: float) -> Percentile:
+        """One of ``percentiles``; without a value for one that was not asked for."""
+        return self.percentiles.get(percentile, _NONE)
+
+    def ms(self, percentile: float) -> float | None:
+        """A percentile's value."""
+        return self.at(percentile).value_ms
+
+    @property
+    def p50_ms(self) -> float | None:
+        return self.ms(50.0)
+
+    @property
+    def p90_ms(self) -> float | None:
+        return self.ms(90.0)
+
+    @property
+    def p95_ms(self) -> float | None:
+        return self.ms(95.0)
+
+    @property
+    def p99_ms(self) -> float | None:
+        return self.ms(99.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        """From a file's keys."""
+        if not isinstance(value, Mapping) or "percentiles" in value:
+            return value
+        rest = dict(value)
+        needs, infinite = rest.pop("needs", {}), rest.pop("infinite", ())
+        found: dict[float, dict[str, Any]] = {}
+        for key in value:
+            name, _, kind = key.partition("_")
+            if kind in ("ms", "ci_ms") and _KEY.fullmatch(name):
+                entry = found.setdefault(
+                    percentile_of_key(name), {"needs": needs.get(name), "infinite": name in infinite}
+                )
+                entry["value_ms" if kind == "ms" else kind] = rest.pop(key)
+        return rest | {"percentiles": found}
+
+    @model_serializer(mode="wrap")
+    def _spread(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As a file's keys."""
+        rest: dict[str, Any] = handler(self)
+        out: dict[str, Any] = {}
+        needs: dict[str, Any] = {}
+        infinite: list[str] = []
+        for percentile, found in rest.pop("percentiles").items():
+            key = percentile_key(float(percentile))
+            out |= {f"{key}_ms": found["value_ms"], f"{key}_ci_ms": found["ci_ms"]}
+            if found["needs"] is not None:
+                needs[key] = found["needs"]
+            if found["infinite"]:
+                infinite.append(key)
+        return {**out, **rest, "needs": needs, "infinite": infinite}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = handler(schema)
+        target = handler.resolve_ref_schema(found)
+        target["properties"].pop("percentiles", None)
+        target["required"] = [name for name in target.get("required", ()) if name != "percentiles"] + [
+            "needs",
+            "infinite",
+        ]
+        target["properties"] |= {
+            "needs": {"type": "object", "additionalProperties": Needs.model_json_schema()},
+            "infinite": {"type": "array", "items": {"type": "string"}},
+        }
+        target["patternProperties"] = {r"^p\d+_ms$": _NUMBER, r"^p\d+_ci_ms$": _ENDS}
+        return found
+
+
+_NONE = Percentile()
+
+
+class MetricDistribution(Distribution):
+    """Over the requests that succeeded; ``with_failures``: every failed one's value infinite, where requests failed."""
+
+    with_failures: Distribution | None = left_out()
+
+
+class CensoredDistribution(Distribution):
+    """Over all requests, a failed one counted as at least as long as its time-out, ``censored_at_ms``.
+
+    ``over_ms``: by name, percentiles that fall among them, with that bound.
+    """
+
+    censored_at_ms: Number
+    over_ms: Mapping[str, float]
+
+
+class StageDistribution(Distribution):
+    """What one stage took. ``kind``: measured, transit, estimated or unmeasured."""
+
+    owner: str
+    kind: str
+
+
+class GroupDistribution(Distribution):
+    """The sum of a group's measured stages a request; ``unmeasured`` names the others."""
+
+    unmeasured: tuple[str, ...]

@@ -1,0 +1,222 @@
+"""What requests waited for, by stage: residual, tail, bands, the device's share, groups against groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from gapmeter.analysis.results.codec import Ends, Number, Result, left_out, stands_as
+
+Stages = Mapping[str, float]  # by stage, in ms
+
+
+class Left(Result):
+    """What ledgers leave open, of all of this run: in ms, and as a share of each request's own wait."""
+
+    p50_ms: Number
+    p99_ms: Number
+    max_ms: Number
+    p50_share: Number
+    p99_share: Number
+    max_share: Number
+
+
+class EventResidual(Result):
+    """``strict`` counts everything in transit as unexplained too."""
+
+    unexplained: Left
+    strict: Left
+
+
+class Residual(Result):
+    """To each event; None without a ledger."""
+
+    first_token: EventResidual | None
+    last_token: EventResidual | None
+
+
+class Band(Result):
+    """Means over the real requests (or token gaps) of a band: its stages add up to ``total_ms``."""
+
+    count: int
+    total_ms: float
+    stages_ms: Stages
+
+
+class RankedStage(Result):
+    """A stage's share of a difference, and that in ms."""
+
+    stage: str
+    owner: str
+    share: Number
+    ms: Number
+
+
+class Anatomy(Result):
+    """Slow requests against typical ones. ``ranked``: the stages by their share of the difference, the largest first.
+
+    ``stage``, ``owner`` and ``share`` are the first one's, ``share_ci`` its 95 % interval.
+    """
+
+    count: int
+    typical: Band
+    slow: Band
+    difference_ms: float
+    ranked: tuple[RankedStage, ...]
+    stage: str
+    owner: str
+    share: float
+    share_ci: Ends
+
+
+class Tail(Result):
+    """Every metric's anatomy, and in front the one that matters most; all None without a ledger that tells."""
+
+    metric: str | None
+    stage: str | None
+    owner: str | None
+    share: Number
+    share_ci: Ends | None
+    ttft: Anatomy | None = left_out()
+    e2e: Anatomy | None = left_out()
+    itl: Anatomy | None = left_out()
+
+    def of(self, metric: str) -> Anatomy | None:
+        """A metric's anatomy."""
+        return {"ttft": self.ttft, "e2e": self.e2e, "itl": self.itl}.get(metric)
+
+
+class UpgradeEnd(Result):
+    """Percentiles of per-request values, None where the sample does not support one."""
+
+    p50_ms: Number
+    p90_ms: Number
+    p95_ms: Number
+    p99_ms: Number
+
+    def at(self, percentile: float) -> float | None:
+        """One of them."""
+        return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}[percentile]
+
+
+class UpgradeBracket(Result):
+    """What is waited ``now``, and what an infinitely fast device leaves. ``percentile``: the highest all support."""
+
+    now: UpgradeEnd
+    lower: UpgradeEnd
+    upper: UpgradeEnd
+    percentile: float
+
+
+class Upgrade(Result):
+    """The most that an infinitely fast ``device`` could bring; None for a metric that cannot tell."""
+
+    device: str
+    ttft: UpgradeBracket | None = left_out()
+    e2e: UpgradeBracket | None = left_out()
+
+
+class SlowBands(Result):
+    """Those from a percentile up; None where too few requests lie above it."""
+
+    p90: Band | None
+    p985: Band | None
+    p99: Band | None
+    p999: Band | None
+
+
+class SpreadBand(Band):
+    """Those between two percentiles."""
+
+    from_percentile: float = stands_as("from")
+    to_percentile: float = stands_as("to")
+
+
+class Bands(Result):
+    """Of one metric: typical requests, slow ones, and the whole range."""
+
+    count: int
+    typical: Band
+    slow: SlowBands
+    spread: tuple[SpreadBand, ...]
+
+
+class PartShare(Result):
+    """Of a band's mean wait: so much, and its share with a 95 % interval."""
+
+    ms: float
+    share: float
+    share_ci: Ends
+
+
+class ComputeBand(Result):
+    """Whose a band's waits were, by coarse part; None for a part that is unmeasured."""
+
+    count: int
+    total_ms: float
+    compute: PartShare | None
+    launch_gap: PartShare | None
+    host: PartShare | None
+    queue: PartShare | None
+    network: PartShare | None
+    load_tester: PartShare | None
+    unexplained: PartShare | None
+
+
+class ComputeShares(Result):
+    """Of one metric: typical requests, the slowest 1 % (or seven), and all."""
+
+    typical: ComputeBand
+    slow: ComputeBand
+    all: ComputeBand
+
+
+class Compute(Result):
+    """For how much of what requests waited did the device compute for them? Empty, without a device, without a ledger.
+
+    ``busy_share``: of the time from the first forward to the last, the part within one.
+    """
+
+    device: str | None = None
+    busy_share: Number = None
+    ttft: ComputeShares | None = left_out()
+    e2e: ComputeShares | None = left_out()
+
+    @model_serializer(mode="wrap")
+    def _empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {} if self.device is None else handler(self)
+
+
+class StageDifference(Result):
+    """A stage's mean in two groups, the difference with its interval, and its share of the whole difference."""
+
+    stage: str
+    owner: str
+    a_ms: float
+    b_ms: float
+    ms: float
+    ci_ms: Ends
+    share: Number
+
+
+class Difference(Result):
+    """Group a less group b; ``ranked`` by size, whatever the sign. ``stretches``: of the run, that were drawn again."""
+
+    a_count: int
+    b_count: int
+    a_ms: float
+    b_ms: float
+    difference_ms: float
+    difference_ci_ms: Ends
+    stretches: int
+    ranked: tuple[StageDifference, ...]
+
+
+class GroupPair(Difference):
+    """Two groups of requests by name."""
+
+    key: str
+    a: str
+    b: str

@@ -1,0 +1,537 @@
+"""What one run found: ``summary.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out, stands_as
+from gapmeter.analysis.results.cost import Economy
+from gapmeter.analysis.results.device import Roofline, Telemetry
+from gapmeter.analysis.results.distribution import (
+    CensoredDistribution,
+    Distribution,
+    GroupDistribution,
+    MetricDistribution,
+    Needs,
+    StageDistribution,
+)
+from gapmeter.analysis.results.latency import Bands, Compute, GroupPair, Residual, Tail, Upgrade
+from gapmeter.analysis.results.words import VerdictWords, Words
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
+PASS: Final = "PASS"
+FAIL: Final = "FAIL"
+INCONCLUSIVE: Final = "INCONCLUSIVE"
+INVALID: Final = "INVALID"
+
+CheckStatus = Literal["ok", "warn", "broken", "unmeasured"]
+OK: Final = "ok"
+WARN: Final = "warn"
+BROKEN: Final = "broken"
+UNMEASURED: Final = "unmeasured"
+
+
+class Confidence(Result):
+    """Of the intervals, and of each side of a verdict."""
+
+    interval: float
+    verdict: float
+
+
+class SloAnswer(Result):
+    """Whether one SLO holds. ``limit``, ``value``, ``low`` and ``high`` are in ``unit``: ms, or a share for errors.
+
+    In a file they have it in their names (``limit_ms``). ``infinite``: answers that never came reach the value or the
+    interval. ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
+    ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half``: how many requests
+    exceeded half the limit, where it was met since none exceeded the limit and so few its half.
+    """
+
+    text: str
+    metric: str
+    percentile: float | None
+    status: Verdict
+    limit: float
+    value: Number
+    low: Number
+    high: Number
+    infinite: bool
+    count: int
+    n_eff: float
+    confidence: float
+    estimable_with: Needs | None
+    needs: Needs | None
+    stage: str | None
+    owner: str | None
+    beyond_half: int | None = left_out()
+
+    @property
+    def unit(self) -> Literal["ms", "share"]:
+        return "share" if self.metric == "errors" else "ms"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unit(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "limit" in value:
+            return value
+        unit = "_share" if value.get("metric") == "errors" else "_ms"
+        return {key.removesuffix(unit) if key in _WITH_UNIT else key: item for key, item in value.items()}
+
+    @model_serializer(mode="wrap")
+    def _with_unit(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {f"{key}_{self.unit}" if key in _LIMITS else key: item for key, item in handler(self).items()}
+
+
+_LIMITS = ("limit", "value", "low", "high")
+_WITH_UNIT = {f"{name}_{unit}" for name in _LIMITS for unit in ("ms", "share")}
+
+
+class LoadFacts(Result):
+    """What was asked of the server, and what was delivered of it. Rates in requests a second, or in conversations."""
+
+    loop: Literal["open", "closed"]
+    arrivals: str
+    requested_rate: Number
+    unit: str
+    conversation_rate: Number
+    rate_range: tuple[float, float] | None
+    concurrency: int | None
+    prefix_share: Number
+    cached_share: Number
+    delivered_rate: Number
+    dispersion: Number
+    lag_p99_ms: Number
+    lag_p50_ms: Number
+    window_s: float
+    locustfile: str | None = left_out()
+
+
+class Attempts(Result):
+    """Of the measured requests. ``failed``: attempts that were followed by another, by class."""
+
+    total: int
+    asked_again: int
+    then_succeeded: int
+    failed: Mapping[str, int]
+
+
+class Counts(Result):
+    """Requests: ``planned`` and ``issued`` with the warm-up, the others without it; ``failed`` by class."""
+
+    unissued: int | None
+    planned: int
+    issued: int
+    warmup: int
+    abandoned: int
+    beyond_end: int | None
+    measured: int
+    succeeded: int
+    attempts: Attempts
+    failed: Mapping[str, int]
+
+
+class Turn(Result):
+    """One turn of the conversations; ``ttft`` over those that succeeded."""
+
+    turn: int
+    requests: int
+    prompt_tokens: float
+    cached_share: Number
+    ttft: Distribution | None
+
+
+class Corrected(Result):
+    """Percentiles with the ``added`` requests in them that users at their own pace would have sent meanwhile."""
+
+    added: int
+    p50_ms: Number
+    p90_ms: Number
+    p95_ms: Number
+    p99_ms: Number
+    p999_ms: Number
+
+
+class Omission(Result):
+    """A closed loop's figures, corrected for coordinated omission at the users' own pace."""
+
+    expected_interval_ms: float
+    ttft: Corrected
+    e2e: Corrected
+
+
+class ClosedLoop(Result):
+    """``corrected`` is None where nothing was omitted, or nobody's pace is known."""
+
+    corrected: Omission | None
+
+
+class FailureExample(Result):
+    """One failed request. ``at_s`` from the first measured due time; ``status`` 0 where no HTTP answer came."""
+
+    request_id: str
+    at_s: float
+    waited_ms: Number
+    status: int
+    tokens: int
+    error: str
+
+
+class FailureClass(Result):
+    """Failures of one kind, with the first of them to look at."""
+
+    name: str = stands_as("class")
+    count: int
+    share: float
+    examples: tuple[FailureExample, ...]
+
+
+class Goodput(Result):
+    """Requests within every limit that an SLO names."""
+
+    per_s: Number
+    share: Number
+    share_ci: Ends | None
+    limits_ms: Mapping[str, float]
+
+
+class Throughput(Result):
+    """Successes and their tokens per second, from the first due time to the last token."""
+
+    requests_per_s: Number
+    prompt_tokens_per_s: Number
+    output_tokens_per_s: Number
+    span_s: float
+
+
+class Check(Result):
+    """One rule: what was found, what it may be, and the plain sentence. ``value`` None where unmeasured."""
+
+    rule: str
+    status: CheckStatus
+    value: Number
+    limit: Number
+    text: str
+
+
+class RunWarning(Result):
+    """What was seen, the likely cause, the exact flag to try (or nothing), and the numbers that it touches."""
+
+    code: str
+    text: str
+    cause: str
+    flag: str
+    touches: tuple[str, ...]
+
+
+class FloorShares(Result):
+    """What the load tester itself adds on this machine, and how much of one process's limits was used at most."""
+
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    e2e_p50_ms: float
+    e2e_p99_ms: float
+    chunk_us: float
+    tokens_per_s: float
+    requests_per_s: float
+    tokens_share: float
+    requests_share: float
+    quick: bool
+    measured: str
+
+
+class Trust(Result):
+    """How far the other figures can be trusted. ``strained``: the rules that warn."""
+
+    valid: bool
+    lag_p99_ms: Number
+    unexplained_p99_share: Number
+    strict_p99_share: Number
+    client_cpu_share: Number
+    strained: tuple[str, ...]
+
+
+class StepFit(Result):
+    """How long a decode-only step takes by what is in it, and how wrong that is."""
+
+    base_ms: float
+    per_sequence_ms: float
+    per_kv_token_us: float
+    error_ms: float
+    decode_only_steps: int
+
+
+class LedgerFacts(Result):
+    """The ledger itself: why it was refused, stages that are unmeasured, stamps that were out of order a little."""
+
+    refused: tuple[str, ...]
+    unmeasured: tuple[str, ...]
+    clipped: Mapping[str, int]
+    requests: int
+    interference: StepFit | None
+    killed_processes: tuple[str, ...]
+
+
+class Mser5(Result):
+    """What MSER-5 would leave out; ``applied``: and did."""
+
+    state: str
+    excluded_requests: int
+    metric: str
+    ratio: Number
+    applied: bool
+
+
+class LevelChange(Result):
+    """A change of level: the first request after it, and the ratio of after to before."""
+
+    request: int
+    metric: str
+    ratio: Number
+    certain: bool
+
+
+class Pelt(Result):
+    """The changes that PELT sees, and whether they tell what MSER-5 tells."""
+
+    changes: tuple[LevelChange, ...]
+    agrees: bool
+
+
+class QueueSlope(Result):
+    """Growth of the number in flight, a second. ``in_flight``: on the fitted line, at its ends.
+
+    ``steady_most``: the growth over the window that a steady queue seldom exceeds; ``served_per_s``: answers that ended
+    within the window.
+    """
+
+    per_s: float
+    per_s_ci: tuple[float, float]
+    confidence: float
+    in_flight: tuple[float, float]
+    grows: bool
+    steady_most: float
+    served_per_s: Number
+
+
+class SteadyMethods(Result):
+    """None where a method was not asked."""
+
+    mser5: Mser5 | None
+    pelt: Pelt | None
+    queue_slope: QueueSlope | None
+
+
+class Steady(Result):
+    """Whether there was a steady state."""
+
+    state: Literal["steady", "unsteady", "unknown", "not_applicable"]
+    methods: SteadyMethods
+    valid_for_capacity: bool
+
+
+class Ratio(Result):
+    """Of the first seconds to the rest, with its 95 % interval."""
+
+    ratio: Number
+    ratio_ci: Ends
+
+
+class Drift(Result):
+    """The first seconds against the rest; None where nothing supports a ratio."""
+
+    first_s: float
+    ttft: Ratio | None
+    tpot: Ratio | None
+    output_tokens_per_s: Ratio | None
+    machine_time: Ratio | None
+    reason: str | None
+
+
+class ShortenedLoad(Result):
+    """When the load was ended, since enough was known; ``in_flight``: awaited or aborted."""
+
+    after_s: float
+    in_flight: str
+
+
+class MadeBy(Result):
+    """The version installed, and a digest of the code of figures."""
+
+    gapmeter: str
+    analysis: str
+
+
+UNKNOWN = "unknown"
+STAMPS = ("INVALID", "NOT COMPARABLE")  # what a validity begins with whose figures must not be taken at their word
+
+
+class Provenance(Result):
+    """Eleven facts about the run, or the runs, behind a figure; each as text, ``n`` too."""
+
+    scenario: str
+    digest: str
+    model: str
+    precision: str
+    engine: str
+    hardware: str
+    load: str
+    n: str
+    validity: str
+    date: str
+    command: str
+
+    def line(self) -> str:
+        """All of it in one line of text; what is unknown is left out, but for the validity."""
+        named = " ".join(part for part in (self.scenario, self.digest) if part and part != UNKNOWN)
+        many = f"n = {self.n}" if self.n != UNKNOWN else ""
+        parts = [named, self.model, self.precision, self.engine, self.hardware, self.load, many, self.validity,
+                 self.date, self.command]  # fmt: skip
+        return " · ".join(part for part in parts if part and part != UNKNOWN)
+
+    def facts(self) -> dict[str, str]:
+        """The same, by name, for JSON and for the metadata of files."""
+        return self.to_json()
+
+    def comments(self, sign: str = "# ") -> str:
+        """The same as lines of comment, for the head of a CSV or a log; ends with a line feed."""
+        return "".join(f"{sign}{name}: {' '.join(value.split())}\n" for name, value in self.facts().items())
+
+    @property
+    def stamp(self) -> str | None:
+        """What must be written across every picture, if anything."""
+        return next((word for word in STAMPS if self.validity.startswith(word)), None)
+
+
+class PeerFigures(Result):
+    """A metric by another tool's definition, which ``differs`` from ours so."""
+
+    differs: str
+    p50_ms: Number
+    p90_ms: Number
+    p95_ms: Number
+    p99_ms: Number
+    mean_ms: Number
+    count: int
+
+
+class PeerDefinitions(Result):
+    """All metrics of one tool."""
+
+    name: str
+    version: str
+    ttft: PeerFigures | None = left_out()
+    itl: PeerFigures | None = left_out()
+    icl: PeerFigures | None = left_out()
+    tpot: PeerFigures | None = left_out()
+    e2e: PeerFigures | None = left_out()
+
+
+SUMMARY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
+
+
+class RunVerdict(Result):
+    """The verdict and why."""
+
+    schema_version: Literal[2] = SUMMARY_VERSION
+    name: str
+    verdict: Verdict
+    exit_code: int
+    invalid_reasons: tuple[str, ...]
+    slo: tuple[SloAnswer, ...]
+
+
+class RunFigures(RunVerdict):
+    """What requests and their ledgers tell. Mappings are by metric (ttft, itl, tpot, e2e), stage or group.
+
+    ``device``: what computed the forwards, in a word.
+    """
+
+    device: str
+    confidence: Confidence
+    load: LoadFacts
+    counts: Counts
+    metrics: Mapping[str, MetricDistribution]
+    metrics_from_sent: Mapping[str, MetricDistribution]
+    metrics_censored: Mapping[str, CensoredDistribution]
+    turns: tuple[Turn, ...]
+    closed_loop: ClosedLoop | None
+    failures: tuple[FailureClass, ...]
+    goodput: Goodput
+    throughput: Throughput
+    stages: Mapping[str, StageDistribution]
+    stages_to_first_token: Mapping[str, StageDistribution]
+    groups: Mapping[str, GroupDistribution]
+    residual: Residual
+    tail: Tail
+    upgrade: Upgrade
+    checks: tuple[Check, ...]
+    warnings: tuple[RunWarning, ...]
+    floor: FloorShares | None
+    trust: Trust
+
+
+class RunResult(Economy, RunFigures, ResultFile):
+    """Everything that one run's records tell: ``summary.json``. ``words`` are there once the report has made them."""
+
+    FILE: ClassVar[str] = "summary.json"
+
+    telemetry: Telemetry | None
+    roofline: Roofline
+    ledger: LedgerFacts
+    steady: Steady
+    drift: Drift
+    bands: Mapping[str, Bands]
+    compute: Compute
+    explore: Mapping[str, tuple[GroupPair, ...]]
+    made_by: MadeBy
+    provenance: Provenance
+    shortened: ShortenedLoad | None = left_out()
+    definitions: Mapping[str, PeerDefinitions] | None = left_out()
+    words: Words | None = left_out()
+
+    @property
+    def verdict_file(self) -> VerdictFile:
+        """Its part that is a file of its own."""
+        own = {name: getattr(self, name) for name in (*RunVerdict.model_fields, "provenance", "words")}
+        return VerdictFile(**own)
+
+
+class VerdictFile(RunVerdict, ResultFile):
+    """The verdict alone: ``verdict.json``."""
+
+    FILE: ClassVar[str] = "verdict.json"
+
+    provenance: Provenance
+    words: VerdictWords | None = left_out()
+
+
+class _Part(Result):
+    """Some keys of a part; the others are not looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class BriefMetric(_Part):
+    p99_ms: Number
+
+
+class BriefCounts(_Part):
+    measured: int
+
+
+class RunBrief(ResultFile):
+    """What a list of many runs shows of each; read in a tenth of the time, since nothing else is looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+    FILE: ClassVar[str] = RunResult.FILE
+
+    schema_version: Literal[2] = SUMMARY_VERSION
+    name: str
+    verdict: Verdict
+    counts: BriefCounts
+    metrics: Mapping[str, BriefMetric]

@@ -1,0 +1,474 @@
+"""What a report says, as plain values. ``html``, ``terminal`` and ``markdown`` print any Document.
+
+A document is a verdict and sections; a section is blocks. Figures stay figures until a renderer writes them::
+
+    missed, measured = Mark("missed", "bad", sign="x"), Figure(612.0, "ms", key="slo.0.value_ms")
+    slo = Table("Objectives", ["answer", "objective", Column("measured", csv="measured (ms)")],
+                [[missed, Code("ttft p99 <= 500 ms"), measured]], words=2)
+    curve = Chart("curve-ttft", PercentileCurve(values), caption="900 samples", table=percentiles, margin="levels")
+    return Document(
+        title="chat-p99",
+        header=Header("chat-p99 @ vllm 0.32.0", "16 req/s open loop, 120 s, n = 900"),
+        verdict=Verdict("FAIL", "bad", "p99 TTFT 612 ms is beyond the limit of 500 ms."),
+        sections=[
+            Section("slo", "Service level objectives", [slo], short="objectives", on=EVERYWHERE),
+            Section("percentiles", "Percentiles", [curve], lead="Counted from when a request was due."),
+            Section("trust", "", [Facts([("trust", "valid: lag p99 0.2 ms")])], on=TERMINAL),
+        ],
+        provenance=provenance,
+    )
+
+    html.page(document); terminal.text(document, width=80); markdown.text(document)
+
+A section is on the page only, unless ``on`` says otherwise; where the short form differs from the page's, or stands
+elsewhere, it is a section of its own. A picture is any frozen value with ``draw`` (see ``Picture``; ``charts`` is what
+it draws with); one that has ``sketch`` too is drawn in the terminal, and Markdown prints the table behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from gapmeter.analysis.numbers import DASH, count, duration, large, rate, share, significant, usd
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from rich.text import Text as Sketched
+
+    from gapmeter.analysis.results.run import Provenance
+
+
+class Medium(Flag):
+    """Where something is shown."""
+
+    PAGE = 1
+    TERMINAL = 2
+    MARKDOWN = 4
+
+
+PAGE, TERMINAL, MARKDOWN = Medium.PAGE, Medium.TERMINAL, Medium.MARKDOWN
+BRIEF = TERMINAL | MARKDOWN
+EVERYWHERE = PAGE | BRIEF
+
+Tone = Literal["good", "bad", "open", ""]  # met; missed or broken; undecided or strained; says nothing of the kind
+Unit = Literal["ms", "share", "count", "rate", "usd", "large", "number", ""]
+
+_WRITERS: Mapping[str, Callable[[float], str]] = {
+    "ms": duration, "share": share, "count": count, "rate": rate, "usd": usd, "large": large, "number": significant,
+    "": "{:g}".format,
+}  # fmt: skip
+
+
+# --- what a sentence or a cell is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number, and ``key``: where it stands in the result's JSON. None is a dash, with ``hint`` as the reason.
+
+    ``text`` is written instead where the number alone would mislead (``> 60 s``), or where there is a better way.
+    """
+
+    value: float | None
+    unit: Unit = "ms"
+    key: str = ""
+    hint: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        if self.text:
+            return self.text
+        return DASH if self.value is None else _WRITERS[self.unit](self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """Nobody could stamp it; never 0."""
+
+    def __str__(self) -> str:
+        return "unmeasured"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An answer in a word with its tone; ``sign`` stands for it in the terminal, ``status`` in Markdown."""
+
+    word: str
+    tone: Tone = ""
+    sign: str = ""
+    status: str = ""
+
+    def __str__(self) -> str:
+        return self.word
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the ledger by its name; the page puts its colour beside it."""
+
+    name: str
+    meaning: str = ""
+
+    def __str__(self) -> str:
+        from gapmeter.report.marks import words
+
+        return words(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name that is not broken over lines: of a request, a rule, a point. ``href`` makes it a link."""
+
+    text: str
+    href: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Something to type."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request's id; ``there``: the page can open it."""
+
+    request: str
+    there: bool
+
+    def __str__(self) -> str:
+        return self.request
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One request's stages in ms, drawn on the page as long as they are beside ``longest_ms``."""
+
+    parts: Mapping[str, float]
+    longest_ms: float
+
+    def __str__(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Words that the page's script replaces, by their id."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot
+Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
+Row = Sequence[Words]
+
+
+def plain(words: Words) -> str:
+    """The words without what only some renderers can show."""
+    return "".join(map(str, words)) if isinstance(words, tuple) else str(words)
+
+
+# --- blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """``quiet``: an explanation beside what it explains; ``empty``: why there is nothing here."""
+
+    words: Words
+    tone: Literal["", "quiet", "strong", "empty"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The name of a part of a section."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Words that stand on one line: the terminal cuts them to its width, and does not wrap them."""
+
+    words: Words
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Short names, each with what is said of it: ``("trust", "valid: lag p99 0.2 ms")``, or several lines."""
+
+    rows: Sequence[tuple[Inline, *tuple[Words | Line, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``csv``: its name with its unit, where that differs. ``brief``: its name in the terminal and in Markdown.
+
+    ``wraps``: its words stand to the left, as wide as they need. ``below``: in the terminal they are written under the
+    row.
+    """
+
+    title: str
+    csv: str = ""
+    brief: str = ""
+    wraps: bool = False
+    below: bool = False
+
+
+def in_ms(*names: str) -> list[Column]:
+    """Columns of times."""
+    return [Column(name, f"{name} (ms)") for name in names]
+
+
+Headers = Sequence[str | Column]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under headers. The first ``words`` columns hold words, the others numbers (unless they wrap).
+
+    ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group; ``key``
+    is the id of the rows, for the page's script.
+    """
+
+    name: str
+    headers: Headers
+    rows: Sequence[Row]
+    words: int = 1
+    groups: frozenset[int] = frozenset()
+    css: str = ""
+    key: str = ""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(one if isinstance(one, Column) else Column(one) for one in self.headers)
+
+
+class Picture(Protocol):
+    """A frozen value that can draw itself. ``name`` makes the ids in it unique, ``stamp`` is written across it."""
+
+    def draw(self, name: str, stamp: str | None) -> Markup: ...
+
+
+@runtime_checkable
+class Sketch(Protocol):
+    """A picture that can be drawn with letters, in so many columns."""
+
+    def sketch(self, width: int) -> Sketched: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture with its caption, and the table behind it. ``margin``: the room on its left, for what it has there.
+
+    ``stages``: those that it shows, as a legend to pick from.
+    """
+
+    key: str
+    picture: Picture
+    caption: str = ""
+    table: Table | None = None
+    margin: Literal["", "levels", "names"] = ""
+    stages: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a colour stands for, where it is no stage's: (paint, words)."""
+
+    entries: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """What was seen, its likely cause, the flag to try."""
+
+    text: str
+    cause: str = ""
+    flag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Warnings:
+    items: Sequence[Warned]
+
+
+@dataclass(frozen=True, slots=True)
+class Pre:
+    """Text as it is: a command, a scenario."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What is seen once its summary is pressed."""
+
+    summary: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Parts side by side where there is room, one after the other where not."""
+
+    parts: Sequence[Sequence[Block]]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Which of the panels is seen: value and words of each position; as a ``list`` for more than a handful."""
+
+    name: str
+    legend: str
+    options: Sequence[tuple[str, str]]
+    chosen: str
+    list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What is seen while each named switch stands at its value."""
+
+    at: Mapping[str, str]
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Switches and their panels. Only the page has the switches; others print the panel that is chosen at first."""
+
+    switches: Sequence[Switch]
+    panels: Sequence[Panel]
+
+    def is_chosen(self, panel: Panel) -> bool:
+        return all(panel.at.get(switch.name, switch.chosen) == switch.chosen for switch in self.switches)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """Where the page shows a request that was opened: so many of them are embedded in it."""
+
+    embedded: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Html:
+    """Markup for the page's own script to work on; other renderers leave it out."""
+
+    markup: Markup
+
+
+Block = (
+    Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | RequestView | Html
+)
+
+
+# --- the whole
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part. ``key`` is its id in the page, ``short`` names it in the contents; without a title it has no heading.
+
+    ``data`` is given to the page's script as JSON.
+    """
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+    lead: str = ""
+    short: str = ""
+    on: Medium = Medium.PAGE
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What it is about: a name, how it was done, and what must be kept in mind."""
+
+    title: str
+    how: str = ""
+    caveat: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A sentence under the verdict; ``stage`` gives it that colour."""
+
+    words: str
+    on: Medium = EVERYWHERE
+    stage: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """May it be believed, in a word, and by what figures?"""
+
+    sound: bool
+    word: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """How sure an objective is: its figure and 95 % interval beside its limit, all in ``unit``.
+
+    ``measured`` and ``interval`` are the same in words; ``never``: it never came to an end.
+    """
+
+    mark: Mark
+    objective: str
+    measured: str
+    interval: str
+    limit: Figure
+    value: float | None
+    low: float | None
+    high: float | None
+    never: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is read first. Without a ``word`` the first sentence is the answer."""
+
+    word: str
+    tone: Tone
+    sentence: str
+    reasons: Sequence[str] = ()
+    more: Sequence[Said] = ()
+    trust: Trust | None = None
+    gauges: Sequence[Gauge] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """``title`` is the window's; ``device`` is what computed the forwards, and so owns them (GPU, CPU)."""
+
+    title: str
+    header: Header
+    verdict: Verdict | None
+    sections: Sequence[Section | None]  # None: there was nothing to say
+    provenance: Provenance
+    device: str = "GPU"
+    version: str = ""
+
+    def on(self, medium: Medium) -> list[Section]:
+        """The sections that are shown there."""
+        return [section for section in self.sections if section is not None and medium in section.on]
