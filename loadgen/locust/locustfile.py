@@ -1,4 +1,4 @@
-"""A user's own locustfile as a Locust test: its users and its shape decide who asks, our client asks."""
+"""A user's own locustfile as a Locust test: its users and its shape decide what is sent when, our client sends it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from gapmeter.records.timer import Timer
 
 # As an open loop's: the timer goes off a little earlier, and the rest is spun.
 _EARLY_NS = 50_000
+_STAGGER_S = 1.0  # over which users start
 
 
 class RequestQueue:
@@ -40,16 +41,18 @@ class RequestQueue:
         self._timer = Timer(session.loop, self._wake)
         session.on_finished = self._answered
 
-    def ask(self, path: str, ask: dict[str, Any], due_ns: int) -> Exchange:
-        """Have it sent at ``due_ns``, at once if that has passed; returns when it has ended.
+    def send(self, path: str, fields: dict[str, Any], due_ns: int) -> Exchange:
+        """Have a request with these fields sent at ``due_ns``, at once if that has passed. Returns when it has ended.
 
         Raises StopUser when nothing more is to be issued.
         """
         if self._closed:
             raise StopUser
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
-        body = {"model": self._file.model, "stream": True, "stream_options": stream, **ask}
-        exchange = self._session.compose(self._composed, path, json.dumps(body).encode(), int(ask.get("min_tokens", 0)))
+        body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}
+        exchange = self._session.compose(
+            self._composed, path, json.dumps(body).encode(), int(fields.get("min_tokens", 0))
+        )
         self._composed += 1
         answer = self._answers[exchange.index] = gevent.event.AsyncResult()
         try:
@@ -89,9 +92,6 @@ class RequestQueue:
     def _answered(self, exchange: Exchange) -> None:
         if (answer := self._answers.get(exchange.index)) is not None:
             answer.set(exchange)
-
-
-_STAGGER_S = 1.0
 
 
 class BadLocustfile(Exception):

@@ -72,7 +72,7 @@ class GapmeterUser(User):
         if exact:
             body |= {"min_tokens": max_tokens, "ignore_eos": True}
         due_ns = (self._answered_ns or monotonic_ns()) + self._thought_ns
-        exchange = self.environment.requests.ask(COMPLETION if completion else CHAT, body, due_ns)
+        exchange = self.environment.requests.send(COMPLETION if completion else CHAT, body, due_ns)
         good = exchange.outcome is Outcome.OK
         self._answered_ns, self._thought_ns = exchange.end_ns, 0 if good else _AFTER_FAILURE_NS
         e2e_s = (exchange.end_ns - due_ns) / 1e9
