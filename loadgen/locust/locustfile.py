@@ -50,7 +50,7 @@ class RequestQueue:
             raise StopUser
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
         body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}
-        exchange = self._session.compose(
+        """Have a request with these fields sent at ``due_ns``, at once if that has passed; returns when it has ended.
             self._composed, path, json.dumps(body).encode(), int(fields.get("min_tokens", 0))
         )
         self._composed += 1
