@@ -42,7 +42,7 @@ class RequestQueue:
         session.on_finished = self._answered
 
     def send(self, path: str, fields: dict[str, Any], due_ns: int) -> Exchange:
-        """Have a request with these fields sent at ``due_ns``, at once if that has passed. Returns when it has ended.
+        """Have a request with these fields sent at ``due_ns``, or at once if that has passed; returns when it ended.
 
         Raises StopUser when nothing more is to be issued.
         """
@@ -50,7 +50,7 @@ class RequestQueue:
             raise StopUser
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
         body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}
-        """Have a request with these fields sent at ``due_ns``, at once if that has passed; returns when it has ended.
+        exchange = self._session.compose(
             self._composed, path, json.dumps(body).encode(), int(fields.get("min_tokens", 0))
         )
         self._composed += 1

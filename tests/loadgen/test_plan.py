@@ -170,11 +170,11 @@ def test_merged_shares_are_one_poisson_process(path: Path) -> None:
     assert counts.var(ddof=1) / counts.mean() == pytest.approx(1, abs=4 * (2 / 499) ** 0.5)
 
 
-def test_a_share_of_a_share_is_refused(path: Path) -> None:
+def test_a_slice_of_a_slice_is_refused(path: Path) -> None:
     plan = planned(path)
     with pytest.raises(ValueError, match="cannot take slice 0 of 2 of slice 1 of 2"):
         plan.slice(1, 2).slice(0, 2)
-    with pytest.raises(ValueError, match="cannot take share 2 of 2"):
+    with pytest.raises(ValueError, match="cannot take slice 2 of 2"):
         plan.slice(2, 2)
 
 
