@@ -28,7 +28,7 @@ class Call:
 class SliceRun:
     """First ``ready``, then begun once and for all, then ``over``.
 
-    ``failed`` says why it could not begin, ``troubles`` what went wrong later.
+    ``failed`` says why it could not begin or go on, ``troubles`` what went wrong in its generator process.
     """
 
     def __init__(self, plan: Plan, url: str, generator: str, call: Call, folder: Path) -> None:

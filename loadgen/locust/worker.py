@@ -89,8 +89,9 @@ class Worker(Environment):
                 if self._gone.is_set():
                     run.stop()
                 gevent.sleep(_LOOK_S)
+            late = [run.failed] if run.failed else []
             stopped = ["it was stopped by a signal"] if self._left else []
-            result = Result([*run.troubles, *stopped], max(0, self._users - 1), run.totals.report())
+            result = Result([*run.troubles, *late, *stopped], max(0, self._users - 1), run.totals.report())
             self._insist(lambda: files.hand_in(run.records, result), run.records)
         finally:
             if self._run is not None:
