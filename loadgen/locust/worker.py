@@ -84,7 +84,7 @@ class Worker(Environment):
         try:
             order = self._join()
             files = Files(self._call.host, order)
-            run = self._run = self._prepare(order, files)
+            run = self._prepare(order, files)
             while not run.over.is_set():
                 if self._gone.is_set():
                     run.stop()
@@ -135,7 +135,7 @@ class Worker(Environment):
         plan = Plan.load(path)
         if plan.digest() != order.digest:
             raise Refused(f"the slice's digest is {plan.digest()}, the master's {order.digest}")
-        run = SliceRun(plan, order.url, order.generator, self._call, self._folder)
+        run = self._run = SliceRun(plan, order.url, order.generator, self._call, self._folder)
         while not (run.ready.is_set() or run.over.is_set()):
             gevent.sleep(_LOOK_S)
         if run.failed:
