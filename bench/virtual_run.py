@@ -81,6 +81,7 @@ class _Steps(Listener):
         for emission in emissions:
             self.token_steps[emission.key].append(seq - self._first)
 
+
 def virtual_run(arrivals: Sequence[Arrival], settings: Settings, name: str, warmup: int = 0) -> Run:
     """Simulate, and give the run as a comparison reads it; the first ``warmup`` requests are not measured.
 

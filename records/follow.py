@@ -13,9 +13,9 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 
 from gapmeter.records import Outcome
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.records.stream import outcome_of, parse_answer
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import ISSUED, WireRecord
 
 RATE_WINDOW_NS = 5_000_000_000
 _REPORTS_WINDOW_NS = 10_000_000_000  # workers report every three seconds
@@ -73,7 +73,7 @@ class RecordFollower:
         values = sorted(self.recent[name])
         return values[min(len(values) - 1, int(len(values) * percentile / 100))] if values else None
 
-    def _take(self, code: int, record: WireRecord) -> Iterator[Answered]:
+    def _take(self, code: int, record: RequestRecord) -> Iterator[Answered]:
         if code == ISSUED:
             self.issued += 1
             self._sent.append(record.sent_ns or record.due_ns)

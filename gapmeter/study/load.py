@@ -16,13 +16,14 @@ from gapmeter.errors import UserError
 from gapmeter.loadgen.cluster import make_cluster, report_path
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.worker import Locustfile
 from gapmeter.machine.hardware import Placement
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import RecordFollower, ReportFollower
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import ISSUED, WireRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
@@ -33,9 +34,9 @@ _CHECK_EVERY_S = 0.25
 _STOPPED_NS = 5_000_000_000
 
 # Whether enough is known for a load to end now; what is in flight is given up. Given (code, record) of all that the
-# generators have written so far: gapmeter.records.wire.ISSUED when a request left, FINISHED when it ended. It is the
+# generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. It is the
 # same list every time, longer: remember how far you have read.
-StopWhen = Callable[[Sequence[tuple[int, WireRecord]]], bool]
+StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,10 @@ class Load:
             )
         own = None
         if options.locustfile is not None:
-            own = {"path": str(options.locustfile.resolve()), "model": target.model, "dialect": target.dialect}
+            own = Locustfile(str(options.locustfile.resolve()), target.model, target.dialect)
         return make_fleet(
             self.plan, target.url, options.api_key, requests, self.placement.generator, load.processes,
-            generator=load.generator, own=own,
+            generator=load.generator, locustfile=own,
         )  # fmt: skip
 
     def _await_end(self, fleet: Fleet, t0_ns: int) -> LoadOutcome:
@@ -105,7 +106,7 @@ class Load:
         watch = None if self.options.quiet else self._watch(fleet, t0_ns)
         frozen = FrozenProcesses(fleet.processes)
         tails = [RecordTail(path) for path in fleet.record_paths]
-        seen: list[tuple[int, WireRecord]] = []
+        seen: list[tuple[int, RequestRecord]] = []
 
         def check() -> None:
             nonlocal ended_because, shortened

@@ -12,7 +12,7 @@ from gapmeter.analysis.capacity.trial import Enough
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.tables import request_row
 from gapmeter.records import Outcome
-from gapmeter.records.wire import FINISHED, WireRecord
+from gapmeter.records.request import FINISHED, RequestRecord
 
 
 class TrialMonitor:
@@ -25,9 +25,7 @@ class TrialMonitor:
     ``ended``: the number of the look that ended it, from 1; ``from_ns``: those due from then on count.
     """
 
-    def __init__(
-        self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough
-    ) -> None:
+    def __init__(self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough) -> None:
         self._slos, self._looks, self._rate, self._warmup_ns = slos, looks, rate, warmup_ns
         self._enough, self._next = enough, 0
         self.ended = len(looks)
@@ -35,10 +33,10 @@ class TrialMonitor:
         self._read = 0
         self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
         self._in_flight: set[int] = set()
-        self._done: dict[int, WireRecord] = {}
+        self._done: dict[int, RequestRecord] = {}
         self._start_ns: int | None = None
 
-    def is_enough(self, seen: Sequence[tuple[int, WireRecord]]) -> bool:
+    def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""
         self._take(seen)
         if self._next >= len(self._looks) - 1 or self._start_ns is None:
@@ -56,7 +54,7 @@ class TrialMonitor:
         self.ended = at + 1
         return True
 
-    def _take(self, seen: Sequence[tuple[int, WireRecord]]) -> None:
+    def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
         for code, record in seen[self._read :]:
             if self._start_ns is None:
                 self._start_ns = record.due_ns

@@ -21,9 +21,10 @@ from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import Cores, LocustWorkers, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
 from gapmeter.errors import UserError, reason_of
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.cluster import report_path
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.calibration import load_calibration
 from gapmeter.machine.hardware import Placement, describe_hardware, place, suspended_ns

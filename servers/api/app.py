@@ -20,7 +20,7 @@ from gapmeter_probe.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter, Span
-from gapmeter.records.slices import ask_for_short_slices
+from gapmeter.records.process import ask_for_short_slices
 from gapmeter.servers.api.answer import DONE, AnswerJson, EngineFailed, Generation, Piece
 from gapmeter.servers.api.completion_request import ApiError, CompletionRequest, bad, parse_request, room
 from gapmeter.servers.api.metrics_page import MetricsPage

@@ -16,7 +16,7 @@ from gapmeter.analysis.requests.streaming import streaming_warnings
 from gapmeter.analysis.sweep.build import _pooled
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.wire import FINISHED, WireRecord, encode
+from gapmeter.records.request import FINISHED, RequestRecord, encode
 from tests.kit import manifest
 from tests.records.test_stream import chat, sse, usage_only
 
@@ -36,7 +36,7 @@ def table(folder: Path, *answers: list[bytes], attempt: int = 0) -> pd.DataFrame
     writer = RecordWriter(run.requests / "worker-0.gap", {"role": "generator", "worker": 0})
     for index, pieces in enumerate(answers):
         due = (100 + index) * MS
-        record = WireRecord(
+        record = RequestRecord(
             index=index, request_id=f"r-{index}", worker=0, attempt=attempt, due_ns=due, write_ns=due, sent_ns=due + 1,
             end_ns=due + 200 * MS, status=200, outcome=Outcome.OK, prompt_tokens=7, output_tokens=2,
             chunk_ns=np.array([due + (40 + 10 * k) * MS for k in range(len(pieces))], np.int64),

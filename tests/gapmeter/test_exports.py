@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import gapmeter
 from gapmeter.errors import UserError
-from gapmeter.records import tracing
+from gapmeter.records.request import trace_ids
 from tests.gapmeter.command import SIMULATED, Done
 from tests.gapmeter.command import gapmeter as command
 
@@ -224,7 +224,7 @@ def test_a_collector_receives_a_span_a_request_under_its_traceparent_and_its_sta
     assert all(f"gapmeter.{fact}" in collector.resource for fact in FACTS)
     requests = run.requests.set_index("request_id")
     for name, row in requests.iterrows():
-        trace, own = (n.to_bytes(size, "big") for n, size in zip(tracing.ids(str(name)), (16, 8), strict=True))
+        trace, own = (n.to_bytes(size, "big") for n, size in zip(trace_ids(str(name)), (16, 8), strict=True))
         span = by_id[trace, own]
         attributes = {pair.key: pair.value for pair in span.attributes}
         assert attributes["gen_ai.usage.output_tokens"].int_value == row["output_tokens"]

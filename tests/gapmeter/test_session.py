@@ -16,7 +16,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
-from gapmeter.records.wire import WireRecord
+from gapmeter.records.request import RequestRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
@@ -101,7 +101,7 @@ def test_a_server_that_dies_is_noticed_in_the_load_and_by_the_next(tmp_path: Pat
     with open_session(scenario(), Options(runs=tmp_path, quiet=True), home=tmp_path / "server") as session:
         killed: list[int] = []
 
-        def kill(seen: Sequence[tuple[int, WireRecord]]) -> bool:
+        def kill(seen: Sequence[tuple[int, RequestRecord]]) -> bool:
             if len(seen) > 20 and session.process is not None and not killed:
                 killed.append(session.process.pid)
                 os.kill(killed[0], signal.SIGKILL)

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.locust.tally import Tally
+from gapmeter.loadgen.locust.totals import Totals
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.follow import RecordFollower
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, encode
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
-Event = tuple[int, WireRecord]
+Event = tuple[int, RequestRecord]
 
 
-def answer(index: int, pieces: Sequence[bytes], at_ms: Sequence[int], outcome: Outcome = Outcome.OK) -> WireRecord:
+def answer(index: int, pieces: Sequence[bytes], at_ms: Sequence[int], outcome: Outcome = Outcome.OK) -> RequestRecord:
     """Due and sent at 0; a piece arrives at each of ``at_ms``."""
-    return WireRecord(
+    return RequestRecord(
         index=index, request_id=f"r-{index}", worker=0, due_ns=1, sent_ns=1, end_ns=100 * MS, outcome=outcome,
         body=b"".join(pieces), chunk_ns=np.array(at_ms, np.int64) * MS + 1,
         chunk_bytes=np.array([*map(len, pieces)], np.uint32),
@@ -63,9 +63,9 @@ def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(re
     assert list(follower.recent["ttft"]) == [10.0]
 
 
-def test_a_workers_tally_counts_and_measures_by_the_same_rules(records: Path) -> None:
-    tally = Tally()
-    tally.take(RecordTail(records).poll())
-    assert (tally.issued, tally.finished, tally.failed) == (3, 3, 2)
-    counts = [tally.histograms[name].get_total_count() for name in ("ttft", "itl", "tpot", "e2e")]
+def test_a_workers_totals_count_and_measures_by_the_same_rules(records: Path) -> None:
+    totals = Totals()
+    totals.take(RecordTail(records).poll())
+    assert (totals.issued, totals.finished, totals.failed) == (3, 3, 2)
+    counts = [totals.histograms[name].get_total_count() for name in ("ttft", "itl", "tpot", "e2e")]
     assert counts == [1, 1, 1, 1]

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.records import Outcome, RecordWriter, read_records
-from gapmeter.records.chunks import chunks
 from gapmeter.records.reader import NotRecords, frames
-from gapmeter.records.stream import events, parse_answer
-from gapmeter.records.wire import WireRecord
+from gapmeter.records.request import RequestRecord
+from gapmeter.records.stream import chunks, events, parse_answer
 from gapmeter.servers.null.answers import PreparedAnswer
 from gapmeter.servers.null.answers import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
@@ -97,8 +96,10 @@ def test_the_same_bytes_are_the_same_answer_in_whatever_pieces_they_come(data: s
 @given(body=st.binary(max_size=300), data=st.data())
 def test_a_body_means_the_same_in_whatever_pieces_it_comes(body: bytes, data: st.DataObject) -> None:
     pieces = cut(data, body)
-    whole = WireRecord(0, "r", 0, 0, outcome=Outcome.OK, body=body, end_ns=99, **_stamped([body] if body else []))
-    parts = WireRecord(0, "r", 0, 0, outcome=Outcome.OK, body=body, end_ns=99, **_stamped(pieces))
+    whole = RequestRecord(
+        index=0, request_id="r", outcome=Outcome.OK, body=body, end_ns=99, **_stamped([body] if body else [])
+    )
+    parts = RequestRecord(index=0, request_id="r", outcome=Outcome.OK, body=body, end_ns=99, **_stamped(pieces))
     assert comparable(parse_answer(whole)) == comparable(parse_answer(parts))
     assert [text for _, text in events(whole)] == [text for _, text in events(parts)]
 

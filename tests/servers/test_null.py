@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from gapmeter.records import Outcome, RecordFile, Span, read_records
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import WireRecord
 from gapmeter.servers.null.answers import FAULTS, PreparedAnswer
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def ask(port: int, request_id: str = "a", path: str = "/v1/chat/completions", **
 
 
 def tokens(entity: bytes) -> int:
-    record = WireRecord(
+    record = RequestRecord(
         index=0, request_id="", worker=0, due_ns=0, body=entity, chunk_ns=np.array([1]),
         chunk_bytes=np.array([len(entity)], np.uint32),
     )  # fmt: skip

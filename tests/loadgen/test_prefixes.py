@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.scenarios import load_scenario
 from tests.loadgen.tiny_tokenizer import write_model
@@ -55,7 +56,7 @@ def test_each_request_begins_with_one_of_the_shared_texts_drawn_evenly(tokenizer
     counts = [sum(" ".join(prompt[:10]) == start for prompt in prompts) for start in starts]
     assert min(counts) > len(prompts) / 4 / 2
     for body, tokens in zip(plan.bodies, plan.prompt_tokens, strict=True):
-        assert tokenizer.count_chat(json.loads(body)["messages"][0]["content"]) == tokens
+        assert tokenizer.counts([json.loads(body)["messages"][0]["content"]], "chat") == tokens
 
 
 def test_one_shared_text_is_the_one_that_there_was_before_there_could_be_several(tokenizer: PromptTokenizer) -> None:

@@ -1,4 +1,4 @@
-"""When a stream is given up as stalled, and which failures are asked again. Nothing here runs for each chunk."""
+"""When a stream is given up as stalled, and which failed requests are sent again. Nothing here runs for each chunk."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from gapmeter.records import Outcome
 from gapmeter.records.timer import Readers, Timer
 
 _LONGEST_PAUSE_NS = 8_000_000_000
-_ASK_LATER = (408, 425, 429)  # the 4xx that say: not now
+_NOT_NOW = (408, 425, 429)  # the 4xx that say so
 
 
 class Stalls:
     """Streams that have begun and brought no token for ``limit_ns``.
 
-    Each is looked at once in so long, however many chunks it gets: the next look is due ``limit_ns`` after the last
-    chunk that was there at the one before. Before the first token it is the server's queue that is waited for, and
-    comments that keep a connection alive are no tokens.
+    Each is checked once in so long, however many chunks it gets: the next check is due ``limit_ns`` after the last
+    chunk that was there at the one before. Until the first token comes a request waits for the server's queue, which
+    is no stall; comments that keep a connection alive are no tokens.
     """
 
     def __init__(self, limit_ns: int) -> None:
         self._limit_ns = limit_ns
-        self._looks: list[tuple[int, int, Exchange]] = []
+        self._checks: list[tuple[int, int, Exchange]] = []
         self._ticket = count()
 
     def watch(self, exchange: Exchange) -> None:
-        """From now on, until it is done."""
-        self._look_at(exchange.due_ns + self._limit_ns, exchange)
+        """Watch it from now on, until it is done."""
+        self._check_at(exchange.due_ns + self._limit_ns, exchange)
 
     def find(self, now_ns: int) -> list[Exchange]:
-        """Those that have stalled; they are not watched any longer."""
-        found: list[Exchange] = []
-        looks = self._looks
-        while looks and looks[0][0] <= now_ns:
-            exchange = heapq.heappop(looks)[2]
+        """Those that have stalled. They are not watched any longer."""
+        stalled: list[Exchange] = []
+        checks = self._checks
+        while checks and checks[0][0] <= now_ns:
+            exchange = heapq.heappop(checks)[2]
             if exchange.done:
                 continue
             carrier = exchange.carrier
             last_ns = carrier.last_data_ns() if isinstance(carrier, Connection) else 0
             if now_ns - last_ns < self._limit_ns:
-                self._look_at(last_ns + self._limit_ns, exchange)
+                self._check_at(last_ns + self._limit_ns, exchange)
             elif isinstance(carrier, Connection) and carrier.has_token():
-                found.append(exchange)
+                stalled.append(exchange)
             else:
-                self._look_at(now_ns + self._limit_ns, exchange)
-        return found
+                self._check_at(now_ns + self._limit_ns, exchange)
+        return stalled
 
-    def _look_at(self, at_ns: int, exchange: Exchange) -> None:
-        heapq.heappush(self._looks, (at_ns, next(self._ticket), exchange))
+    def _check_at(self, at_ns: int, exchange: Exchange) -> None:
+        heapq.heappush(self._checks, (at_ns, next(self._ticket), exchange))
 
 
 class Retries:
-    """Failed requests that are asked again, up to ``most`` times each, after a pause that doubles every time.
+    """Failed requests that are sent again, up to ``most`` times each, after a pause that doubles every time.
 
-    ``issue`` gets each when its time has come. Every attempt is an exchange, and so a record, of its own.
+    ``issue`` gets each when it is due. Every attempt is an exchange, and so a record, of its own.
     """
 
     def __init__(self, most: int, pause_ns: int, loop: Readers, issue: Callable[[Exchange, int], None]) -> None:
@@ -71,8 +71,8 @@ class Retries:
         return len(self._waiting)
 
     def take(self, failed: Exchange) -> bool:
-        """Whether this one will be asked again; then it is on its way."""
-        if failed.retry >= self._most or not may_be_asked_again(failed):
+        """Whether this one is sent again; if so, it is scheduled."""
+        if failed.retry >= self._most or not is_retryable(failed):
             return False
         pause_ns = min(self._pause_ns << failed.retry, max(_LONGEST_PAUSE_NS, self._pause_ns))
         heapq.heappush(self._waiting, (failed.end_ns + pause_ns, next(self._ticket), failed.again()))
@@ -80,7 +80,7 @@ class Retries:
         return True
 
     def clear(self) -> None:
-        """Nothing is asked again any more: what has failed stays failed."""
+        """Nothing is sent again any more: what has failed stays failed."""
         self._waiting.clear()
         self._arm()
 
@@ -99,14 +99,14 @@ class Retries:
             self._timer = None
 
 
-def may_be_asked_again(failed: Exchange) -> bool:
+def is_retryable(failed: Exchange) -> bool:
     """Only where nothing of an answer had come: refused, 5xx, 408, 425 or 429, cut or timed out before its first byte.
 
-    Whoever has read half of an answer does not start over unseen; what other statuses and bad answers say of the
-    request would be said again.
+    A user who has read half of an answer would notice if it started over; other statuses and malformed answers would
+    come again.
     """
     if failed.outcome in (Outcome.REFUSED, Outcome.HTTP_5XX):
         return True
     if failed.outcome is Outcome.HTTP_4XX:
-        return failed.status in _ASK_LATER
+        return failed.status in _NOT_NOW
     return failed.outcome in (Outcome.CUT, Outcome.TIMEOUT) and not failed.parts

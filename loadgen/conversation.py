@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.content import (
     CHAT,
     NOT_EXACT,
@@ -21,31 +22,29 @@ from gapmeter.loadgen.content import (
     Seeds,
     Stream,
     check_size,
+    count_chats,
     draw_both,
     draw_groups,
 )
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Words, pick, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
 from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 
-_AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory than its bodies
-
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One request of a conversation: everything said up to its question, and how much of a first one is not new.
+    """One request of a conversation: everything said up to its question, and how many words of a first one are not new.
 
     ``first``: the first own word of the conversation's first question, and where it stands in it.
     """
 
     messages: list[Message]
-    known: int
+    repeated: int
     first: tuple[str, int]
 
 
-def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+def ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
     """``count`` conversations. ``prompt_tokens`` of the workload are each question's, as if it were asked alone.
 
     Turns whose history does not fit the model's context are left out, with a note. Raises PlanError where not even the
@@ -58,22 +57,26 @@ def converse(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     asked, output = draw_both(scenario, int(turns.sum()), seeds)
     check_size(_histories(asked + output, turns, scenario.server.max_model_len))
     words = survey(tokenizer, "chat")
-    said = _say(scenario, words, turns, asked, output, seeds)
-    tokens = _counted(tokenizer, said)
+    written = _write_turns(scenario, words, turns, asked, output, seeds)
+    tokens = count_chats(tokenizer, [turn.messages for turn in written])
     place = np.concatenate([np.arange(1, n + 1) for n in turns]) if count else np.zeros(0, np.int64)
     kept = _fitting(tokens + output, place, scenario.server.max_model_len)
-    shared = np.array([turn.known for turn in said], np.int64)
+    shared = np.array([turn.repeated for turn in written], np.int64)
     repeated = np.where(place == 1, shared, np.concatenate([[0], tokens[:-1]]))
     notes = _notes(scenario, tokenizer, words, asked, place, kept)
-    asks: list[dict[str, object]] = [{"messages": said[i].messages} for i in np.flatnonzero(kept)]
+    written = [written[i] for i in np.flatnonzero(kept)]
+    asks: list[dict[str, object]] = [{"messages": turn.messages} for turn in written]
+    # A conversation that comes round again begins with another word in all of its turns: no cache knows any of them.
+    firsts = [turn.first for turn in written]
+    openings = Openings([turn.messages[0]["content"] for turn in written], firsts, words.starters)
     return Content(
         CHAT, asks, tokens[kept], output[kept], tokenizer is not None, repeated[kept], notes,
-        _openings([said[i] for i in np.flatnonzero(kept)], words), turns=place[kept],
+        openings, turns=place[kept],
     )  # fmt: skip
 
 
 def _histories(each: Ints, turns: Ints, max_model_len: int | None) -> float:
-    """Tokens of all histories together, each with all that was said before; those that do not fit are not asked."""
+    """Tokens of all histories together, each with all that was said before; those that do not fit are left out."""
     total, at = 0.0, 0
     for count in turns.tolist():
         reached = np.cumsum(each[at : at + count], dtype=np.float64)
@@ -82,7 +85,7 @@ def _histories(each: Ints, turns: Ints, max_model_len: int | None) -> float:
     return total
 
 
-def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Ints, seeds: Seeds) -> list[_Turn]:
+def _write_turns(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Ints, seeds: Seeds) -> list[_Turn]:
     """Every conversation's turns. Request i's question and answer are of its own randomness."""
     groups = draw_groups(scenario, len(turns), seeds)
     questions = np.maximum(asked - words.overhead, 1)
@@ -92,7 +95,7 @@ def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Int
     for group, count in zip(groups.tolist(), turns.tolist(), strict=True):
         history: list[Message] = []
         shared = int(np.rint(questions[at] * scenario.workload.shared_prefix))
-        known = min(shared, longest.get(group, 0))
+        repeated = min(shared, longest.get(group, 0))
         longest[group] = max(shared, longest.get(group, 0))
         first = "", 0
         for turn in range(count):
@@ -102,30 +105,14 @@ def _say(scenario: Scenario, words: Words, turns: Ints, asked: Ints, output: Int
             if turn == 0:
                 first = (own[0] if own else "", start_of_own(words.joiner, head))
             history = [*history, _message("user", words, head + own)]
-            out.append(_Turn(history, known, first))
+            out.append(_Turn(history, repeated, first))
             history = [*history, _message("assistant", words, pick(words, int(output[at]), rng, starts=True))]
             at += 1
     return out
 
 
-def _openings(said: list[_Turn], words: Words) -> Openings:
-    """A conversation that comes round again begins with another word in all of its turns: none is known to a cache."""
-    return Openings([turn.messages[0]["content"] for turn in said], [turn.first for turn in said], words.starters)
-
-
 def _message(role: str, words: Words, text: list[str]) -> Message:
     return {"role": role, "content": words.joiner.join(text)}
-
-
-def _counted(tokenizer: PromptTokenizer | None, said: list[_Turn]) -> Ints:
-    """Tokens of each history as the chat template renders it; in words where there is no tokenizer."""
-    if tokenizer is None:
-        return np.array([sum(len(m["content"].split()) for m in turn.messages) for turn in said], np.int64)
-    parts = [
-        tokenizer.count_messages([turn.messages for turn in said[start : start + _AT_ONCE]])
-        for start in range(0, len(said), _AT_ONCE)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _fitting(needed: Ints, place: Ints, max_model_len: int | None) -> NDArray[np.bool_]:

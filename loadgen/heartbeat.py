@@ -1,4 +1,4 @@
-"""Once every 20 ms while a generator process runs: its loop's lag, its own cost, and requests whose time is up."""
+"""Every 20 ms while a generator process runs: its loop's lag, its CPU time, and requests whose time is up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY_NS = 20_000_000
 _SECOND = 50  # beats
 
 
-class Pulse:
+class Heartbeat:
     """Starts at ``t0_ns``. ``usage`` notes hold CPU and wall time since then, until ``stop_counting``."""
 
     def __init__(self, session: Session, t0_ns: int) -> None:
@@ -27,7 +27,7 @@ class Pulse:
         self._timer.arm(self._due)
 
     def stop_counting(self) -> None:
-        """The window is over: what follows only waits for answers."""
+        """The timed window is over: from here on only answers are awaited."""
         self._note_usage()
         self._counting = False
 

@@ -15,14 +15,14 @@ import pytest
 
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.exchange import Exchange
-from gapmeter.loadgen.issue import issue_closed, issue_open
-from gapmeter.loadgen.patience import may_be_asked_again
+from gapmeter.loadgen.failures import is_retryable
+from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode, encode
 from gapmeter.servers.null.answers import PreparedAnswer, chunk
 from gapmeter.servers.null.server import Connection, Schedule, Server
 from tests.loadgen.null import plan
@@ -47,8 +47,8 @@ class Flaky(Server):
 class Done:
     """What a session has left: its records by the time they ended, and the ids that the server has read."""
 
-    finished: list[WireRecord]
-    issued: list[WireRecord]
+    finished: list[RequestRecord]
+    issued: list[RequestRecord]
     asked: list[str]
     session: Session
 
@@ -58,7 +58,7 @@ async def running(what: Plan, url: str, path: Path, warm: int = 2) -> AsyncItera
     writer = RecordWriter(path / "worker-0.gap", {"role": "generator"})
     session = Session(what, Address.of(url), writer)
     await session.client.warm(warm)
-    pulse = Pulse(session, time.monotonic_ns())
+    pulse = Heartbeat(session, time.monotonic_ns())
     try:
         yield session
     finally:
@@ -69,15 +69,14 @@ async def running(what: Plan, url: str, path: Path, warm: int = 2) -> AsyncItera
         await asyncio.sleep(0.01)
 
 
-async def issue(what: Plan, path: Path, *faults: str, first_ms: float = 1) -> Done:
+async def issue_all(what: Plan, path: Path, *faults: str, first_ms: float = 1) -> Done:
     """The whole plan against a server with these faults, one an attempt."""
     sock = socket.create_server(("127.0.0.1", 0))
     server = Flaky(faults, Schedule(first_ns=int(first_ms * MS), gap_ns=MS))
     await server.listen(sock)
     try:
         async with running(what, f"http://127.0.0.1:{sock.getsockname()[1]}", path) as session:
-            loop = issue_open if what.loop == "open" else issue_closed
-            await loop(session, time.monotonic_ns())
+            await issue(session, time.monotonic_ns())
             async with asyncio.timeout(20):
                 await session.drain()
             return Done(recorded(path, FINISHED), recorded(path, ISSUED), server.requests, session)
@@ -86,7 +85,7 @@ async def issue(what: Plan, path: Path, *faults: str, first_ms: float = 1) -> Do
         await asyncio.sleep(0)
 
 
-def recorded(path: Path, code: int) -> list[WireRecord]:
+def recorded(path: Path, code: int) -> list[RequestRecord]:
     return [decode(payload) for kind, payload in read_records(path / "worker-0.gap").blobs if kind == code]
 
 
@@ -95,7 +94,7 @@ def asking(retries: int, due_ns: Sequence[int] = (0,), pause_ms: int = 30, **mor
 
 
 async def test_a_stream_that_brings_no_token_for_too_long_has_stalled_and_keeps_what_came(tmp_path: Path) -> None:
-    done = await issue(replace(plan([0, MS, 2 * MS], tokens=8), stall_ns=200 * MS), tmp_path, "stall")
+    done = await issue_all(replace(plan([0, MS, 2 * MS], tokens=8), stall_ns=200 * MS), tmp_path, "stall")
     assert [record.outcome for record in done.finished] == [Outcome.STALLED] * 3
     for record in done.finished:
         assert record.error == "no token for 0.2 s"
@@ -105,20 +104,20 @@ async def test_a_stream_that_brings_no_token_for_too_long_has_stalled_and_keeps_
 
 
 async def test_a_slow_stream_has_not_stalled_however_long_it_takes(tmp_path: Path) -> None:
-    done = await issue(replace(plan([0], tokens=400), stall_ns=150 * MS), tmp_path, "none")
+    done = await issue_all(replace(plan([0], tokens=400), stall_ns=150 * MS), tmp_path, "none")
     assert [record.outcome for record in done.finished] == [Outcome.OK]
     assert done.finished[0].end_ns - done.finished[0].due_ns > 300 * MS
 
 
 async def test_waiting_for_the_first_token_is_no_stall_though_the_role_has_come(tmp_path: Path) -> None:
-    done = await issue(replace(plan([0]), stall_ns=60 * MS), tmp_path, "none", first_ms=400)
+    done = await issue_all(replace(plan([0]), stall_ns=60 * MS), tmp_path, "none", first_ms=400)
     (record,) = done.finished
     assert record.outcome is Outcome.OK
     assert parse_answer(record).token_ns[0] - record.chunk_ns[0] > 300 * MS, "the role came long before"
 
 
 async def test_without_a_limit_a_stream_that_hangs_is_a_time_out(tmp_path: Path) -> None:
-    done = await issue(plan([0], timeout_s=0.3), tmp_path, "stall")
+    done = await issue_all(plan([0], timeout_s=0.3), tmp_path, "stall")
     assert [record.outcome for record in done.finished] == [Outcome.TIMEOUT]
 
 
@@ -140,7 +139,7 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         async with running(replace(plan([0]), stall_ns=200 * MS), url, tmp_path, warm=1) as session:
-            await issue_open(session, time.monotonic_ns())
+            await issue(session, time.monotonic_ns())
             async with asyncio.timeout(10):
                 await session.drain()
                 await over.wait()
@@ -150,13 +149,13 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
 
 
 async def test_nothing_is_asked_again_unless_told_to(tmp_path: Path) -> None:
-    done = await issue(plan([0]), tmp_path, "status_500")
+    done = await issue_all(plan([0]), tmp_path, "status_500")
     assert [(record.outcome, record.retry) for record in done.finished] == [(Outcome.HTTP_5XX, 0)]
     assert done.asked == ["r-000000"]
 
 
 async def test_every_attempt_is_a_record_with_an_id_and_a_due_time_of_its_own(tmp_path: Path) -> None:
-    done = await issue(asking(3), tmp_path, "status_500", "status_500", "none")
+    done = await issue_all(asking(3), tmp_path, "status_500", "status_500", "none")
     assert done.asked == ["r-000000", "r-000000.1", "r-000000.2"]
     assert [record.request_id for record in done.issued] == done.asked
     assert [(r.outcome, r.retry, r.index) for r in done.finished] == [
@@ -179,7 +178,7 @@ async def test_every_attempt_is_a_record_with_an_id_and_a_due_time_of_its_own(tm
 async def test_only_what_had_brought_nothing_is_asked_again_and_no_more_often_than_told(
     fault: str, attempts: int, tmp_path: Path
 ) -> None:
-    done = await issue(asking(2, pause_ms=5, timeout_s=0.3), tmp_path, fault)
+    done = await issue_all(asking(2, pause_ms=5, timeout_s=0.3), tmp_path, fault)
     assert [record.retry for record in done.finished] == list(range(attempts))
 
 
@@ -190,7 +189,7 @@ async def test_a_server_that_refuses_is_asked_again(tmp_path: Path) -> None:
     async with running(asking(2, pause_ms=5), f"http://127.0.0.1:{sock.getsockname()[1]}", tmp_path) as session:
         await server.close()
         await asyncio.sleep(0.05)
-        await issue_open(session, time.monotonic_ns())
+        await issue(session, time.monotonic_ns())
         await session.drain()
     assert [(record.outcome, record.retry) for record in recorded(tmp_path, FINISHED)] == [
         (Outcome.REFUSED, k) for k in range(3)
@@ -199,7 +198,7 @@ async def test_a_server_that_refuses_is_asked_again(tmp_path: Path) -> None:
 
 async def test_a_closed_loop_s_user_waits_until_the_last_attempt_has_ended(tmp_path: Path) -> None:
     what = asking(1, [-1] * 3, users=1)
-    done = await issue(what, tmp_path, "status_500", "none")
+    done = await issue_all(what, tmp_path, "status_500", "none")
     assert done.asked == ["r-000000", "r-000000.1", "r-000001", "r-000001.1", "r-000002", "r-000002.1"]
     by_id = {record.request_id: record for record in done.finished}
     assert by_id["r-000001"].due_ns >= by_id["r-000000.1"].end_ns
@@ -211,7 +210,7 @@ async def test_stopping_asks_nothing_again_and_ends_at_once(tmp_path: Path) -> N
     await server.listen(sock)
     what = asking(5, pause_ms=60_000)
     async with running(what, f"http://127.0.0.1:{sock.getsockname()[1]}", tmp_path) as session:
-        await issue_open(session, time.monotonic_ns())
+        await issue(session, time.monotonic_ns())
         async with asyncio.timeout(10):
             while session.client.in_flight:  # noqa: ASYNC110 (nobody tells when an attempt fails)
                 await asyncio.sleep(0.005)
@@ -230,12 +229,12 @@ def test_of_refusals_only_those_that_say_not_now_are_asked_again(status: int, ag
     failed = Exchange(0, "r-0", b"")
     failed.status, failed.parts = status, [b'{"error": {}}']
     failed.end(Outcome.HTTP_4XX, "", 1)
-    assert may_be_asked_again(failed) is again
+    assert is_retryable(failed) is again
 
 
 def test_an_attempt_differs_from_the_one_before_in_its_id_alone() -> None:
     data = Address.of("http://h").request("/v1/x", b'{"x-request-id: r-7\\r\\n": 1}', "r-7")
-    third = Exchange(7, "r-7", data, 3, 4).again().again()
+    third = Exchange(7, "r-7", data, prompt_tokens=3, output_tokens=4).again().again()
     assert (third.request_id, third.index, third.retry, third.prompt_tokens, third.output_tokens) == (
         "r-7.2", 7, 2, 3, 4,
     )  # fmt: skip
@@ -243,5 +242,5 @@ def test_an_attempt_differs_from_the_one_before_in_its_id_alone() -> None:
 
 
 def test_a_record_carries_how_often_the_request_had_failed_before() -> None:
-    record = WireRecord(0, "r-0.2", 0, 5, retry=2)
+    record = RequestRecord(index=0, request_id="r-0.2", due_ns=5, retry=2)
     assert decode(b"".join(encode(record))).retry == 2
