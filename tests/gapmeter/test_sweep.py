@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 from gapmeter.analysis.sweep.result import SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
-from gapmeter.outputs import annotations_of
 from gapmeter.records import RunFolder, read_records
+from gapmeter.report.export.junit import annotations_of, suites_of_sweep
 from gapmeter.runs.baseline import Baseline, check_baseline
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
-from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
@@ -174,7 +173,8 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
 
 @pytest.mark.whole_run
 def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swept: Done) -> None:
-    lines = annotations_of(Conclusion(swept.folder.path, SweepResult.read(swept.folder.path), swept.code))
+    suites = suites_of_sweep(SweepResult.read(swept.folder.path))
+    lines = [line for suite in suites for line in annotations_of(suite)]
     assert [line for line in lines if "is not valid" in line and "such_flag" in line.replace("-", "_")]
     for use in (open_run, lambda path: explain(path, "prompt_tokens > 1")):
         with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):
