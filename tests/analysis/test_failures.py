@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
+from gapmeter.report.summary_terminal import render_summary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ from gapmeter.analysis.requests.failures import bound_ns, censored, describe_fai
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.run import FailureExample, RunResult
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.summary import build_figures
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE, SLOS
@@ -72,9 +74,9 @@ def test_whatever_failures_would_have_taken_a_censored_percentile_says_nothing_u
     successes: list[float], unknown: list[float], percentile: float
 ) -> None:
     """``unknown`` is what the failed requests would have taken, had they been given the time."""
-    seen = quantiles.sample(np.array([*successes, *[np.inf] * len(unknown)]))
+    seen = Series(np.array([*successes, *[np.inf] * len(unknown)]))
     told = censored(distribution(seen, [percentile], 1.0, 1.0), TIMEOUT_NS if unknown else None)
-    truth = quantiles.estimate(quantiles.sample(np.array([*successes, *unknown])), percentile).value
+    truth = Series(np.array([*successes, *unknown])).percentile(percentile).value
     name = f"p{percentile:g}"
     assert truth is not None
     value_ms = told.at(percentile).value_ms

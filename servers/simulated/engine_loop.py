@@ -8,13 +8,13 @@ scheduling the engine's thread schedules one step ahead of the worker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gapmeter_probe.records import Span
 
 from gapmeter.servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
-from gapmeter.servers.simulated.times import Durations
+from gapmeter.servers.simulated.stage_times import Durations
 
 Action = Callable[[int], None]
 _Work = tuple[tuple[Span, int], ...]  # the worker's stages of a step, with how long each is meant to take
@@ -33,7 +33,7 @@ class Timeline(Protocol):
         """
 
 
-class Listener(Protocol):
+class Listener:
     """Hears what the engine does while it does it. ``ref`` is a request's key, or a step's sequence number."""
 
     def begin(self, stage: Span, ref: int) -> None:
@@ -60,11 +60,11 @@ class EngineLoop:
         scheduler: Scheduler,
         durations: Durations,
         timeline: Timeline,
-        listener: Listener,
+        listeners: Sequence[Listener],
         deliver: Callable[[int, tuple[Emission, ...]], None],
     ) -> None:
         self._scheduler, self._durations, self._times = scheduler, durations, durations.times
-        self._timeline, self._listener, self._deliver = timeline, listener, deliver
+        self._timeline, self._listeners, self._deliver = timeline, listeners, deliver
         self._depth = 2 if scheduler.limits.asynchronous else 1
         self._inbox: deque[Request] = deque()
         self._aborts: list[int] = []
@@ -81,10 +81,10 @@ class EngineLoop:
         """A message with a request arrives now."""
         start = max(self._timeline.now(), self._input_free)
         meant = self._durations.draw("handoff", self._times.handoff_ns)
-        self._listener.begin(Span.CORE_RECEIVE, request.key)
+        self._begin(Span.CORE_RECEIVE, request.key)
 
         def queued(t: int) -> None:
-            self._listener.end(Span.CORE_RECEIVE, request.key, meant)
+            self._end(Span.CORE_RECEIVE, request.key, meant)
             self._inbox.append(request)
             if self._idle:
                 self._wake(t)
@@ -98,11 +98,16 @@ class EngineLoop:
         if self._idle:
             self._wake(self._timeline.now())
 
-    def _soon(self, start: int, meant: int, action: Action) -> None:
-        self._later(start + meant, meant, action)
+    def _begin(self, stage: Span, ref: int) -> None:
+        for listener in self._listeners:
+            listener.begin(stage, ref)
+
+    def _end(self, stage: Span, ref: int, meant_ns: int) -> None:
+        for listener in self._listeners:
+            listener.end(stage, ref, meant_ns)
 
     def _later(self, due: int, meant: int, action: Action) -> None:
-        """What takes no time is done at once."""
+        """Call ``action`` at ``due``; at once where what it ends takes no time."""
         if meant:
             self._timeline.at(due, action)
         else:
@@ -113,16 +118,16 @@ class EngineLoop:
     def _wake(self, t: int) -> None:
         """A message ends the wait for one, and an iteration begins."""
         self._idle = False
-        self._listener.begin(Span.LOOP, 0)
+        self._begin(Span.LOOP, 0)
         self._look(t)
 
     def _look(self, t: int) -> None:
         """Take in what has arrived, then schedule, or wait for the worker, or for messages."""
         while self._inbox:
             request = self._inbox.popleft()
-            self._listener.begin(Span.CORE_ADD, request.key)
+            self._begin(Span.CORE_ADD, request.key)
             self._scheduler.add(request)
-            self._listener.end(Span.CORE_ADD, request.key, 0)
+            self._end(Span.CORE_ADD, request.key, 0)
         self._drop_aborted(everything=True)
         if len(self._scheduler) and len(self._flying) < self._depth:
             self._schedule(t)
@@ -136,7 +141,8 @@ class EngineLoop:
         kept = []
         for key in self._aborts:
             if self._scheduler.abort(key):
-                self._listener.aborted(key)
+                for listener in self._listeners:
+                    listener.aborted(key)
             elif not everything:
                 kept.append(key)
         self._aborts = kept
@@ -144,17 +150,18 @@ class EngineLoop:
     def _schedule(self, t: int) -> None:
         meant = self._durations.draw("schedule", self._times.schedule_ns)
         seq = self._scheduler.next_seq
-        self._listener.begin(Span.SCHEDULE, seq)
+        self._begin(Span.SCHEDULE, seq)
         plan = self._scheduler.schedule()
-        self._listener.planned(plan, bool(self._flying))
+        for listener in self._listeners:
+            listener.planned(plan, bool(self._flying))
         self._iteration.append(seq)
         work = self._draw_work(plan)
 
         def scheduled(t: int) -> None:
-            self._listener.end(Span.SCHEDULE, seq, meant)
+            self._end(Span.SCHEDULE, seq, meant)
             self._dispatch(t, plan, work)
 
-        self._soon(t, meant, scheduled)
+        self._later(t + meant, meant, scheduled)
 
     def _draw_work(self, plan: StepPlan) -> _Work:
         if plan.empty:
@@ -170,7 +177,7 @@ class EngineLoop:
         if not plan.empty:
             self._flying.append(plan)
             self._undone.append((plan, work))
-            self._listener.begin(Span.EXECUTE, plan.seq)
+            self._begin(Span.EXECUTE, plan.seq)
             if not self._working:
                 self._work(t)
             if len(self._flying) < self._depth:
@@ -183,9 +190,9 @@ class EngineLoop:
 
     def _next_iteration(self, t: int) -> None:
         for seq in self._iteration:
-            self._listener.end(Span.LOOP, seq, 0)
+            self._end(Span.LOOP, seq, 0)
         self._iteration.clear()
-        self._listener.begin(Span.LOOP, 0)
+        self._begin(Span.LOOP, 0)
         # By way of the timeline, so that a run of iterations that take no time is no recursion.
         self._timeline.at(t, self._look)
 
@@ -199,45 +206,43 @@ class EngineLoop:
         plan = self._worked.popleft()
         self._flying.popleft()
         meant = self._durations.draw("update", self._times.update_ns)
-        self._listener.end(Span.EXECUTE, plan.seq, 0)
+        self._end(Span.EXECUTE, plan.seq, 0)
         self._drop_aborted(everything=False)
-        self._listener.begin(Span.UPDATE, plan.seq)
+        self._begin(Span.UPDATE, plan.seq)
         emissions = self._scheduler.update(plan)
         if plan.seq not in self._iteration:
             self._iteration.append(plan.seq)
 
         def updated(t: int) -> None:
-            self._listener.emitted(plan.seq, emissions)
-            self._listener.end(Span.UPDATE, plan.seq, meant)
+            for listener in self._listeners:
+                listener.emitted(plan.seq, emissions)
+            self._end(Span.UPDATE, plan.seq, meant)
             if emissions:
                 self._put_out(t, plan.seq, emissions)
             self._next_iteration(t)
 
-        self._soon(t, meant, updated)
+        self._later(t + meant, meant, updated)
 
     # -- the worker
 
     def _work(self, t: int) -> None:
         self._working = True
         plan, stages = self._undone.popleft()
-        self._listener.begin(Span.WORKER, plan.seq)
+        self._begin(Span.WORKER, plan.seq)
         self._work_on(t, plan, stages, 0)
 
     def _work_on(self, t: int, plan: StepPlan, stages: _Work, number: int) -> None:
-        if number == len(stages):
-            self._done(t, plan, sum(meant for _, meant in stages))
+        if number < len(stages):
+            stage, meant = stages[number]
+            self._begin(stage, plan.seq)
+
+            def over(t: int) -> None:
+                self._end(stage, plan.seq, meant)
+                self._work_on(t, plan, stages, number + 1)
+
+            self._later(t + meant, meant, over)
             return
-        stage, meant = stages[number]
-        self._listener.begin(stage, plan.seq)
-
-        def over(t: int) -> None:
-            self._listener.end(stage, plan.seq, meant)
-            self._work_on(t, plan, stages, number + 1)
-
-        self._soon(t, meant, over)
-
-    def _done(self, t: int, plan: StepPlan, meant: int) -> None:
-        self._listener.end(Span.WORKER, plan.seq, meant)
+        self._end(Span.WORKER, plan.seq, sum(meant for _, meant in stages))
         self._worked.append(plan)
         self._working = False
         if self._undone:
@@ -249,15 +254,15 @@ class EngineLoop:
     # -- the sending thread
 
     def _put_out(self, t: int, seq: int, emissions: tuple[Emission, ...]) -> None:
-        self._listener.begin(Span.OUTPUT_PUT, seq)
+        self._begin(Span.OUTPUT_PUT, seq)
         meant = self._durations.draw("output", self._times.output_ns)
         start = max(t, self._output_free)
         self._output_free = start + meant
-        self._listener.end(Span.OUTPUT_PUT, seq, 0)
-        self._listener.begin(Span.OUTPUT_SEND, seq)
+        self._end(Span.OUTPUT_PUT, seq, 0)
+        self._begin(Span.OUTPUT_SEND, seq)
 
         def sent(_: int) -> None:
             self._deliver(seq, emissions)
-            self._listener.end(Span.OUTPUT_SEND, seq, meant)
+            self._end(Span.OUTPUT_SEND, seq, meant)
 
         self._later(start + meant, self._times.output_ns, sent)

@@ -1,4 +1,4 @@
-"""What the engine process is told at its start."""
+"""What the API process tells the engine process, at its start and with each request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """The engine's settings; lengths and sizes are in tokens.
+class EngineSettings:
+    """Of the engine; lengths and sizes are in tokens.
 
     ``device`` "auto" is the first CUDA device, else the CPU. ``kv_tokens`` 0: room for every request at full length,
     within bounds. ``async_batching`` None: as Transformers chooses.
@@ -36,6 +36,6 @@ class EngineOptions:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> EngineOptions:
+    def from_json(cls, text: str) -> EngineSettings:
         """The inverse of ``to_json``."""
         return cls(**json.loads(text))

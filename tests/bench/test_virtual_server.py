@@ -9,9 +9,9 @@ import statistics
 
 import pytest
 
+from bench.virtual_server import Arrival, Outcome, Settings, simulate
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Arrival, Outcome, Settings, simulate
+from gapmeter.servers.simulated.stage_times import StageTimes
 
 MS = 1_000_000
 NOTHING = dict.fromkeys(

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.estimate import Estimate
+from gapmeter.analysis.stats.exact import interval_ranks, values_needed
+from gapmeter.analysis.stats.series import Series, Worth, time_blocks
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +28,7 @@ def mm1_sojourns(rng: np.random.Generator, load: float, count: int) -> Floats:
     return np.asarray(waits + service)
 
 
-def covered(estimate: quantiles.Estimate, truth: float) -> bool:
+def covered(estimate: Estimate, truth: float) -> bool:
     low = -math.inf if estimate.low is None else estimate.low
     high = math.inf if estimate.high is None else estimate.high
     return low <= truth <= high
@@ -41,10 +42,10 @@ def test_the_95_percent_interval_of_p99_covers_the_truth_on_a_queue(load: float,
         rng = np.random.default_rng([seed, 11])
         values = mm1_sojourns(rng, load, count) if load else rng.exponential(1, count)
         truth = -math.log(0.01) / (1 - load)
-        found = quantiles.estimate(quantiles.sample(values), 99)
+        found = Series(values).percentile(99)
         hits += covered(found, truth)
         whole += found.supported
-        naive_hits += covered(quantiles.estimate(quantiles.Sample(np.sort(values), count, count), 99), truth)
+        naive_hits += covered(Series(values, known=Worth(count, count, count)).percentile(99), truth)
     assert hits / replications >= 0.93
     if whole >= 0.95 * replications:
         assert hits / replications <= 0.99, "wide intervals are no answer either"
@@ -52,55 +53,20 @@ def test_the_95_percent_interval_of_p99_covers_the_truth_on_a_queue(load: float,
         assert naive_hits / replications < 0.75, "this queue would not tell the two apart"
 
 
-def test_the_autocorrelation_time_of_an_ar1_series_is_the_known_one() -> None:
-    rng = np.random.default_rng(5)
-    for phi in (0.0, 0.5, 0.9):
-        noise = rng.normal(size=200_000)
-        series = np.zeros_like(noise)
-        for i in range(1, len(noise)):
-            series[i] = phi * series[i - 1] + noise[i]
-        assert quantiles.autocorrelation_time(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.1)
-
-
-@pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.1] * 49, [0.0, 1.0] * 30, [0.0, 1e-300] * 30])
-def test_constant_short_or_alternating_series_count_as_independent(series: list[float]) -> None:
-    assert quantiles.autocorrelation_time(np.array(series)) == 1.0
-
-
-@given(st.integers(1, 3000), st.sampled_from([50.0, 90.0, 95.0, 99.0, 99.9]))
-def test_interval_ranks_of_independent_values_are_the_textbook_binomial_ones(count: int, percentile: float) -> None:
-    low, high = quantiles.interval_ranks(count, float(count), percentile)
-    level = percentile / 100
-    below = stats.binom(count, level)
-    ranks = np.arange(1, count + 1)
-    lows = ranks[below.cdf(ranks - 1) <= 0.025]
-    highs = ranks[below.sf(ranks - 1) <= 0.025]
-    assert low == (lows.max() if len(lows) else None)
-    assert high == (highs.min() if len(highs) else None)
-
-
-@given(st.integers(1, 5000), st.floats(0.02, 1.0), st.sampled_from([50.0, 90.0, 99.0, 99.9]))
-def test_the_percentile_lies_within_its_interval(count: int, worth: float, percentile: float) -> None:
-    low, high = quantiles.interval_ranks(count, max(1.0, count * worth), percentile)
-    rank = nearest_rank(percentile, count)
-    assert low is None or 1 <= low <= rank
-    assert high is None or rank <= high <= count
-
-
 @pytest.mark.parametrize(("percentile", "needed"), [(50.0, 6), (90.0, 36), (95.0, 72), (99.0, 368), (99.9, 3688)])
 def test_a_percentile_is_supported_from_the_count_that_the_binomial_asks(percentile: float, needed: int) -> None:
-    assert quantiles.values_needed(percentile) == needed
+    assert values_needed(percentile) == needed
     for count, supported in ((needed - 1, False), (needed, True)):
-        values = quantiles.Sample(np.arange(count, dtype=float), count, count)
-        found = quantiles.estimate(values, percentile)
+        values = Series(np.arange(count, dtype=float), known=Worth(count, count, count))
+        found = values.percentile(percentile)
         assert found.supported is supported
-        assert quantiles.more_values(values, percentile) == (0 if supported else 1)
+        assert values.more_values(percentile) == (0 if supported else 1)
 
 
 def test_how_many_more_values_are_needed_grows_with_their_correlation() -> None:
-    independent, correlated = (quantiles.Sample(np.arange(100.0), worth, worth) for worth in (100, 20))
-    assert quantiles.more_values(independent, 99) == 268
-    assert quantiles.more_values(correlated, 99) == 1740
+    independent, correlated = (Series(np.arange(100.0), known=Worth(worth, worth, worth)) for worth in (100, 20))
+    assert independent.more_values(99) == 268
+    assert correlated.more_values(99) == 1740
 
 
 def test_a_run_that_is_told_how_many_more_it_needs_mostly_has_enough_with_twice_these() -> None:
@@ -108,9 +74,9 @@ def test_a_run_that_is_told_how_many_more_it_needs_mostly_has_enough_with_twice_
     factors, enough = [], []
     for seed in range(40):
         run = mm1_sojourns(np.random.default_rng([seed, 31]), 0.5, 60_000)
-        more = quantiles.more_values(quantiles.sample(run[:500]), 99)
+        more = Series(run[:500]).more_values(99)
         factors.append((500 + more) / 500)
-        enough.append(quantiles.estimate(quantiles.sample(run[: 2 * (500 + more)]), 99).supported)
+        enough.append(Series(run[: 2 * (500 + more)]).percentile(99).supported)
     assert 4 < np.median(factors) < 16
     assert np.mean(enough) > 0.7
 
@@ -118,7 +84,7 @@ def test_a_run_that_is_told_how_many_more_it_needs_mostly_has_enough_with_twice_
 @pytest.mark.parametrize("count", [15, 20, 40])
 def test_the_median_of_a_few_independent_values_has_an_interval_that_holds(count: int) -> None:
     rng = np.random.default_rng(count)
-    found = [quantiles.estimate(quantiles.sample(rng.exponential(size=count)), 50) for _ in range(300)]
+    found = [Series(rng.exponential(size=count)).percentile(50) for _ in range(300)]
     assert np.mean([each.supported for each in found]) > 0.85
     assert np.mean([covered(each, float(np.log(2))) for each in found]) > 0.95
 
@@ -127,7 +93,7 @@ def test_the_median_of_a_few_independent_values_has_an_interval_that_holds(count
 def test_a_few_values_of_a_queue_are_not_taken_for_independent(load: float) -> None:
     truth = math.log(2) / (1 - load)
     runs = (mm1_sojourns(np.random.default_rng([seed, 17]), load, 20) for seed in range(400))
-    assert np.mean([covered(quantiles.estimate(quantiles.sample(run), 50), truth) for run in runs]) > 0.9
+    assert np.mean([covered(Series(run).percentile(50), truth) for run in runs]) > 0.9
 
 
 def test_gaps_that_belong_to_few_requests_are_worth_few_values() -> None:
@@ -136,10 +102,10 @@ def test_gaps_that_belong_to_few_requests_are_worth_few_values() -> None:
     requests = np.repeat(np.arange(400).reshape(50, 8), 60, axis=0).ravel()
     gaps = rng.lognormal(0, 1, 400)[requests] * rng.lognormal(0, 0.02, len(requests)) * 1e6
     at_ns = np.repeat(np.arange(3000), 8) * 1_000_000
-    by_time = quantiles.sample(gaps, [quantiles.time_blocks(at_ns, gaps)])
-    both = quantiles.sample(gaps, [requests, quantiles.time_blocks(at_ns, gaps)])
-    assert both.n_eff_tail < 500
-    assert both.n_eff_tail <= by_time.n_eff_tail
+    by_time = Series(gaps, [time_blocks(at_ns, gaps)])
+    both = Series(gaps, [requests, time_blocks(at_ns, gaps)])
+    assert both.worth.tail < 500
+    assert both.worth.tail <= by_time.worth.tail
 
 
 def test_gaps_that_one_step_made_in_many_requests_are_worth_one() -> None:
@@ -149,9 +115,9 @@ def test_gaps_that_one_step_made_in_many_requests_are_worth_one() -> None:
     gaps = np.repeat(step_ms, batch) * 1e6
     at_ns = np.repeat(np.cumsum(step_ms) * 1e6, batch).astype(np.int64)
     requests = (np.arange(steps)[:, None] // 50 * batch + np.arange(batch)).ravel()
-    worth = quantiles.sample(gaps, [requests, quantiles.time_blocks(at_ns, gaps)])
+    worth = Series(gaps, [requests, time_blocks(at_ns, gaps)])
     assert worth.count == steps * batch
-    assert 0.4 * steps < worth.n_eff_tail < 1.3 * steps
+    assert 0.4 * steps < worth.worth.tail < 1.3 * steps
 
 
 def test_the_interval_of_an_itl_percentile_covers_the_truth_when_steps_are_shared() -> None:
@@ -163,67 +129,46 @@ def test_the_interval_of_an_itl_percentile_covers_the_truth_when_steps_are_share
         gaps = np.repeat(step, 8) * 1e6
         at_ns = np.repeat(np.cumsum(step) * 1e6, 8).astype(np.int64)
         requests = (np.arange(2000)[:, None] // 40 * 8 + np.arange(8)).ravel()
-        found = quantiles.estimate(quantiles.sample(gaps, [requests, quantiles.time_blocks(at_ns, gaps)]), 99)
+        found = Series(gaps, [requests, time_blocks(at_ns, gaps)]).percentile(99)
         hits += covered(found, truth * 1e6)
     assert hits / replications >= 0.93
 
 
 def test_answers_that_never_came_push_the_percentile_to_infinity() -> None:
     values = np.concatenate([np.linspace(1, 2, 960), np.full(40, math.inf)])
-    found = quantiles.estimate(quantiles.sample(np.random.default_rng(0).permutation(values)), 99)
+    found = Series(np.random.default_rng(0).permutation(values)).percentile(99)
     assert found.value == math.inf
     assert found.low == math.inf
 
 
 def test_values_that_were_not_measured_are_an_error_not_a_guess() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        quantiles.sample([1.0, math.nan])
-
-
-@pytest.mark.parametrize(("hits", "count"), [(0, 10), (3, 300), (300, 300), (1, 712)])
-def test_share_bounds_are_clopper_and_pearsons(hits: int, count: int) -> None:
-    expected = stats.binomtest(hits, count).proportion_ci(0.95, method="exact")
-    assert quantiles.share_bounds(hits, count) == pytest.approx((expected.low, expected.high))
-
-
-@pytest.mark.parametrize(
-    ("hits", "count", "grows"), [(0, 100, True), (5, 1000, True), (30, 1000, False), (10, 1000, None)]
-)
-def test_growth_says_how_large_a_sample_decides(hits: int, count: int, grows: bool | None) -> None:
-    growth = quantiles.growth_to_decide(hits, count, count, 0.01)
-    if grows is None:
-        assert growth is None, "a share that equals the limit is never decided"
-    elif not grows:
-        assert growth == 1.0
-    else:
-        assert growth is not None
-        assert growth > 1
-        low, high = quantiles.share_bounds(hits * growth, count * growth)
-        assert high == pytest.approx(0.01, rel=0.01) or low > 0.01
+        Series(np.array([1.0, math.nan]))
 
 
 def test_a_curve_ends_at_the_last_percentile_that_is_supported() -> None:
-    values = quantiles.sample(np.random.default_rng(2).exponential(1, 1000))
-    points = quantiles.curve(values, 200)
-    assert all(p.supported for p in points)
-    assert 99 < points[-1].percentile < 99.7
-    assert quantiles.values_needed(points[-1].percentile) <= 1000
-    assert quantiles.curve(quantiles.sample([])) == []
+    values = Series(np.random.default_rng(2).exponential(1, 1000))
+    points = values.curve(200)
+    last, _ = points[-1]
+    assert all(found.supported for _, found in points)
+    assert 99 < last < 99.7
+    assert values_needed(last) <= 1000
+    assert Series(np.zeros(0)).curve() == []
 
 
 def test_where_the_body_drifts_its_percentiles_have_the_tails_bounds() -> None:
     """Four thousand answers between 50 and 52 ms, whose order drifts: p90 is known to be below what p95 is below."""
-    drifting = quantiles.Sample(np.linspace(50.0, 52.0, 4000), 6.0, 400.0, 6.0)
-    body, tail = (quantiles.estimate(drifting, p) for p in (90.0, 95.0))
-    assert quantiles.interval_ranks(4000, 6.0, 90.0)[1] is None, "which the body alone does not have"
+    drifting = Series(np.linspace(50.0, 52.0, 4000), known=Worth(6.0, 6.0, 400.0))
+    body, tail = (drifting.percentile(p) for p in (90.0, 95.0))
+    assert interval_ranks(4000, 6.0, 90.0)[1] is None, "which the body alone does not have"
     assert tail.supported and body.supported
     assert body.high == tail.high
 
 
 @given(st.lists(st.floats(1, 400), min_size=3, max_size=3), st.integers(1, 2000))
 def test_ends_grow_with_the_percentile_whatever_its_parts_are_worth(worths: list[float], count: int) -> None:
-    values = quantiles.Sample(np.arange(1.0, count + 1), *(min(worth, count) for worth in worths))
-    found = [quantiles.estimate(values, p) for p in (50.0, 75.0, 90.0, 95.0, 99.0)]
+    values = Series(np.arange(1.0, count + 1), known=Worth(*(min(worth, count) for worth in worths)))
+    found = [values.percentile(p) for p in (50.0, 75.0, 90.0, 95.0, 99.0)]
     for lower, higher in itertools.pairwise(found):
         assert lower.high is not None or higher.high is None
         assert higher.low is not None or lower.low is None

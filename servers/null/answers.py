@@ -1,4 +1,7 @@
-"""The bytes of the answers, made before the first request: sending k tokens is one slice of one buffer."""
+"""The bytes of the answers, made before the first request: sending k tokens is one slice of one buffer.
+
+And what may be wrong with an answer, by name: as the server's default, or in a request's body as ``"fault": NAME``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import json
 from functools import lru_cache
 from typing import Any
 
+# Answered at once, instead of a stream.
+AT_ONCE = ("status_500", "status_404", "not_http", "close_unanswered", "silent")
+# Happen after half of the tokens.
+MIDWAY = ("cut", "reset", "half_event", "garbage", "error_event", "stall")
+# Complete answers, told in another way.
+FORMS = ("plain", "close_delimited", "split", "close_after", "drop_reused", "trailing", "interim", "uncounted")
+FAULTS = ("none", *AT_ONCE, *MIDWAY, *FORMS)
 WORD = " né世"  # several bytes a character, so that a cut can fall inside one
 _ID = "null-0"
 
@@ -21,7 +31,7 @@ def event(value: dict[str, Any] | str) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-class Script:
+class PreparedAnswer:
     """The stream of one kind of answer (chat or completion), up to ``most`` tokens; ``coded``: chunked coding.
 
     Not ``counted``: no chunk says how many tokens there are.

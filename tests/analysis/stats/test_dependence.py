@@ -92,3 +92,18 @@ def test_n_eff_lies_between_its_least_and_the_count(values: list[float], thresho
 
 
 _ESTIMATES = (dependence.Exceedances.short, dependence.Exceedances.long)
+
+
+def test_the_autocorrelation_time_of_an_ar1_series_is_the_known_one() -> None:
+    rng = np.random.default_rng(5)
+    for phi in (0.0, 0.5, 0.9):
+        noise = rng.normal(size=200_000)
+        series = np.zeros_like(noise)
+        for i in range(1, len(noise)):
+            series[i] = phi * series[i - 1] + noise[i]
+        assert dependence.autocorrelation_time(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.1)
+
+
+@pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.1] * 49, [0.0, 1.0] * 30, [0.0, 1e-300] * 30])
+def test_constant_short_or_alternating_series_count_as_independent(series: list[float]) -> None:
+    assert dependence.autocorrelation_time(np.array(series)) == 1.0

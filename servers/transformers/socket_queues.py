@@ -1,4 +1,4 @@
-"""The two ends of Transformers' generation loop, tied to the socket that leads to the API process.
+"""What stands where Transformers' generation loop keeps its queues: the socket that leads to the API process.
 
 The loop itself takes requests from the socket between steps and sends outputs from where they are made: no thread of
 ours competes with it for the interpreter or, on a single core, for the core.
@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import queue
 import select
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic_ns as now
 from typing import Any
 
-from gapmeter_probe.hooks import now
-
-from gapmeter.servers.transformers.channel import Frames, encode
+from gapmeter.servers.engine_client import Channel, Message
 from gapmeter.servers.transformers.probe import EngineProbe
 
 
 @dataclass(slots=True)
-class Open:
-    """A request in the engine."""
+class OpenRequest:
+    """A request in the engine: the tokens that end it, and how many of its tokens were sent."""
 
-    most: int
-    ends: frozenset[int]
+    end_tokens: frozenset[int]
     sent: int = 0
-    cached: int = 0
 
 
 class Inbox:
@@ -35,27 +31,27 @@ class Inbox:
 
     def __init__(
         self,
-        sock: socket.socket,
+        channel: Channel,
         probe: EngineProbe,
-        handle: Callable[[tuple[Any, ...]], None],
-        torn: Callable[[], None],
+        handle: Callable[[Message], None],
+        gone: Callable[[], None],
     ) -> None:
-        self._frames = Frames(sock)
+        self._channel = channel
         self._probe = probe
         self._handle = handle
-        self._torn = torn
+        self._gone = gone
         self._states: deque[Any] = deque()
 
     def empty(self) -> bool:
         """Read what has come; ``handle`` turns requests into states by the manager's own ``add_request``.
 
-        ``torn`` is called when the other side is gone.
+        ``gone`` is called when the other side is gone.
         """
         self._probe.looking()
-        for message in self._frames.read():
+        for message in self._channel.receive():
             self._handle(message)
-        if self._frames.closed:
-            self._torn()
+        if self._channel.closed:
+            self._gone()
         return not self._states
 
     def get_nowait(self) -> Any:
@@ -69,12 +65,12 @@ class Inbox:
         self._states.append(state)
 
 
-class Wake:
+class WakeEvent:
     """Stands where the manager keeps its wake-up event: an idle loop sleeps on the socket."""
 
-    def __init__(self, sock: socket.socket, probe: EngineProbe) -> None:
+    def __init__(self, channel: Channel, probe: EngineProbe) -> None:
         self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._poll.register(channel.socket, select.POLLIN)
         self._probe = probe
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -96,21 +92,21 @@ class Outbox:
 
     def __init__(
         self,
-        sock: socket.socket,
+        channel: Channel,
         probe: EngineProbe,
         stats: Callable[[], tuple[int | None, ...]],
-        torn: Callable[[], None],
+        gone: Callable[[], None],
     ) -> None:
-        self._socket = sock
+        self._channel = channel
         self._probe = probe
         self._stats = stats
-        self._torn = torn
-        self.open: dict[str, Open] = {}
+        self._gone = gone
+        self.open: dict[str, OpenRequest] = {}
 
     def send(self, outputs: list[Any], finished: int, failed: int) -> list[Any]:
         """Send what is new in ``outputs`` (cumulative, as Transformers gives them); returns those that are not ours.
 
-        ``finished`` and ``failed`` are the statuses that end a request; ``torn`` is called when nobody listens.
+        ``finished`` and ``failed`` are the statuses that end a request; ``gone`` is called when nobody listens.
         """
         start = now()
         entries, emitted, others, over = [], [], [], []
@@ -123,7 +119,7 @@ class Outbox:
             request.sent += len(ids)
             reason, error = None, ""
             if output.status == finished:
-                reason = "stop" if ids and ids[-1] in request.ends else "length"
+                reason = "stop" if ids and ids[-1] in request.end_tokens else "length"
             elif output.status == failed:
                 reason, error = "error", output.error or "failed"
             entries.append((output.request_id, ids, reason, self._probe.cached(output.request_id), error))
@@ -134,8 +130,8 @@ class Outbox:
         if entries:
             self._probe.emitting(start, emitted)
             try:
-                self._socket.sendall(encode("outputs", entries, self._stats()))
+                self._channel.send_and_wait("outputs", entries, self._stats())
             except ConnectionError:
-                self._torn()
+                self._gone()
             self._probe.emitted(start, over)
         return others

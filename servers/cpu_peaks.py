@@ -1,6 +1,6 @@
 """What this machine's cores can do at most: memory bandwidth and multiplications, measured for about a second.
 
-``-m servers.peaks SPEC`` (JSON) prints one JSON document. One thread a core, all at once, each on arrays of its
+``-m servers.cpu_peaks SPEC`` (JSON) prints one JSON document. One thread a core, all at once, each on arrays of its
 own; a rate is the sum over threads. The figures are those of the cores that a server of ours is about to get.
 
 - triad: a = b + s c (McCalpin's STREAM) as two passes of numpy, 5 x 8 bytes an element, what a write allocates not
@@ -45,7 +45,7 @@ def measure_peaks(cores: Sequence[int], weight_bytes: float | None, timeout_s: f
     spec = json.dumps({"cores": list(cores), "weight_bytes": weight_bytes})
     single = dict.fromkeys(_THREAD_VARIABLES, "1")  # the threads are ours
     try:
-        done = subprocess.run([sys.executable, "-P", "-m", "gapmeter.servers.peaks", spec], capture_output=True,
+        done = subprocess.run([sys.executable, "-P", "-m", "gapmeter.servers.cpu_peaks", spec], capture_output=True,
                               text=True,
                               timeout=timeout_s, check=True, env={**os.environ, **single})  # fmt: skip
         found: dict[str, Any] = json.loads(done.stdout)

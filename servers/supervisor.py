@@ -1,6 +1,6 @@
 """Stands between us and a server that we launched, so that no process of the server's tree outlives us.
 
-Run as ``python -I guard.py PARENT_PID STATUS_FD CORES -- COMMAND...`` (standard library only; it starts in some ten
+Run as ``python -I supervisor.py PARENT_PID STATUS_FD CORES -- COMMAND...`` (standard library only; it starts in ten
 milliseconds). It adopts every orphan of the server's tree (child subreaper), and ends the tree when asked to over
 standard input, when standard input closes, when the parent dies in whatever way, or when the server itself ends.
 On STATUS_FD it writes ``pid N`` at the start and ``exit CODE`` once the whole tree is gone.
@@ -45,8 +45,8 @@ def main() -> int:
 
 
 def _start(command: list[str], libc: ctypes.CDLL, status_fd: int) -> int:
-    """Fork the server into a process group of its own; it dies with this guard, should that be killed."""
-    guard = os.getpid()
+    """Fork the server into a process group of its own; it dies with this supervisor, should that be killed."""
+    supervisor = os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -56,7 +56,7 @@ def _start(command: list[str], libc: ctypes.CDLL, status_fd: int) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != guard:
+        if os.getppid() != supervisor:
             os._exit(1)
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.servers.api.ask import parse_ask, room
-from gapmeter.servers.api.errors import ApiError
+from gapmeter.servers.api.completion_request import ApiError, parse_request, room
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 def _ask(chat: bool, **fields: Any) -> Any:
-    return parse_ask(json.dumps(fields).encode(), chat=chat, served_name="m")
+    return parse_request(json.dumps(fields).encode(), chat=chat, served_name="m")
 
 
 # what is wrong, chat or completion, the body's fields, the parameter that the error names
@@ -67,7 +66,7 @@ def test_a_mistake_names_its_parameter(chat: bool, fields: dict[str, Any], param
 @given(st.one_of(st.binary(max_size=30), st.from_type(type(None)).map(lambda _: b"[" * 100_000)))
 def test_whatever_the_body_is_it_is_read_or_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_ask(body, chat=True, served_name="m")
+        parse_request(body, chat=True, served_name="m")
     assert caught.value.status == 400
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gapmeter.records import Outcome
-from gapmeter.servers.api.engine import EngineStats
+from gapmeter.servers.engine_client import EngineStats
 
 
-class Metrics:
-    """Counters since the process's start."""
+class MetricsPage:
+    """The API process's counters since its start, and beside them the engine's figures."""
 
     def __init__(self, served_name: str) -> None:
         escaped = served_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

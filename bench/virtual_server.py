@@ -1,7 +1,7 @@
 """The simulated server in virtual time: a list of arrivals in, what would have come of each out.
 
-The engine is the very one that runs in real time (loop.py); the API server is one server, first come, first served,
-which prepares requests (template, tokenize) and forwards tokens (detokenize, egress, one chunk after the other).
+The engine is the one that runs in real time (servers/simulated/engine_loop.py). The API server is one server, first
+come, first served, which prepares requests (template, tokenize) and forwards tokens (detokenize, egress, chunk by chunk).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from gapmeter_probe.records import Span
 
-from gapmeter.servers.simulated.loop import Action, EngineLoop, Listener
+from gapmeter.servers.simulated.engine_loop import Action, EngineLoop, Listener
 from gapmeter.servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
-from gapmeter.servers.simulated.times import Durations, StageTimes
+from gapmeter.servers.simulated.stage_times import Durations, StageTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def simulate(arrivals: Iterable[Arrival], settings: Settings, watch: Listener | 
     durations = Durations(settings.times)
     scheduler = Scheduler(settings.limits)
     api = _ApiServer(durations, timeline, tracker)
-    listener = tracker if watch is None else _Both(tracker, watch)
-    engine = EngineLoop(scheduler, durations, timeline, listener, api.forward)
+    listeners = [tracker] if watch is None else [tracker, watch]
+    engine = EngineLoop(scheduler, durations, timeline, listeners, api.forward)
     for key, arrival in sorted(enumerate(asked), key=lambda item: item[1].due_ns):
         request = Request(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
         scheduler.check(request)
@@ -103,7 +103,7 @@ class VirtualServer:
         self._tracker = _Tracker(self._timeline)
         self._scheduler = Scheduler(settings.limits)
         self._api = _ApiServer(durations, self._timeline, self._tracker)
-        self._engine = EngineLoop(self._scheduler, durations, self._timeline, self._tracker, self._api.forward)
+        self._engine = EngineLoop(self._scheduler, durations, self._timeline, [self._tracker], self._api.forward)
         self._arrivals: list[Arrival] = []
 
     def arrive(self, arrival: Arrival) -> int:
@@ -197,7 +197,7 @@ class _ApiServer:
         self._free = free
 
 
-class _Tracker:
+class _Tracker(Listener):
     """Notes, as the engine's listener, the few times that make an outcome."""
 
     def __init__(self, timeline: VirtualTimeline) -> None:
@@ -216,9 +216,6 @@ class _Tracker:
         for notes in (self._received, self._added, self._cached, self._preemptions):
             notes.append(0)
 
-    def begin(self, stage: Span, ref: int) -> None:
-        """Only ends matter here."""
-
     def end(self, stage: Span, ref: int, meant_ns: int) -> None:
         """Note the ends of the two stages that lead to the queue."""
         if stage is Span.CORE_ADD:
@@ -236,12 +233,6 @@ class _Tracker:
                     self._scheduled[entry.key] = self._timeline.now()
                     self._cached[entry.key] = entry.cached
 
-    def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
-        """Tokens count when the API server has forwarded them."""
-
-    def aborted(self, key: int) -> None:
-        """Nobody leaves early in virtual time."""
-
     def outcome(self, key: int, arrival: Arrival) -> Outcome:
         """What was noted for one arrival."""
         return Outcome(
@@ -253,35 +244,3 @@ class _Tracker:
             preemptions=self._preemptions[key],
             cached_tokens=self._cached[key],
         )
-
-
-class _Both:
-    """Two listeners as one."""
-
-    def __init__(self, *listeners: Listener) -> None:
-        self._listeners = listeners
-
-    def begin(self, stage: Span, ref: int) -> None:
-        """As the engine says it."""
-        for each in self._listeners:
-            each.begin(stage, ref)
-
-    def end(self, stage: Span, ref: int, meant_ns: int) -> None:
-        """As the engine says it."""
-        for each in self._listeners:
-            each.end(stage, ref, meant_ns)
-
-    def planned(self, plan: StepPlan, asynchronous: bool) -> None:
-        """As the engine says it."""
-        for each in self._listeners:
-            each.planned(plan, asynchronous)
-
-    def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
-        """As the engine says it."""
-        for each in self._listeners:
-            each.emitted(seq, emissions)
-
-    def aborted(self, key: int) -> None:
-        """As the engine says it."""
-        for each in self._listeners:
-            each.aborted(key)

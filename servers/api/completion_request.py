@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gapmeter.servers.api.errors import ApiError, bad
-
+_KINDS = {404: "not_found_error", 503: "overloaded_error"}
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEED_RANGE = 1 << 63
 # Accepted only where they ask for nothing: the value that means "off", by parameter.
@@ -31,9 +30,31 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+class ApiError(Exception):
+    """A refusal: HTTP status, a sentence for the user, and the parameter at fault if it is one."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def encoded(self) -> str:
+        """OpenAI's ``error`` object as JSON."""
+        kind = _KINDS.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        return json.dumps({"error": error})
+
+
+def bad(message: str, param: str | None = None) -> ApiError:
+    """A mistake in the request (400)."""
+    return ApiError(400, message, param)
+
+
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What one request asks for. Exactly one of ``messages``, ``text`` and ``prompt_ids`` is set.
+class CompletionRequest:
+    """What one request asks for, chat or plain text. Exactly one of ``messages``, ``text``, ``prompt_ids`` is set.
 
     ``max_tokens`` None means as many as the model has room for.
     """
@@ -54,7 +75,7 @@ class Ask:
     return_token_ids: bool
 
 
-def parse_ask(body: bytes, *, chat: bool, served_name: str) -> Ask:
+def parse_request(body: bytes, *, chat: bool, served_name: str) -> CompletionRequest:
     """Check a request's body. Raises ApiError: 400 with the parameter, 404 for a model that is not served."""
     try:
         value = json.loads(body)
@@ -70,7 +91,7 @@ def parse_ask(body: bytes, *, chat: bool, served_name: str) -> Ask:
     text, ids = (None, None) if chat else _prompt(value)
     most = value.get("max_completion_tokens") if chat else None
     most = most if most is not None else value.get("max_tokens")
-    asked = Ask(
+    request = CompletionRequest(
         chat=chat,
         messages=_messages(value) if chat else None,
         text=text,
@@ -86,9 +107,9 @@ def parse_ask(body: bytes, *, chat: bool, served_name: str) -> Ask:
         continuous_usage=options.get("continuous_usage_stats") is True,
         return_token_ids=_flag(value, "return_token_ids"),
     )
-    if asked.max_tokens is not None and asked.min_tokens > asked.max_tokens:
-        raise bad(f"min_tokens = {asked.min_tokens} is more than max_tokens = {asked.max_tokens}", "min_tokens")
-    return asked
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise bad(f"min_tokens = {request.min_tokens} is more than max_tokens = {request.max_tokens}", "min_tokens")
+    return request
 
 
 def room(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
