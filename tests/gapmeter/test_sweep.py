@@ -71,6 +71,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", "--set", f"load.requests={REQUESTS}", runs=runs)
 
 
+def at(summary: Any, key: str) -> Any:
+    """The figure that a page says stands there."""
+    for part in key.split("."):
+        summary = summary[int(part)] if isinstance(summary, list) else summary[part]
+    return summary
+
+
 @pytest.mark.whole_run
 @pytest.mark.browser
 async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept: Done, tab: Tab) -> None:
@@ -88,12 +95,11 @@ async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept:
                 whole = sum(ms for ms in found["stages_ms"].values() if ms > 0)
                 assert drawn[metric, point["index"]] == pytest.approx(whole, rel=1e-5)
     assert {point for _, point in drawn} == {point["index"] for point in known}
-    cells = "[...document.querySelectorAll('#points [data-metric]')].map(c => [c.dataset.metric, c.dataset.value])"
+    cells = "[...document.querySelectorAll('#points [data-key]')].map(c => [c.dataset.key, c.dataset.value])"
     for key, value in await tab.evaluate(cells):
-        index, metric, name = key.split(".")
-        in_summary = sweep["points"][int(index)]["metrics"][metric][name]
-        assert (float(value) if value not in (None, "null") else None) == in_summary
-    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == sweep["headline"][0]
+        assert json.loads(value) == at(swept.summary, key)
+    headline = swept.summary["words"]["headline"]
+    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == headline[0]
 
 
 def pids(folder: Path) -> set[int]:
@@ -187,11 +193,10 @@ def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swe
 def test_the_page_says_what_the_summary_says(swept: Done) -> None:
     text = swept.folder.report.read_text()
     summary = swept.summary["sweep"]
-    found = re.findall(r'data-value="([^"]*)" data-metric="([^"]*)"', text)
+    found = re.findall(r'data-value="([^"]*)" data-key="([^"]*)"', text)
     assert found
-    for value, name in found:
-        index, metric, key = name.split(".")
-        assert float(value) == summary["points"][int(index)]["metrics"][metric][key]
+    for value, key in found:
+        assert json.loads(value) == at(swept.summary, key)
     columns = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', text)
     drawn = sum(float(ms) for _, ms in columns)
     parts = summary["points"][0]["stages"].values()
