@@ -63,6 +63,7 @@ from gapmeter.report.svg import Fragment
 _TONES: dict[str, Tone] = {"FASTER": "good", "SLOWER": "bad", "MIXED": "open", "NO DIFFERENCE FOUND": "open"}
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
 _STAMP = "NOT COMPARABLE"
+_ONE_LINE = 70  # characters
 _SAME = "Scenario, plan, model, engine, hardware and load tester are the same on all sides."
 _MEANINGS = (
     "factor: what is compared; follows: differs because of it; noted: changes no latency; blocks: must not differ."
@@ -116,6 +117,7 @@ def document(result: Comparison, version: str = "") -> Document:
             _remedy(result),
         ],
         provenance=result.provenance,
+        device=result.comparisons[0].device if result.comparisons else "GPU",
         version=version,
     )
 
@@ -150,18 +152,20 @@ def _protocol(result: Comparison) -> Section:
     ]
     if not rows:
         return Section("protocol", "May they be compared?", [Paragraph(_SAME)], short="comparable")
-    table = Table("What differs", ["", "what differs", "A", "the other"], rows, words=4)
+    other = Column("the other", brief="B" if len(result.protocol) == 1 else "")
+    table = Table("What differs", ["", "what differs", "A", other], rows, words=4)
     return Section("protocol", "May they be compared?", [table], _MEANINGS, "comparable", PAGE | MARKDOWN)
 
 
 def _facts(result: Comparison) -> Section | None:
-    """The same in a terminal."""
-    several = len(result.protocol) > 1
-    rows: list[tuple[str, str]] = [
-        (fact.meaning, f"{f'{each.side}, ' if several else ''}{fact.key}: {fact.a} | {fact.b}")
-        for each in result.protocol
-        for fact in each.facts
-    ]
+    """The same in a terminal: on one line where both values fit, else a paragraph for each side."""
+    several, rows = len(result.protocol) > 1, list[tuple[str, *tuple[str, ...]]]()
+    for each in result.protocol:
+        for fact in each.facts:
+            key = f"{each.side}, {fact.key}" if several else fact.key
+            line = f"{key}: {fact.a} | {fact.b}"
+            sides = (key, f"{result.sides[0].name}  {fact.a}", f"{each.side}  {fact.b}")
+            rows.append((fact.meaning, *((line,) if len(line) <= _ONE_LINE else sides)))
     return Section("facts", "", [Facts(rows)], on=TERMINAL) if rows else None
 
 
@@ -182,10 +186,9 @@ def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
     ]
 
 
-def _answer(figure: ClaimedFigure, *, forced: bool) -> Mark:
-    said = words.answer(figure)
-    tone: Tone = ("bad" if said == "slower" else "good") if figure.confirmed else ""
-    return Mark(f"{said}, {_STAMP}" if forced else said, tone)
+def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
+    said = f"{words.answer(figure)}{f', {_STAMP}' if forced else ''}"
+    return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
 
 
 def _brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
@@ -256,10 +259,12 @@ def _changed(pair: PairComparison, number: int, name: str) -> Section:
 def _changes(own: StageDifferences, shown: Sequence[StageDifference], device: str) -> Changes:
     """A bar a stage, to the right where B is slower."""
     rows = [
-        StageChange(one.stage, one.difference_ms or 0.0, *(one.ci_ms or (None, None)),
-                    title=f"{words.difference(one)} ({words.interval(one)})")
+        StageChange(
+            one.stage, one.difference_ms or 0.0, low, high, "", f"{words.difference(one)} ({words.interval(one)})"
+        )
         for one in shown
-    ]  # fmt: skip
+        for low, high in [one.ci_ms or (None, None)]
+    ]
     said = f"The mean differs by {words.difference(own.total)}; a bar is what one stage adds to that."
     return Changes("What each stage adds to the difference", said, rows, device)
 
