@@ -52,7 +52,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
     requests, generators = read_requests(folder, plan)
-    steady = manifest.scenario["load"]["arrivals"] not in CHANGING
+    steady = manifest.asked.load.arrivals not in CHANGING
     warmup = detect_warmup(requests[requests["measured"]]) if plan.warmup_auto and steady else None
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
@@ -68,7 +68,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
     figures = build_figures(
         requests, rows, gaps, manifest.slo, evidence,
-        name=manifest.scenario["name"], device=manifest.device, warmup=warmup,
+        name=manifest.asked.name, device=manifest.device, warmup=warmup,
         warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(telemetry, manifest),
                   *growth_warning(state), *streaming_warnings(measured)],
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
 
 
 def _evidence(manifest: Manifest, generators: list[GeneratorFile], ledger: Ledger, requests: pd.DataFrame) -> Evidence:
-    load, plan = manifest.scenario["load"], manifest.plan
+    load, plan = manifest.asked.load, manifest.plan
     lags = np.concatenate([g.lag_ns for g in generators]) if generators else np.empty(0, np.int64)
     cpu = [share for g in generators if (share := g.cpu_share()) is not None]
     knots = [(at + plan.start_ns, rate) for at, rate in plan.rate_knots]
@@ -126,11 +126,11 @@ def _evidence(manifest: Manifest, generators: list[GeneratorFile], ledger: Ledge
     conversations = bool(plan.conversations)
     return Evidence(
         loop=plan.loop,
-        arrivals=load["arrivals"],
-        requested_rate=_requested_rate(load["rate"], knots, window),
+        arrivals=load.arrivals,
+        requested_rate=_requested_rate(load.rate, knots, window),
         count_dispersion=plan.count_dispersion,
-        concurrency=None if plan.locustfile else load["concurrency"],  # its users, or its shape's, are its own
-        processes=load["processes"],
+        concurrency=None if plan.locustfile else load.concurrency,  # its users, or its shape's, are its own
+        processes=load.processes,
         planned=None if plan.shortened else plan.planned,
         incomplete=_incomplete(manifest, generators),
         client_cpu_share=max(cpu) if cpu else None,

@@ -84,7 +84,9 @@ def steady(result: RunResult) -> str:
     """Whether there was a steady state, and how the first seconds differed."""
     if result.steady.state == "not_applicable":
         return ""
-    parts = (words.steady_sentence(result), words.drift_sentence(result.drift))
+    rate, measured = result.load.requested_rate, result.counts.measured
+    state = words.steady_sentence(result.steady, measured=measured, offered=rate)
+    parts = (state, words.drift_sentence(result.drift))
     return " ".join(as_sentence(part) for part in parts if part)
 
 

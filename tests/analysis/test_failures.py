@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
+from gapmeter.report.summary_terminal import render_summary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +22,6 @@ from gapmeter.analysis.results.run import FailureExample, RunResult
 from gapmeter.analysis.stats import quantiles
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report import bridge, write_report
-from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
-from gapmeter.report.summary_terminal import render_summary
 from tests.analysis.report_frames import simulate, write_run
 from tests.analysis.test_summary import EVIDENCE, SLOS
 from tests.kit import result
