@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gapmeter.report.reconcile import definition_rows
 
-from gapmeter.analysis.requests.definitions import describe_definitions, figures, pooled, seen
-from gapmeter.analysis.requests.peers import PEERS, Measured
+from gapmeter.analysis.requests.definitions import PEERS, Measured, describe_definitions, figures, pooled, seen
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.chunks import Chunk, chunks
 from gapmeter.records.wire import FINISHED, WireRecord, encode
-from gapmeter.report.reconcile import definition_rows
 from tests.kit import manifest
 from tests.records.test_stream import chat, role, sse, usage_only
 

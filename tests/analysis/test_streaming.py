@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
-from gapmeter.analysis.requests.load_summary import describe_throughput
+from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
-from gapmeter.analysis.requests.streaming import streaming_warnings
 from gapmeter.analysis.sweep.build import _pooled
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
