@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge import arrivals, validity
@@ -16,13 +15,13 @@ from gapmeter.analysis.requests.metrics import (
     generator_lag_ns,
     good_requests,
     issued,
-    metric_sample,
+    metric_series,
     succeeded,
     window_s,
 )
 from gapmeter.analysis.requests.rate_curve import lowest_and_highest
 from gapmeter.analysis.results.run import Counts, Goodput, LoadFacts, Throughput, Turn
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import share_of
 
 _OF_TURNS = (50.0, 90.0, 99.0)
 
@@ -95,7 +94,7 @@ def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
 
 
 def _turn(turn: int, rows: pd.DataFrame) -> Turn:
-    sample = metric_sample(rows, "ttft")
+    found = metric_series(rows, "ttft")
     told = rows[["prompt_tokens", "cached_tokens"]].dropna()
     prompts = float(told["prompt_tokens"].sum())
     return Turn(
@@ -103,21 +102,20 @@ def _turn(turn: int, rows: pd.DataFrame) -> Turn:
         requests=len(rows),
         prompt_tokens=float(rows["prompt_tokens_asked"].mean()),
         cached_share=float(told["cached_tokens"].sum()) / prompts if prompts else None,
-        ttft=distribution(sample, _OF_TURNS, 1.0, window_s(rows) / len(rows)) if sample.count else None,
+        ttft=distribution(found, _OF_TURNS, 1.0, window_s(rows) / len(rows)) if found.count else None,
     )
 
 
 def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> Goodput:
     """Good requests per second; the share's interval is Clopper and Pearson's, good ones in a row counted as alike."""
     good = good_requests(measured, limits_ns)
-    n, seconds = len(good), window_s(measured)
-    if not n:
+    if not len(good):
         return Goodput(per_s=None, share=None, share_ci=None, limits_ms={})
-    worth = n / quantiles.autocorrelation_time(good.astype(np.float64))
+    share, seconds = share_of(good), window_s(measured)
     return Goodput(
         per_s=float(good.sum()) / seconds if seconds else None,
-        share=float(good.mean()),
-        share_ci=quantiles.share_bounds(float(good.mean()) * worth, worth),
+        share=share.value,
+        share_ci=share.ends,
         limits_ms={metric: limit / 1e6 for metric, limit in limits_ns.items()},
     )
 

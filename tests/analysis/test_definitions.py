@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gapmeter.report.reconcile import definition_rows
 
 from gapmeter.analysis.requests.definitions import PEERS, Measured, describe_definitions, figures, pooled, seen
 from gapmeter.analysis.tables import read_requests
@@ -198,10 +197,6 @@ def test_a_run_is_described_over_its_measured_successes(folder: RunFolder) -> No
     assert told["genai_bench"].e2e.p50_ms == 220
     assert (told["genai_bench"].itl.count, told["genai_bench"].itl.p99_ms) == (0, None)
     assert all(getattr(told[key], metric).differs for key in told for metric in ("ttft", "itl", "tpot", "e2e"))
-
-
-def test_a_summary_without_definitions_has_no_rows_of_them() -> None:
-    assert definition_rows({}) == []
 
 
 def test_every_tool_and_version_stands_in_the_document() -> None:

@@ -7,18 +7,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 
-from gapmeter.analysis.cost.cost import poisson_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, Interval, NoEnergy, TokensPerRequest
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
+from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.read import PointRun
 from gapmeter.report import bridge
-from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 from tests import kit
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo
@@ -69,7 +69,7 @@ def point(verdict: Verdict, precision: str = "bfloat16", joules: float | None = 
 
 def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_of_them() -> None:
     economy = point("PASS")["economy"]
-    low, _ = poisson_rate(100, 12.5)
+    low, _ = rate_bounds(100, 12.5)
     assert economy["cost"]["per_request_usd"] == pytest.approx(2.0 / (3600 * low * 0.5))
     assert economy["energy"] == {"per_request_j": 4.0, "tokens_per_watt": 2.0}
     assert economy["value"]["good_requests_per_usd"] == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)
