@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
-from gapmeter.report.summary_terminal import render_summary
 from hypothesis import given
 from hypothesis import strategies as st
 
