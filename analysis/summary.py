@@ -11,16 +11,17 @@ from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.floor import describe_floor
 from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.judge.warnings import attempts_warning, warmup_warning
 from gapmeter.analysis.ledger.tail import LEDGER_OF, anatomies_of, describe_tail
 from gapmeter.analysis.ledger.upgrade import describe_upgrade
 from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.attempts import attempts_warning
 from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
-from gapmeter.analysis.requests.load_summary import (
+from gapmeter.analysis.requests.load import (
     count_requests,
     describe_goodput,
     describe_load,
     describe_throughput,
+    describe_turns,
 )
 from gapmeter.analysis.requests.metrics import (
     METRICS,
@@ -32,7 +33,6 @@ from gapmeter.analysis.requests.metrics import (
     window_s,
 )
 from gapmeter.analysis.requests.omission import describe_closed_loop
-from gapmeter.analysis.requests.turns import describe_turns
 from gapmeter.analysis.results.distribution import GroupDistribution, MetricDistribution, StageDistribution
 from gapmeter.analysis.results.latency import EventResidual, Left, Residual
 from gapmeter.analysis.results.manifest import Slo
@@ -92,7 +92,7 @@ def build_figures(
         metrics=metrics,
         # Gaps and TPOT know no difference between due and sent.
         metrics_from_sent=metrics | {metric: _metric(measured, metric, "sent", asked, rate) for metric in LEDGER_OF},
-        metrics_censored={metric: censored(found.with_failures or found, bound) for metric, found in metrics.items()},
+        metrics_censored={metric: censored(each.with_failures or each, bound) for metric, each in metrics.items()},
         turns=describe_turns(measured),
         closed_loop=describe_closed_loop(measured, evidence),
         failures=describe_failures(measured),
@@ -107,7 +107,7 @@ def build_figures(
         checks=tuple(checks),
         warnings=(
             *validity.warnings_of(checks, evidence),
-            *_warmup_warning(warmup),
+            *warmup_warning(warmup),
             *warnings,
             *attempts_warning(counts.attempts, len(measured)),
         ),
@@ -120,11 +120,11 @@ def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float]
     """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
     values = metric_series(measured, metric, origin)
     per_request = values.count / len(measured) if len(measured) else 1.0
-    found = fig.distribution(values, asked, per_request, rate)
+    successes = fig.distribution(values, asked, per_request, rate)
     if bool(succeeded(measured).all()):
-        return MetricDistribution(**dict(found))
+        return MetricDistribution(**dict(successes))
     failing = metric_series(measured, metric, origin, failures=True)
-    return MetricDistribution(**dict(found), with_failures=fig.distribution(failing, asked, per_request, rate))
+    return MetricDistribution(**dict(successes), with_failures=fig.distribution(failing, asked, per_request, rate))
 
 
 def _stages(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str, StageDistribution]:
@@ -171,22 +171,6 @@ def _left(left_ns: Floats, total_ns: Floats) -> Left:
         for p in (50.0, 99.0, 100.0)
     )
     return Left(p50_ms=p50, p99_ms=p99, max_ms=most, p50_share=p50_share, p99_share=p99_share, max_share=most_share)
-
-
-def _warmup_warning(found: Warmup | None) -> list[RunWarning]:
-    if found is None or found.state == "steady":
-        return []
-    touches = ("ttft", "itl", "tpot", "e2e")
-    if found.state == "unsteady":
-        text = f"no steady state: {found.metric.upper()} kept changing through the run (MSER-5)"
-        cause = "the rate may be more than the server can do, so that latency depends on how long one looks"
-        return [RunWarning(code="unsteady", text=text, cause=cause, flag="", touches=touches)]
-    text = (
-        f"the first {found.excluded} requests were left out: their {found.metric.upper()} was "
-        f"{found.ratio:.2g} times that of the rest (MSER-5)"
-    )
-    cause = "compilation, cold caches or an empty queue at the start"
-    return [RunWarning(code="warmup", text=text, cause=cause, flag="--set load.warmup=0", touches=touches)]
 
 
 def _trust(

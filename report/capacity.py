@@ -256,7 +256,7 @@ def _trials_in_short(search: Search) -> Section:
     headers: Headers = [
         "", "rate", Column("verdict", wraps=True), "confidence", Column("what was seen", wraps=True)
     ]  # fmt: skip
-    return Section("in-short", "", [Table("Trials", headers, rows, words=1)], on=BRIEF)
+    return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)
 
 
 def _seen(trial: TrialResult) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gapmeter.analysis.stages import BY_NAME, OWNER_COLOURS, STAGES, UNEXPLAINED, colour, owner_words
+from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, colour, owner_words
 from gapmeter.report.svg import Fragment, el
 
 HATCHED = "#8A8A8A"
@@ -74,20 +72,6 @@ def _hatch(name: str, line: str, angle: int) -> Fragment:
     )  # fmt: skip
 
 
-def legend(stages: Iterable[str], device: str) -> Fragment:
-    """The stages by owner, each with a swatch and its name; buttons, so that one can be picked out by keyboard too."""
-    known = list(stages)
-    owners = list(dict.fromkeys(owner(stage, device) for stage in known))
-    order = [owner_words(name, device) for name in OWNER_COLOURS]
-    owners.sort(key=lambda name: order.index(name) if name in order else len(order))
-    groups = [_of_owner(name, [stage for stage in known if owner(stage, device) == name], device) for name in owners]
-    return el("div", *groups, class_="legend", role="group", aria_label="Stages, by owner")
-
-
-def _of_owner(name: str, stages: Iterable[str], device: str) -> Fragment:
-    return el("div", el("span", name, class_="whose"), *(_entry(stage, device) for stage in stages))
-
-
 def swatch(stage: str) -> Fragment:
     """A small square in the paint of a stage."""
     return square(fill(stage))
@@ -97,10 +81,3 @@ def square(paint: str) -> Fragment:
     """The same in any paint."""
     box = el("rect", width=12, height=12, rx=2, fill=paint, class_="segment")
     return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")
-
-
-def _entry(stage: str, device: str) -> Fragment:
-    return el(
-        "button", swatch(stage), words(stage), type="button", data_stage=stage, aria_pressed="false",
-        title=f"{words(stage)}: owner {owner(stage, device)}, {kind(stage)}",
-    )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
+from gapmeter.scenarios.model import Scenario
 
 Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
@@ -253,7 +255,10 @@ class TrialPlace(Result):
 
 
 class ManifestBase(ResultFile):
-    """What every manifest says: of a run, and of a study that visits several loads."""
+    """What every manifest says: of a run, and of a study that visits several loads.
+
+    ``scenario``: the resolved scenario as it could stand in a file, with every key; ``asked``: the same as values.
+    """
 
     FILE: ClassVar[str] = "manifest.json"
     REMEDY: ClassVar[str] = "read it with the gapmeter that wrote it, or take it again from where it was recorded"
@@ -270,6 +275,10 @@ class ManifestBase(ResultFile):
     versions: Mapping[str, str]
     git: Git | None
     ended_because: str | None = left_out()
+
+    @cached_property
+    def asked(self) -> Scenario:
+        return Scenario.model_validate(self.scenario)
 
 
 class Manifest(ManifestBase):

@@ -52,7 +52,7 @@ def test_warnings_reach_it_with_their_flag(tmp_path: Path) -> None:
 
 
 def test_markup_in_a_name_stays_text(tmp_path: Path) -> None:
-    assert "<script>" not in _told(tmp_path, name="<script>")[0]
+    assert "<script>" not in _told(tmp_path, model="<script>")[0]
 
 
 def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_the_content_security_policy_lets_only_the_page_s_own_script_run(page: P
 
 def test_names_and_errors_from_outside_are_shown_as_text(tmp_path: Path) -> None:
     folder = write_run(
-        tmp_path / "r", count=60, rate=15.0, failures=3, error=EVIL, name=EVIL, model=EVIL,
+        tmp_path / "r", count=60, rate=15.0, failures=3, error=EVIL, model=EVIL,
         slos=("ttft p99 <= 500 ms",), evidence={"incomplete": EVIL},
     )  # fmt: skip
     page = _page(folder)
