@@ -209,24 +209,24 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
 
 def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
     known = [result.throughput for result in results if result.throughput.requests_per_s is not None]
-    span = sum(each.span_s for each in known)
-
-    def pooled(name: str) -> float | None:
-        """One rate over all the runs' time; None where one of them does not know its own."""
-        told = [rate * each.span_s for each in known if (rate := getattr(each, name)) is not None]
-        return sum(told) / span if known and len(told) == len(known) else None
-
+    spans = [one.span_s for one in known]
     each = [rate for one in known if (rate := one.output_tokens_per_s) is not None]
     steady = rate_level(frames)
     return PointThroughput(
-        requests_per_s=pooled("requests_per_s"),
-        prompt_tokens_per_s=pooled("prompt_tokens_per_s"),
-        output_tokens_per_s=pooled("output_tokens_per_s"),
-        span_s=span,
+        requests_per_s=_pooled([one.requests_per_s for one in known], spans),
+        prompt_tokens_per_s=_pooled([one.prompt_tokens_per_s for one in known], spans),
+        output_tokens_per_s=_pooled([one.output_tokens_per_s for one in known], spans),
+        span_s=sum(spans),
         output_range=(min(each), max(each)) if len(each) > 1 else None,
         steady_tokens_per_s=steady.value if steady else None,
         steady_ci=steady.interval if steady else None,
     )
+
+
+def _pooled(rates: Sequence[float | None], spans: Sequence[float]) -> float | None:
+    """One rate over several runs' time; None where one of them does not know its own."""
+    known = [rate * span for rate, span in zip(rates, spans, strict=True) if rate is not None]
+    return sum(known) / sum(spans) if spans and len(known) == len(rates) else None
 
 
 def _batch(steps: pd.DataFrame) -> Batch:
