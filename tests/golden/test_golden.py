@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gapmeter.analysis.results import RunResult
-from gapmeter.compare import compare_folders
 from gapmeter.report import bridge
-from gapmeter.run import report_again
+from gapmeter.study.comparison import compare_runs
+from gapmeter.study.run import report_again
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
@@ -143,7 +143,7 @@ def _compare_again(runs: Path, document: Path) -> None:
     told = json.loads(document.read_text())
     asked, folder = told["asked"], runs / document.parent.name
     sides = [[(folder / path).resolve() for path in side] for side in asked["folders"]]
-    again = compare_folders(
+    again = compare_runs(
         sides, asked["factors"], force=asked["force"], in_turn=asked["in_turn"], runs=runs, command=told["command"]
     )
     shutil.rmtree(folder, ignore_errors=True)

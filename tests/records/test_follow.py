@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.console.follow import Follower
 from gapmeter.loadgen.locust.tally import Tally
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.follow import RecordFollower
 from gapmeter.records.tail import RecordTail
 from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, encode
 from tests.records.test_stream import chat, sse
@@ -48,7 +48,7 @@ def records(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_follower_counts_what_was_asked_and_its_failures_by_class(records: Path, whole: bool) -> None:
-    follower = Follower([records], 0, whole=whole)
+    follower = RecordFollower([records], 0, whole=whole)
     ended = follower.poll()
     assert (follower.issued, follower.done, follower.in_flight) == (3, 3, 0)
     broken = {"malformed": 1} if whole else {}  # who reads no further than the first token has not seen the error
@@ -57,7 +57,7 @@ def test_a_follower_counts_what_was_asked_and_its_failures_by_class(records: Pat
 
 
 def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(records: Path) -> None:
-    follower = Follower([records], 0, whole=True)
+    follower = RecordFollower([records], 0, whole=True)
     follower.poll()
     assert list(follower.recent["itl"]) == [30.0]
     assert list(follower.recent["ttft"]) == [10.0]

@@ -28,14 +28,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class LocalAuth:
     """The server's port, and the token that lets a browser in."""
 
     port: int
     token: str
 
     @classmethod
-    def make(cls, port: int) -> Door:
+    def make(cls, port: int) -> LocalAuth:
         return cls(port, secrets.token_urlsafe(24))
 
     @property
@@ -53,7 +53,7 @@ class Door:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            response: web.StreamResponse | None = self._turned_away(request) or self._welcomed(request)
+            response: web.StreamResponse | None = self._refusal(request) or self._sign_in(request)
             if response is None:
                 try:
                     response = await handler(request)
@@ -66,7 +66,7 @@ class Door:
 
         return web.Application(middlewares=[guard])
 
-    def _turned_away(self, request: web.Request) -> web.Response | None:
+    def _refusal(self, request: web.Request) -> web.Response | None:
         hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
         if request.host not in hosts:
             return web.Response(status=421, text="this server answers to 127.0.0.1 only\n")
@@ -80,7 +80,7 @@ class Door:
             return web.Response(status=403, text="only this server's own pages may ask for that\n")
         return None
 
-    def _welcomed(self, request: web.Request) -> web.Response | None:
+    def _sign_in(self, request: web.Request) -> web.Response | None:
         """The token goes into a cookie and out of the address, where histories and screenshots would keep it."""
         if "token" not in request.query or request.method != "GET":
             return None
