@@ -66,6 +66,13 @@ def test_points_are_not_run_in_the_order_of_their_values() -> None:
     assert len(orders) > 10
 
 
+def at(document: Any, path: str) -> Any:
+    """What stands at a path of keys and numbers, such as ``sweep.points.0.verdict``."""
+    for key in path.split("."):
+        document = document[int(key) if isinstance(document, list) else key]
+    return document
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
     runs = tmp_path_factory.mktemp("sweep")
@@ -89,12 +96,13 @@ async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept:
                 whole = sum(ms for ms in found["stages_ms"].values() if ms > 0)
                 assert drawn[metric, point["index"]] == pytest.approx(whole, rel=1e-5)
     assert {point for _, point in drawn} == {point["index"] for point in known}
-    cells = "[...document.querySelectorAll('#points [data-metric]')].map(c => [c.dataset.metric, c.dataset.value])"
-    for key, value in await tab.evaluate(cells):
-        index, metric, name = key.split(".")
-        in_summary = sweep["points"][int(index)]["metrics"][metric][name]
-        assert (float(value) if value not in (None, "null") else None) == in_summary
-    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == sweep["headline"][0]
+    cells = "[...document.querySelectorAll('#points [data-key]')].map(c => [c.dataset.key, c.dataset.value])"
+    found = await tab.evaluate(cells)
+    assert found
+    for key, value in found:
+        assert (float(value) if value not in (None, "null") else None) == at(swept.summary, key)
+    first = await tab.evaluate("document.querySelector('.verdict .sentence').textContent")
+    assert first == swept.summary["words"]["headline"][0]
 
 
 def pids(folder: Path) -> set[int]:
@@ -187,11 +195,10 @@ def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swe
 def test_the_page_says_what_the_summary_says(swept: Done) -> None:
     text = swept.folder.report.read_text()
     summary = swept.summary["sweep"]
-    found = re.findall(r'data-value="([^"]*)" data-metric="([^"]*)"', text)
+    found = re.findall(r'data-value="([^"]*)" data-key="([^"]*)"', text)
     assert found
-    for value, name in found:
-        index, metric, key = name.split(".")
-        assert float(value) == summary["points"][int(index)]["metrics"][metric][key]
+    for value, key in found:
+        assert (None if value == "null" else float(value)) == at(swept.summary, key)
     columns = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', text)
     drawn = sum(float(ms) for _, ms in columns)
     parts = summary["points"][0]["stages"].values()
