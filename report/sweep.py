@@ -142,8 +142,10 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
 
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
-    names = [f"{_NAMES[metric]} {level_key(sweep.levels[metric])}" for metric in metrics]
-    return [head for name in names for head in (*in_ms(name), "95 % interval")]
+    heads: list[str | Column] = []
+    for metric in metrics:
+        heads += [*in_ms(f"{_NAMES[metric]} {level_key(sweep.levels[metric])}"), "95 % interval"]
+    return heads
 
 
 def _tokens(point: Point) -> Figure:
@@ -237,9 +239,10 @@ def _stage_table(curves: Curves, stages: Sequence[str]) -> Table:
         [f"{level_key(curves.level)} of the whole", "", *(Figure(curves.value(point)) for point in shown)],
         ["its 95 % interval, from", "", *(Figure(low) for low, _ in ends)],
         ["its 95 % interval, to", "", *(Figure(high) for _, high in ends)],
-        *([Stage(stage), marks.owner(stage, device), *(Figure(curves.stages(p).get(stage, 0.0)) for p in shown)]
-          for stage in stages),
-    ]  # fmt: skip
+    ]
+    for stage in stages:
+        means = [Figure(curves.stages(point).get(stage, 0.0)) for point in shown]
+        rows.append([Stage(stage), marks.owner(stage, device), *means])
     headers: Headers = ["stage", "owner", *in_ms(*(point.label for point in shown))]
     return Table(f"Mean {_NAMES[curves.metric]} by stage", headers, rows, words=2, groups=frozenset({3}))
 

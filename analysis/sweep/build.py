@@ -57,8 +57,9 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         used = [run for run in measured if run.valid] or measured
         facts = _facts(index, point, runs, used, manifest, folder.path)
         if used:
-            frames.append(read_frames(used))
-            points.append(_point(facts, used, frames[-1]))
+            found = read_frames(used)
+            frames.append(found)
+            points.append(_point(facts, used, found))
             device = device or used[0].manifest.device
         else:
             frames.append(None)
@@ -68,7 +69,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     # What the sweep is about: the first latency that an SLO names, else TTFT.
     main = next((answer.metric for answer in answers if answer.metric in EVENT_OF), "ttft")
     levels = {metric: common_level(points, metric) for metric in METRICS}
-    sights = [seen(point, found, levels) for point, found in zip(points, frames, strict=True)]
+    sights = [seen(point, own, levels) for point, own in zip(points, frames, strict=True)]
     axis = axis_of(points)
     knees = tuple(knees_of(axis, points, sights, main, levels))
     figures = SweepFigures(
