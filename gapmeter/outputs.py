@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,8 @@ from gapmeter import errors
 from gapmeter.errors import UserError
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
+    from gapmeter.report.export.junit import Suite
     from gapmeter.study.conclusion import Conclusion
-
-_COUNTS = ("tests", "failures", "errors")
-_LEVELS = {"FAIL": "error", "INCONCLUSIVE": "warning", "REGRESSED": "error", "UNDECIDED": "warning",
-           "NOT ESTIMABLE": "warning"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +47,28 @@ class Outputs:
         try:
             for conclusion in conclusions:
                 done.append(conclusion)
-                if not self.as_json:
-                    print(conclusion.folder, flush=True)
-                if self.junit:
-                    write_file(self.junit, junit_of(done))
-                if self.markdown:
-                    write_file(self.markdown, "\n".join(map(_markdown, done)))
-                if self.annotated:
-                    for line in annotations_of(conclusion):
-                        print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
+                self._tell(done)
         finally:
             if done and self.as_json:
                 summaries = [document_of(each) for each in done]
                 json.dump(summaries[0] if len(summaries) == 1 else {"runs": summaries}, sys.stdout)
                 print(flush=True)
         return done
+
+    def _tell(self, done: Sequence[Conclusion[Any]]) -> None:
+        """The last one, and the files of all."""
+        from gapmeter.report.export.junit import annotations_of, junit  # by now analysed: this costs nothing more
+
+        last = done[-1]
+        if not self.as_json:
+            print(last.folder, flush=True)
+        if self.junit:
+            write_file(self.junit, junit([suite for each in done for suite in suites_of(each)]))
+        if self.markdown:
+            write_file(self.markdown, "\n".join(map(_markdown, done)))
+        for suite in suites_of(last) if self.annotated else ():
+            for line in annotations_of(suite):
+                print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
 
 
 def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
@@ -96,73 +99,15 @@ def _markdown(conclusion: Conclusion[Any]) -> str:
     return markdown.text(sweep.document(result, SweepManifest.read(folder)))
 
 
-def junit_of(conclusions: Sequence[Conclusion[Any]]) -> str:
-    """One JUnit document with a suite a run, a point of a sweep, or a search."""
-    from gapmeter.report.export.junit import junit
-
-    first, *others = (ET.fromstring(junit(suite)) for each in conclusions for suite in _suites_of(each))
-    for root in others:
-        first.extend(root)
-        for name in _COUNTS:
-            first.set(name, str(int(first.get(name, "0")) + int(root.get(name, "0"))))
-    return ET.tostring(first, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _suites_of(conclusion: Conclusion[Any]) -> Iterator[Mapping[str, Any]]:
-    """What it consists of for programs that know runs only: a run itself, a sweep's points, or a search's answer."""
+def suites_of(conclusion: Conclusion[Any]) -> list[Suite]:
+    """What it consists of for programs that know test suites only: a run, a sweep's points, or a search's answer."""
     from gapmeter.analysis.capacity.result import CapacityResult
     from gapmeter.analysis.results import RunResult
-    from gapmeter.report import bridge
-    from gapmeter.report.export.junit import suites_of
+    from gapmeter.report.export.junit import suite_of_run, suite_of_search, suites_of_sweep
 
     result = conclusion.result
     if isinstance(result, RunResult):
-        yield {**bridge.run_document(result), "regression": conclusion.regression}
-    elif isinstance(result, CapacityResult):  # one that did not find what was asked is a run that is not valid
-        found = result.exit_code == errors.OK
-        headline = " ".join(result.words.headline) if result.words else result.capacity.ended
-        yield {
-            "name": f"{result.name}: capacity",
-            "verdict": "PASS" if found else "INVALID",
-            "invalid_reasons": [] if found else [headline],
-            "slo": [],
-            "provenance": result.provenance.to_json(),
-            "load": {"window_s": result.capacity.seconds or 0.0},
-        }
-    else:
-        yield from suites_of(result)
-
-
-def annotations_of(conclusion: Conclusion[Any]) -> list[str]:
-    """GitHub's workflow commands: for each SLO missed or undecided, each run that is not valid, each regression.
-
-    Of a sweep, for each of its points; of a capacity search, where it did not find what was asked.
-    """
-    return [line for suite in _suites_of(conclusion) for line in annotations_of_suite(suite)]
-
-
-def annotations_of_suite(summary: Mapping[str, Any]) -> list[str]:
-    """Of one run, as ``junit`` takes it."""
-    name = summary.get("name") or "run"
-    lines = [_annotation("error", f"{name} is not valid", reason) for reason in summary.get("invalid_reasons", ())]
-    lines += [
-        _annotation(_LEVELS[row["status"]], f"{name}: {row['text']} {row['status']}", row["sentence"])
-        for row in summary.get("slo", ())
-        if row["status"] in _LEVELS
-    ]
-    regression = summary.get("regression") or {}
-    if regression.get("status") == "NOT COMPARABLE":
-        lines.append(_annotation("error", f"{name} is not comparable with its baseline", regression["sentence"]))
-    lines += [
-        _annotation(_LEVELS[row["status"]], f"{name}: {row['name']} {row['status']}", row["sentence"])
-        for row in regression.get("rows", ())
-        if row["status"] in _LEVELS
-    ]
-    return lines
-
-
-def _annotation(level: str, title: str, message: str) -> str:
-    """Percent signs and line ends are escaped as the runner decodes them; in a title, colons and commas too."""
-    escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    head = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
-    return f"::{level} title={head}::{escaped}"
+        return [suite_of_run(result, conclusion.regression)]
+    if isinstance(result, CapacityResult):
+        return [suite_of_search(result, found=result.exit_code == errors.OK)]
+    return suites_of_sweep(result)

@@ -258,11 +258,13 @@ def _changed(pair: PairComparison, number: int, name: str) -> Section:
 
 def _changes(own: StageDifferences, shown: Sequence[StageDifference], device: str) -> Changes:
     """A bar a stage, to the right where B is slower."""
-    rows = []
-    for one in shown:
-        low, high = one.ci_ms or (None, None)
-        title = f"{words.difference(one)} ({words.interval(one)})"
-        rows.append(StageChange(one.stage, one.difference_ms or 0.0, low, high, title=title))
+    rows = [
+        StageChange(
+            one.stage, one.difference_ms or 0.0, low, high, "", f"{words.difference(one)} ({words.interval(one)})"
+        )
+        for one in shown
+        for low, high in [one.ci_ms or (None, None)]
+    ]
     said = f"The mean differs by {words.difference(own.total)}; a bar is what one stage adds to that."
     return Changes("What each stage adds to the difference", said, rows, device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StrictFloat, model_validator
 
@@ -71,38 +71,35 @@ Steps = Annotated[
 ]
 
 
-def daily(swing: float, peak: float) -> tuple[float, ...]:
+def _hours_from(curve: dict[str, float]) -> tuple[float, ...]:
     """Relative rates at the 24 hours of a day: 1 + swing · cos(2π (hour − peak) / 24)."""
-    return tuple(1 + swing * math.cos(2 * math.pi * (hour - peak) / HOURS) for hour in range(HOURS))
-
-
-def _daily(given: dict[str, Any]) -> tuple[float, ...]:
-    return daily(0.6 if given["swing"] is None else given["swing"], 15 if given["peak"] is None else given["peak"])
+    angles = (2 * math.pi * (hour - curve["peak"]) / HOURS for hour in range(HOURS))
+    return tuple(1 + curve["swing"] * math.cos(angle) for angle in angles)
 
 
 class Diurnal(Part):
     """A day's curve of the rate, compressed into ``day_ns``, again and again; the mean over a day is ``load.rate``.
 
-    ``hours`` are relative rates at equal distances through the day, with straight lines between them; where a file says
-    ``swing`` and ``peak``, they follow from these. The measured part begins at the first of them.
+    ``hours`` are relative rates at equal distances through the day, with straight lines between them; they follow from
+    ``swing`` and ``peak`` where a file does not say them. The measured part begins at the first of them.
     """
 
     example = "{day: 4m, swing: 0.6, peak: 15}"
 
     day_ns: Period = Field(alias="day")
-    swing: Share | None = Field(None, exclude=True)
-    peak: Annotated[StrictFloat, Field(ge=0, le=HOURS), Wording("an hour of the day", "for instance 15")] | None = (
-        Field(None, exclude=True)
+    swing: Share = Field(0.6, exclude=True)
+    peak: Annotated[StrictFloat, Field(ge=0, le=HOURS), Wording("an hour of the day", "for instance 15")] = Field(
+        15.0, exclude=True
     )
     hours: Annotated[
         tuple[RateOrZero, ...],
         Field(min_length=2, max_length=_MOST_HOURS),
         Wording("a curve", f"2 to {_MOST_HOURS} relative rates, 24 for hours"),
-    ] = Field(default_factory=_daily)
+    ] = Field(default_factory=_hours_from)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if "hours" in self.model_fields_set and (self.swing is not None or self.peak is not None):
+        if "hours" in self.model_fields_set and self.model_fields_set & {"swing", "peak"}:
             raise BadValue("hours say the whole curve; write hours, or swing and peak")
         if not any(self.hours):
             raise BadValue("no relative rate is above 0; write at least one that is", ("hours",))

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
 
 from gapmeter.scenarios.errors import BadValue, quoted
 from gapmeter.scenarios.values import is_number, leading_number
@@ -64,7 +65,7 @@ def _spell_warmup(ns: int | None) -> int | float | str:
     return "auto" if ns is None else seconds(ns)
 
 
-_SCHEMA: list[dict[str, Any]] = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_PATTERN}$"}]
+_SCHEMA: list[JsonSchemaValue] = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_PATTERN}$"}]
 _WRITTEN = (PlainSerializer(seconds), WithJsonSchema({"anyOf": _SCHEMA}))
 
 # Nanoseconds, written as above: any, more than none, and long enough to be drawn one after the other.

@@ -120,7 +120,7 @@ def _read_sweep(value: object) -> object:
     return read_points(value, _check_swept)
 
 
-_Sweep = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_read_sweep)]
+_Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(_read_sweep)]
 
 
 class Server(Part):

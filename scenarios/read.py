@@ -94,7 +94,7 @@ def provenance(
 
 
 def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Place:
-    """Where a key of the resolved scenario was written: for those who know more of its value than the parser can.
+    """Where a key of the resolved scenario was written: for those who know more of its value than its model does.
 
     The file's beginning for a key that nobody wrote. Raises ScenarioError as ``load_scenario`` does.
     """
@@ -214,7 +214,7 @@ class _Draft:
         """The error for a bad value, whose path begins with its key's parts."""
         depth = 2 if error.path[0] in SECTIONS else 1
         key, path = ".".join(map(str, error.path[:depth])), error.path[depth:]
-        names = [part for part in path if isinstance(part, str)]
+        names = [part for part in path if isinstance(part, str) and part != "[key]"]  # pydantic's mark of a key itself
         return ScenarioError(error.text, place=self.entries[key].place_in(path), key=".".join([key, *names]))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
@@ -31,7 +30,7 @@ class _ForEditors(GenerateJsonSchema):
         return False
 
 
-def schema() -> dict[str, Any]:
+def schema() -> JsonSchemaValue:
     """The schema as a JSON-able document."""
     document = Scenario.model_json_schema(schema_generator=_ForEditors)
     for part in document["$defs"].values():
@@ -44,11 +43,11 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document, "title": "gapmeter scenario"}
 
 
-def _sweep() -> dict[str, Any]:
+def _sweep() -> JsonSchemaValue:
     """A grid or a list of points over every key that may be swept over."""
     kinds = {key: {"$ref": f"#/{_pointer(key)}"} for key in SWEPT_KEYS}
     free = r"^server\.args\..+"
-    some: dict[str, Any] = {"type": "object", "minProperties": 1, "additionalProperties": False}
+    some: JsonSchemaValue = {"type": "object", "minProperties": 1, "additionalProperties": False}
     grid = some | {
         "properties": {key: {"type": "array", "minItems": 1, "items": kind} for key, kind in kinds.items()},
         "patternProperties": {free: {"type": "array", "minItems": 1}},
@@ -62,7 +61,7 @@ def _pointer(key: str) -> str:
     return f"$defs/{SECTIONS[section].__name__}/properties/{leaf}" if section else f"properties/{leaf}"
 
 
-def _property(document: dict[str, Any], key: str) -> dict[str, Any]:
+def _property(document: JsonSchemaValue, key: str) -> JsonSchemaValue:
     node = document
     for part in _pointer(key).split("/"):
         node = node[part]

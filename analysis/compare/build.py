@@ -7,7 +7,7 @@ from string import ascii_uppercase
 
 from gapmeter.analysis.compare import claims, protocol
 from gapmeter.analysis.compare.claims import Claim, Verdict
-from gapmeter.analysis.compare.differences import CONFIDENCE, POWER, Difference, Differences, compare_sides
+from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.result import (
     BLOCKS,
@@ -42,6 +42,8 @@ from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
+from gapmeter.analysis.stats.difference import POWER, Difference
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
@@ -218,13 +220,13 @@ def _metric(
 
 
 def _figure(found: Difference) -> DifferenceFigure:
-    ends = None if found.low is None or found.high is None else (found.low, found.high)
+    ends = found.estimate.known[1:] if found.supported else None
     return DifferenceFigure(
         a_ms=_ms(found.a) if found.supported else None,
         b_ms=_ms(found.b) if found.supported else None,
-        difference_ms=_ms(found.difference),
+        difference_ms=_ms(found.value),
         ci_ms=(ends[0] / 1e6, ends[1] / 1e6) if ends else None,
-        relative=found.difference / found.a if found.a and found.difference is not None else None,
+        relative=found.value / found.a if found.a and found.value is not None else None,
         relative_ci=(ends[0] / found.a, ends[1] / found.a) if ends and found.a else None,
         p=found.p,
         df=found.df,
@@ -244,18 +246,17 @@ def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
 
 
 def _stages(event: str, found: Differences) -> StageDifferences:
-    whole = found.totals[event].difference
     rows = []
     for name, each in found.stages[event].items():
-        ends = found.shares[event][name]
+        share = found.shares[event][name]
         percentiles = found.stage_percentiles.get(event, {}).get(name, {})
         rows.append(
             StageDifference(
                 stage=name,
                 owner=owner_of(name),
                 **dict(_figure(each)),
-                share=(each.difference or 0.0) / whole if ends and whole else None,
-                share_ci=ends,
+                share=share.value if share else None,
+                share_ci=share.known[1:] if share else None,
                 percentiles={percentile_key(p): _figure(own) for p, own in percentiles.items()},
             )
         )

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from gapmeter.analysis.compare.differences import CONFIDENCE, Difference, Differences
+from gapmeter.analysis.compare.differences import Differences
 from gapmeter.analysis.compare.result import (
     FASTER,
     MIXED,
@@ -25,7 +23,8 @@ from gapmeter.analysis.compare.result import (
     Word,
 )
 from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.difference import Difference, holm
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
 # Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
@@ -71,16 +70,6 @@ class Verdict:
     family: int
 
 
-def holm(p: Sequence[float]) -> Floats:
-    """Holm's adjusted p-values: shape (n,), each at most 1 and never below that of a smaller p."""
-    order = np.argsort(p, kind="stable")
-    factors = np.arange(len(p), 0, -1)
-    adjusted = np.minimum(np.maximum.accumulate(np.asarray(p, dtype=np.float64)[order] * factors), 1.0)
-    out = np.empty(len(p))
-    out[order] = adjusted
-    return out
-
-
 def judge(
     found: Sequence[Differences], floors: Mapping[str, tuple[float, float]], slos: Sequence[tuple[str, float]] = ()
 ) -> list[Verdict]:
@@ -110,9 +99,9 @@ def _claim(
     floors: Mapping[str, tuple[float, float]],
 ) -> Claim:  # fmt: skip
     floor = floors.get(metric, (0.0, 0.0))[0 if p <= 50 else 1]
-    if adjusted is None or difference.difference is None:
+    if adjusted is None or difference.value is None:
         return Claim(metric, p, difference, None, False, None, floor)
-    confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.difference) > floor)
+    confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.value) > floor)
     least = max(difference.least(1 - (1 - CONFIDENCE) / family), floor)
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
 
@@ -133,13 +122,13 @@ def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family:
 def _size(claim: Claim) -> float:
     """How far beyond chance, in standard errors."""
     d = claim.difference
-    return abs(d.difference or 0.0) / d.error if d.error else 0.0
+    return abs(d.value or 0.0) / d.error if d.error else 0.0
 
 
 def _word(claims: Sequence[Claim]) -> Word:
     if not any(c.difference.supported for c in claims):
         return UNKNOWN
-    signs = {(c.difference.difference or 0.0) > 0 for c in claims if c.confirmed}
+    signs = {(c.difference.value or 0.0) > 0 for c in claims if c.confirmed}
     if len(signs) == 2:
         return MIXED
     return (SLOWER if True in signs else FASTER) if signs else NOTHING
@@ -157,16 +146,17 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
     metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.totals else "e2e"
     event = "first_token" if metric == "ttft" else "last_token"
     total = found.totals[event]
-    if surest is not None and (surest.difference.difference or 0.0) * (total.difference or 0.0) < 0:
+    if surest is not None and (surest.difference.value or 0.0) * (total.value or 0.0) < 0:
         return Change(metric=metric, event=event, claim=surest.figure, unexplained="opposite")
-    known = total.low is not None and total.high is not None
-    if surest is None or not known or (total.low or 0.0) <= 0 <= (total.high or 0.0):
+    if surest is None or not total.estimate.excludes(0.0):
         return Change(metric=metric, event=event, unexplained="no claim" if surest is None else "uncertain")
-    whole = total.difference or 0.0
-    shares = {name: (d.difference or 0.0) / whole for name, d in found.stages[event].items()}
+    whole = total.value or 0.0
+    shares = {name: (d.value or 0.0) / whole for name, d in found.stages[event].items()}
     stage = max(shares, key=lambda name: shares[name])
-    work = [name for name in shares if name not in WAITS and shares[name] > 0 and _beyond(found.stages[event][name])]
+    beyond = {name for name, d in found.stages[event].items() if d.estimate.excludes(0.0)}
+    work = [name for name in shares if name not in WAITS and shares[name] > 0 and name in beyond]
     work = [name for name in work if shares[name] >= LEAST_CAUSE]
+    part = found.shares[event][stage]
     cause = max(work, key=lambda name: shares[name], default=None)
     return Change(
         metric=metric,
@@ -174,15 +164,11 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
         stage=stage,
         owner=_owner(stage, device),
         share=shares[stage],
-        share_ci=found.shares[event][stage],
+        share_ci=part.known[1:] if part else None,
         cause=cause,
         cause_owner=_owner(cause, device) if cause else None,
         cause_share=shares[cause] if cause else None,
     )
-
-
-def _beyond(d: Difference) -> bool:
-    return d.low is not None and d.high is not None and not d.low <= 0 <= d.high
 
 
 def _owner(stage: str, device: str) -> str:

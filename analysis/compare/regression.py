@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from gapmeter.analysis.compare.claims import holm
-from gapmeter.analysis.compare.differences import CONFIDENCE
 from gapmeter.analysis.compare.result import NOT_COMPARABLE, ClaimedFigure, Comparison, DifferenceFigure
 from gapmeter.analysis.results.codec import Result
 from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.stats.difference import holm
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 REGRESSED: Final = "REGRESSED"
 UNDECIDED: Final = "UNDECIDED"

@@ -15,8 +15,8 @@ from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import Series, time_blocks
 
 Ints = NDArray[np.int64]
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
@@ -53,15 +53,15 @@ class Run:
         parts = (self.planned, self.values["e2e"], self.values["ttft"])
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
 
-    def sample(self, metric: str) -> quantiles.Sample:
+    def series(self, metric: str) -> Series:
         """A metric's values and what they are worth; successes only."""
         if metric != "itl":
             values = self.values[metric]
-            return quantiles.sample(values[~np.isnan(values)])
+            return Series(values[~np.isnan(values)])
         if not len(self.gaps_ns):
-            return quantiles.sample(np.zeros(0))
+            return Series(np.zeros(0))
         owners = np.unique(self.gap_owner, return_inverse=True)[1].astype(np.int64)
-        return quantiles.sample(self.gaps_ns, [owners, quantiles.time_blocks(self.gap_at_ns, self.gaps_ns)])
+        return Series(self.gaps_ns, [owners, time_blocks(self.gap_at_ns, self.gaps_ns)])
 
     def rows(self, keep: Ints) -> Run:
         """The same run with only these requests, in this order."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gapmeter.analysis.compare.resample import pooled_sample
 from gapmeter.analysis.compare.result import DeviceSpread, FigureSpread, SideEstimate, SidePart, SideRow, SideTable
 from gapmeter.analysis.compare.sides import Side
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.results.cost import Cost, Energy
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import pooled
 
 _SHOWN = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
 _NO_CAPACITY = SidePart(value=None, ci=None, why="not in this run: gapmeter capacity measures it")
@@ -45,10 +44,11 @@ def _row(letter: str, side: Side) -> SideRow:
 
 
 def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
-    found = quantiles.estimate(pooled_sample([each.run.sample(metric) for each in side.runs]), percentile)
-    if not found.supported or found.value is None or found.low is None or found.high is None:
+    found = pooled([each.run.series(metric) for each in side.runs]).percentile(percentile)
+    if not found.supported:
         return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")
-    return SideEstimate(value_ms=found.value / 1e6, ci_ms=(found.low / 1e6, found.high / 1e6), why="")
+    value, low, high = (ns / 1e6 for ns in found.known)
+    return SideEstimate(value_ms=value, ci_ms=(low, high), why="")
 
 
 def _cost(side: Side) -> SidePart:

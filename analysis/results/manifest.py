@@ -112,7 +112,7 @@ class MeasuredRate(Result):
 
 
 class Peaks(Result):
-    """What the server's cores can do at most, measured before it began; see servers.peaks."""
+    """What the server's cores can do at most, measured before it began; see servers.cpu_peaks."""
 
     cores: tuple[int, ...]
     llc_bytes: int | None

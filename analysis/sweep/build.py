@@ -13,7 +13,7 @@ from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.requests.figures import distribution
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample
+from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult
 from gapmeter.analysis.results.study import SweepManifest, SweepPoint
 from gapmeter.analysis.stats.hdr import PERCENTILES
@@ -188,12 +188,12 @@ def _point(facts: Mapping[str, Any], used: Sequence[MeasuredRun], frames: Frames
 
 
 def _distribution(frames: Frames, metric: str, asked: Iterable[float], seconds: float) -> PointDistribution:
-    values, requests = metric_sample(frames.measured, metric), len(frames.measured)
+    values, requests = metric_series(frames.measured, metric), len(frames.measured)
     found = distribution(
         values, asked, values.count / requests if requests else 1.0, seconds / requests if requests else 0.0
     )
     mean = mean_level(frames, metric)
-    return PointDistribution(**dict(found), mean_ci_ms=mean.interval if mean else None)
+    return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 
 
 def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
@@ -220,7 +220,7 @@ def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput
         span_s=sum(spans),
         output_range=(min(each), max(each)) if len(each) > 1 else None,
         steady_tokens_per_s=steady.value if steady else None,
-        steady_ci=steady.interval if steady else None,
+        steady_ci=steady.estimate.known[1:] if steady else None,
     )
 
 

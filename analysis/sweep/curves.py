@@ -9,11 +9,10 @@ from itertools import pairwise
 import pandas as pd
 
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.sweep import level as lv
+from gapmeter.analysis.stats.means import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.axis import Axis, is_load, place
 from gapmeter.analysis.sweep.growth import Side, growth_between
 from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, Turn, find_knee, latency_turn, throughput_turn
-from gapmeter.analysis.sweep.level import Level
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.analysis.sweep.result import (
     THROUGHPUT,
@@ -54,20 +53,20 @@ def _compared(point: Point, frames: Frames, metric: str, level: float | None) ->
     low, high = found.ci_ms or (None, None)
     if found.value_ms is None or low is None or high is None or low <= 0:
         return None
-    return lv.of_interval(found.value_ms, low, high)
+    return level_of_interval(found.value_ms, low, high)
 
 
 def mean_level(frames: Frames, metric: str) -> Level | None:
     """A metric's mean in ms over the successes of a point; None where it cannot be known, or is no figure a request."""
     if metric == "itl":
-        return lv.of_mean(frames.gaps["gap_ns"].to_numpy(float) / 1e6) if len(frames.gaps) else None
+        return level_of(frames.gaps["gap_ns"].to_numpy(float) / 1e6) if len(frames.gaps) else None
     values = request_values_ns(frames.measured, metric) / 1e6
-    return lv.of_mean(values[succeeded(frames.measured) & ~pd.isna(values)])
+    return level_of(values[succeeded(frames.measured) & ~pd.isna(values)])
 
 
 def rate_level(frames: Frames) -> Level | None:
     """Output tokens a second over a point's blocks of time."""
-    return None if frames.rates is None else lv.of_mean(frames.rates)
+    return None if frames.rates is None else level_of(frames.rates)
 
 
 def knees_of(
@@ -124,9 +123,8 @@ def _after(shown: Sequence[int], at: int | None, sights: Sequence[Seen | None]) 
     before, after = one.figures[THROUGHPUT], two.figures[THROUGHPUT]
     if before is None or after is None:
         return None
-    return ThroughputChange(
-        to=two.point.label, ratio=after.value / before.value, ratio_ci=lv.ratio_interval(before, after)
-    )
+    ratio, *ends = after.over(before).known
+    return ThroughputChange(to=two.point.label, ratio=ratio, ratio_ci=(ends[0], ends[1]))
 
 
 def _hidden(members: Sequence[int], shown: Sequence[int], at: int | None, *, both: bool) -> list[int]:

@@ -2,8 +2,9 @@
 
 For p95 and above the slow bands (``ledger.tail``) of both points are compared, else all their requests: means over
 real requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a
-sample does not support it, that of the mean, whose interval knows that neighbors are alike (``level``). The interval of
-a stage's share draws stretches of consecutive requests (``stats.resample``), not requests, for the same reason.
+sample does not support it, that of the mean, whose interval knows that neighbors are alike (``stats.means``). The
+interval of a stage's share draws stretches of consecutive requests (``stats.bootstrap``), not requests, for the same
+reason.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import pandas as pd
 
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
-from gapmeter.analysis.sweep.level import Level, difference
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, share_with_draws, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.means import Level
 from gapmeter.analysis.sweep.result import Growth, Point
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
@@ -62,11 +63,12 @@ def growth_between(
     ``share_ci`` is a 95 % interval of the largest stage's share, None where too few stretches of requests are in a band
     to tell.
     """
-    known = difference(one.level, two.level) if one.level and two.level else None
+    grows = two.level.minus(one.level) if one.level and two.level else None
     before, after = (means_ms(slow_band(side.ledgers, percentile)) for side in (one, two))
     gain = {stage: ms - before.get(stage, 0.0) for stage, ms in after.items()} if before else {}
     whole = sum(gain.values())
     stage = max(gain, key=lambda name: gain[name] / whole) if gain and whole else None
+    share = _share(gain[stage] / whole, one.ledgers, two.ledgers, percentile, stage) if stage else None
     return Growth(
         series=series,
         from_point=one.point.index,
@@ -76,28 +78,24 @@ def growth_between(
         to=two.point.label,
         metric=metric,
         percentile=percentile,
-        grows_ms=known[0] if known else None,
-        grows_ci_ms=known[1:] if known else None,
+        grows_ms=grows.value if grows else None,
+        grows_ci_ms=grows.known[1:] if grows else None,
         band_grows_ms=whole if gain else None,
         stages_ms=gain,
         stage=stage,
         owner=owner_of(stage) if stage else None,
-        share=gain[stage] / whole if stage else None,
-        share_ci=_share_interval(one.ledgers, two.ledgers, percentile, stage) if stage else None,
+        share=share.value if share else None,
+        share_ci=share.known[1:] if share and share.supported else None,
     )
 
 
-def _share_interval(
-    one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str
-) -> tuple[float, float] | None:
-    """Stretches of both points drawn again (percentile method, fixed seeds)."""
+def _share(value: float, one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> Estimate:
+    """A stage's share of the growth: stretches of both points drawn again, with fixed seeds."""
     drawn = [_drawn(rows, percentile, stage, seed) for seed, rows in enumerate((one, two))]
     if drawn[0] is None or drawn[1] is None:
-        return None
+        return with_draws(value, None)
     more = drawn[1] - drawn[0]
-    same_way = more[:, 1] * np.nanmean(more[:, 1]) > 0
-    low, high = interval(np.where(same_way, more[:, 0] / np.where(same_way, more[:, 1], 1.0), np.nan))
-    return None if low is None or high is None else (low, high)
+    return share_with_draws(value, more, float(np.nanmean(more[:, 1])))
 
 
 def _drawn(rows: pd.DataFrame, percentile: float | None, stage: str, seed: int) -> Floats | None:

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.requests.figures import ledgers_of
-from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.sweep.level import block_rates
+from gapmeter.analysis.stats.estimate import Floats
+
+BLOCKS = 48  # of a run's window
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,28 @@ def _frames(run: MeasuredRun) -> Frames:
         measured, ledgers_of(ledger, measured, "first_token"), ledgers_of(ledger, measured, "last_token"),
         gaps, steps, block_rates(requests),
     )  # fmt: skip
+
+
+def block_rates(requests: pd.DataFrame) -> Floats | None:
+    """Output tokens a second in 48 equal blocks of a run, from the first due time that counts to the last.
+
+    ``requests``: all of the run. Tokens of warm-up requests that arrive within that time count, those that arrive after
+    it do not: how a load begins and ends is not what the server settled at. A request's tokens are spread evenly over
+    the arrivals that were stamped. None where an answer's tokens are not known.
+    """
+    counted = requests[requests["measured"].to_numpy(bool) & issued(requests)]
+    due = stamps_ns(counted, "due_ns")
+    if len(due) < 2 or due.max() <= due.min():
+        return None
+    good = requests[succeeded(requests)]
+    counts = np.array([0 if each is None else len(each) for each in good["token_ns"]])
+    tokens = good["output_tokens"].to_numpy(np.float64, na_value=np.nan)
+    if not counts.any() or np.isnan(tokens).any():
+        return None
+    at = np.concatenate([np.asarray(each, dtype=np.float64) for each in good["token_ns"] if each is not None])
+    edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
+    found, _ = np.histogram(at, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
+    return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)
 
 
 def _frame(path: Path) -> pd.DataFrame:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.virtual_run import Traffic, virtual_run
+from bench.virtual_server import Settings
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.results import Manifest
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Settings
+from gapmeter.servers.simulated.stage_times import StageTimes
 from tests import kit
 from tests.analysis.report_frames import write_run
 

@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.cost.cost import poisson_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, Interval, NoEnergy, TokensPerRequest
 from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
+from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.economy import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
@@ -93,7 +93,7 @@ def section(*points: PointEconomy) -> Section | None:
 
 def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_of_them() -> None:
     found = economy("PASS")
-    low, _ = poisson_rate(100, 12.5)
+    low, _ = rate_bounds(100, 12.5)
     assert found.cost.per_request_usd == pytest.approx(2.0 / (3600 * low * 0.5))
     assert found.energy == PointEnergy(per_request_j=4.0, tokens_per_watt=2.0)
     assert found.value.good_requests_per_usd == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, decide
 from gapmeter.analysis.results.run import Check
+from gapmeter.analysis.stats.means import level_of_interval
 from gapmeter.analysis.sweep.axis import axis_of, label
 from gapmeter.analysis.sweep.growth import Side, growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
-from gapmeter.analysis.sweep.level import of_interval
 from gapmeter.analysis.sweep.result import Growth, Point
 from gapmeter.report.sweep_words import growth_sentence
 
@@ -108,7 +108,7 @@ def grown(one: pd.DataFrame, two: pd.DataFrame, level: float = 99) -> Growth:
     for name, rows in (("a", one), ("b", two)):
         value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
         about = Point.model_construct(index=len(sides), label=name)
-        sides.append(Side(about, of_interval(value, value * 0.9, value * 1.1), rows))
+        sides.append(Side(about, level_of_interval(value, value * 0.9, value * 1.1), rows))
     return growth_between(*sides, "ttft", level, "", at_knee=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
 from gapmeter.analysis.requests.load_summary import describe_throughput
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.requests.streaming import streaming_warnings
 from gapmeter.analysis.sweep.build import _pooled
 from gapmeter.analysis.tables import read_requests
@@ -76,10 +76,10 @@ def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate() -> 
 
 def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> None:
     requests = table(tmp_path, WHOLE, COUNTED)
-    assert metric_sample(requests, "tpot").ordered.tolist() == [10.0 * MS]
-    assert metric_sample(requests, "itl").count == 1
+    assert metric_series(requests, "tpot").ordered.tolist() == [10.0 * MS]
+    assert metric_series(requests, "itl").count == 1
     assert (
-        metric_sample(requests, "ttft").ordered.tolist() == metric_sample(requests.iloc[:1], "e2e").ordered.tolist() * 2
+        metric_series(requests, "ttft").ordered.tolist() == metric_series(requests.iloc[:1], "e2e").ordered.tolist() * 2
     )
 
 

@@ -23,7 +23,7 @@ from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode, encode
-from gapmeter.servers.null.script import Script, chunk
+from gapmeter.servers.null.answers import PreparedAnswer, chunk
 from gapmeter.servers.null.server import Connection, Schedule, Server
 from tests.loadgen.null import plan
 
@@ -123,7 +123,7 @@ async def test_without_a_limit_a_stream_that_hangs_is_a_time_out(tmp_path: Path)
 
 
 async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Path) -> None:
-    script = Script("chat", 1, 8, coded=True)
+    script = PreparedAnswer("chat", 1, 8, coded=True)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):

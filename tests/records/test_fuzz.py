@@ -18,8 +18,8 @@ from gapmeter.records.chunks import chunks
 from gapmeter.records.reader import NotRecords, frames
 from gapmeter.records.stream import events, parse_answer
 from gapmeter.records.wire import WireRecord
-from gapmeter.servers.null.script import Script
-from gapmeter.servers.null.script import chunk as http_chunk
+from gapmeter.servers.null.answers import PreparedAnswer
+from gapmeter.servers.null.answers import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
 from tests.records.test_excerpt import load
 from tests.records.test_stream import comparable
@@ -46,7 +46,7 @@ def mutated(data: st.DataObject, whole: bytes) -> bytes:
 
 def answers() -> st.SearchStrategy[bytes]:
     """HTTP answers of our own null server, and of the corpus."""
-    script = Script("chat", 1, 8, coded=True)
+    script = PreparedAnswer("chat", 1, 8, coded=True)
     good = [HEAD + script.start + bytes(script.tokens(0, k - 1)) + script.end(k) for k in (1, 2, 8)]
     return st.sampled_from([*good, *(path.read_bytes() for path in CORPUS)])
 
