@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.cost.economics import describe_economics, emulation_warning
+from gapmeter.analysis.cost.economics import describe_economics
 from gapmeter.analysis.device.roofline import describe_roofline
 from gapmeter.analysis.device.telemetry import read_telemetry
 from gapmeter.analysis.device.telemetry_summary import (
@@ -19,9 +19,9 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.floor import floor_of
 from gapmeter.analysis.judge.steadiness import describe_steady, growth_warning
 from gapmeter.analysis.judge.steady import detect_warmup
+from gapmeter.analysis.judge.warnings import recording_warnings, streaming_warnings
 from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.chosen import chosen
-from gapmeter.analysis.ledger.cores import core_warning
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
 from gapmeter.analysis.ledger.tail import LEDGER_OF
@@ -33,9 +33,8 @@ from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.figures import ledgers_of, write_histograms
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
 from gapmeter.analysis.requests.rate_curve import CHANGING, Knots, expected_counts
-from gapmeter.analysis.requests.streaming import streaming_warnings
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
-from gapmeter.analysis.results.run import LedgerFacts, RunResult, RunWarning, ShortenedLoad, StepFit
+from gapmeter.analysis.results.run import LedgerFacts, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from gapmeter.records import RunFolder
@@ -52,7 +51,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
     requests, generators = read_requests(folder, plan)
-    steady = manifest.scenario["load"]["arrivals"] not in CHANGING
+    steady = manifest.asked.load.arrivals not in CHANGING
     warmup = detect_warmup(requests[requests["measured"]]) if plan.warmup_auto and steady else None
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
@@ -68,8 +67,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
     figures = build_figures(
         requests, rows, gaps, manifest.slo, evidence,
-        name=manifest.scenario["name"], device=manifest.device, warmup=warmup,
-        warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(telemetry, manifest),
+        name=manifest.asked.name, device=manifest.device, warmup=warmup,
+        warnings=[*recording_warnings(trace, ledger, manifest, requests), *telemetry_warnings(telemetry, manifest),
                   *growth_warning(state), *streaming_warnings(measured)],
     )  # fmt: skip
     economy = describe_economics(figures, state, manifest, measured, measured_energy(samples, manifest, window))
@@ -118,7 +117,7 @@ def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
 
 
 def _evidence(manifest: Manifest, generators: list[GeneratorFile], ledger: Ledger, requests: pd.DataFrame) -> Evidence:
-    load, plan = manifest.scenario["load"], manifest.plan
+    load, plan = manifest.asked.load, manifest.plan
     lags = np.concatenate([g.lag_ns for g in generators]) if generators else np.empty(0, np.int64)
     cpu = [share for g in generators if (share := g.cpu_share()) is not None]
     knots = [(at + plan.start_ns, rate) for at, rate in plan.rate_knots]
@@ -126,11 +125,11 @@ def _evidence(manifest: Manifest, generators: list[GeneratorFile], ledger: Ledge
     conversations = bool(plan.conversations)
     return Evidence(
         loop=plan.loop,
-        arrivals=load["arrivals"],
-        requested_rate=_requested_rate(load["rate"], knots, window),
+        arrivals=load.arrivals,
+        requested_rate=_requested_rate(load.rate, knots, window),
         count_dispersion=plan.count_dispersion,
-        concurrency=None if plan.locustfile else load["concurrency"],  # its users, or its shape's, are its own
-        processes=load["processes"],
+        concurrency=None if plan.locustfile else load.concurrency,  # its users, or its shape's, are its own
+        processes=load.processes,
         planned=None if plan.shortened else plan.planned,
         incomplete=_incomplete(manifest, generators),
         client_cpu_share=max(cpu) if cpu else None,
@@ -197,37 +196,6 @@ def _canary_spread(generators: list[GeneratorFile]) -> float | None:
     """p95 over median of the fixed piece of work that each generator process times once a second."""
     times = np.concatenate([g.canary_ns for g in generators]) if generators else np.empty(0, np.int64)
     return float(np.percentile(times, 95) / np.median(times)) if len(times) >= 10 else None
-
-
-def _warnings(trace: Trace | None, ledger: Ledger, manifest: Manifest, requests: pd.DataFrame) -> list[RunWarning]:
-    found = [
-        RunWarning(code="plan", text=note, cause="", flag="", touches=("prompt_tokens",))
-        for note in manifest.plan.notes
-    ]
-    found += _abandoned(requests) + emulation_warning(manifest)
-    if trace is None:
-        flag = "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR"
-        text, cause = "the server's stages are unmeasured", "no server process wrote probe records"
-        return [*found, RunWarning(code="no-probe", text=text, cause=cause, flag=flag, touches=("stages",))]
-    if not ledger.refused and (starved := core_warning(ledger.rows)):
-        found.append(starved)
-    for note in trace.notes:
-        if note.get("type") == "missing":
-            stages = tuple(note.get("stages", ()))
-            text = f"unmeasured: {', '.join(stages)} ({note.get('hook', 'a hook')} is not in this version)"
-            cause = "the engine's version moved or renamed it"
-            found.append(RunWarning(code="missing-hook", text=text, cause=cause, flag="", touches=stages))
-    return found
-
-
-def _abandoned(requests: pd.DataFrame) -> list[RunWarning]:
-    """Turns that a failure took along: the load was less than planned, which flatters whoever failed."""
-    lost = int((requests["outcome"] == "abandoned").sum())
-    if not lost:
-        return []
-    text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
-    cause = "users give up with the first failure; the load was less than planned"
-    return [RunWarning(code="abandoned", text=text, cause=cause, flag="", touches=("load",))]
 
 
 def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:

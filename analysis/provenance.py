@@ -13,14 +13,14 @@ from gapmeter.analysis.results.run import Provenance as Provenance
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     """The provenance of one analysed run."""
-    server = manifest.scenario["server"]
-    attached = server["engine"] == "attach"  # the scenario's model is then whom it would have launched
+    server = manifest.asked.server
+    attached = server.engine == "attach"  # the scenario's model is then whom it would have launched
     hardware = manifest.hardware
     return Provenance(
-        scenario=figures.name or str(manifest.scenario.get("name") or UNKNOWN),
+        scenario=figures.name or manifest.asked.name,
         digest=manifest.scenario_digest,
-        model=str((not attached and server.get("model")) or manifest.target.model),
-        precision=UNKNOWN if attached else str(server.get("precision") or UNKNOWN),
+        model=manifest.target.model if attached else server.model,
+        precision=UNKNOWN if attached else server.precision,
         engine=engine_words(manifest),
         hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
         load=load_words(figures.load),
@@ -33,7 +33,7 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
 
 def engine_words(manifest: Manifest) -> str:
     """The engine and its version, where it is known."""
-    engine = str(manifest.scenario["server"]["engine"])
+    engine = manifest.asked.server.engine
     versions = {**manifest.versions, **(manifest.target.versions or {})}
     return f"{engine} {versions.get(engine) or versions.get(f'{engine}-cpu') or ''}".strip()
 

@@ -11,16 +11,17 @@ from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.floor import describe_floor
 from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.judge.warnings import attempts_warning, warmup_warning
 from gapmeter.analysis.ledger.tail import LEDGER_OF, anatomies_of, describe_tail
 from gapmeter.analysis.ledger.upgrade import describe_upgrade
 from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.attempts import attempts_warning
 from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
-from gapmeter.analysis.requests.load_summary import (
+from gapmeter.analysis.requests.load import (
     count_requests,
     describe_goodput,
     describe_load,
     describe_throughput,
+    describe_turns,
 )
 from gapmeter.analysis.requests.metrics import (
     METRICS,
@@ -32,7 +33,6 @@ from gapmeter.analysis.requests.metrics import (
     window_s,
 )
 from gapmeter.analysis.requests.omission import describe_closed_loop
-from gapmeter.analysis.requests.turns import describe_turns
 from gapmeter.analysis.results.distribution import GroupDistribution, MetricDistribution, StageDistribution
 from gapmeter.analysis.results.latency import EventResidual, Left, Residual
 from gapmeter.analysis.results.manifest import Slo
@@ -107,7 +107,7 @@ def build_figures(
         checks=tuple(checks),
         warnings=(
             *validity.warnings_of(checks, evidence),
-            *_warmup_warning(warmup),
+            *warmup_warning(warmup),
             *warnings,
             *attempts_warning(counts.attempts, len(measured)),
         ),
@@ -171,22 +171,6 @@ def _left(left_ns: Floats, total_ns: Floats) -> Left:
         for p in (50.0, 99.0, 100.0)
     )
     return Left(p50_ms=p50, p99_ms=p99, max_ms=most, p50_share=p50_share, p99_share=p99_share, max_share=most_share)
-
-
-def _warmup_warning(found: Warmup | None) -> list[RunWarning]:
-    if found is None or found.state == "steady":
-        return []
-    touches = ("ttft", "itl", "tpot", "e2e")
-    if found.state == "unsteady":
-        text = f"no steady state: {found.metric.upper()} kept changing through the run (MSER-5)"
-        cause = "the rate may be more than the server can do, so that latency depends on how long one looks"
-        return [RunWarning(code="unsteady", text=text, cause=cause, flag="", touches=touches)]
-    text = (
-        f"the first {found.excluded} requests were left out: their {found.metric.upper()} was "
-        f"{found.ratio:.2g} times that of the rest (MSER-5)"
-    )
-    cause = "compilation, cold caches or an empty queue at the start"
-    return [RunWarning(code="warmup", text=text, cause=cause, flag="--set load.warmup=0", touches=touches)]
 
 
 def _trust(

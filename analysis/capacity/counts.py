@@ -23,7 +23,6 @@ from gapmeter.analysis.requests.metrics import (
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.series import share_of
-from gapmeter.report import bridge
 
 
 def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:
@@ -60,7 +59,7 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
     """How many requests kept every limit themselves, and how many independent ones all of them are worth."""
     if not len(requests):
         return 0, 0.0
-    good = good_requests(requests, limits_of(bridge.slos_of({"slo": slos})))
+    good = good_requests(requests, limits_of(slos))
     return int(good.sum()), share_of(good).n_eff or 0.0
 
 

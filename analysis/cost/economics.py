@@ -17,7 +17,7 @@ from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Cost, Economy, NoCost, NoEnergy, Value
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import RunFigures, RunResult, RunWarning, Steady
+from gapmeter.analysis.results.run import RunFigures, RunResult, Steady
 
 
 def describe_economics(
@@ -74,19 +74,3 @@ def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
     if least is None:
         return Value(good_requests_per_usd=None, reason="the share of requests within their limits is unmeasured")
     return Value(good_requests_per_usd=least / cost.per_request_usd, reason=None)
-
-
-def emulation_warning(manifest: Manifest) -> list[RunWarning]:
-    """What a result must say whose precision its device only emulates."""
-    support = manifest.target.precision
-    if support is None or not support.emulated:
-        return []
-    return [
-        RunWarning(
-            code="emulated",
-            text=f"emulated: {support.device} has no native {support.precision} arithmetic",
-            cause="its speed and cost say nothing of a device that has it",
-            flag=f"--set server.precision={next(iter(support.supported), 'float32')}",
-            touches=("ttft", "itl", "tpot", "e2e"),
-        )
-    ]

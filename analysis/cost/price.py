@@ -24,11 +24,11 @@ class NoPrice(ValueError):
 
 def price_of(manifest: Manifest) -> Price:
     """The price that a run's manifest leads to. Raises NoPrice."""
-    asked, engine = manifest.scenario.get("cost") or {}, manifest.scenario["server"]
+    asked = manifest.asked.cost
     here = own_device(manifest)
-    device, label = _device(asked.get("gpu"), here, manifest)
-    own = asked.get("usd_per_hour")
-    count = int(asked.get("gpus_per_replica") or split_over(engine.get("args") or {}))
+    device, label = _device(asked.gpu, here, manifest)
+    own = asked.usd_per_hour
+    count = asked.gpus_per_replica or split_over(manifest.asked.server.args)
     if device is None and own is None:
         raise NoPrice(
             f"{label} is not in the catalogue; {_SET_PRICE}, or cost.gpu with one of {', '.join(catalogue())}"
@@ -36,14 +36,14 @@ def price_of(manifest: Manifest) -> Price:
     on_cpu = device is not None and device.is_cpu
     units = (_cores(manifest) if own is None else 1) if on_cpu else count
     other = device is not None and here is not None and here.key != device.key
-    usd = float(own) if own is not None else device.price.usd if device else 0.0
+    usd = own if own is not None else device.price.usd if device else 0.0
     return Price(
         device=label,
         units=units,
         usd_per_unit_hour=usd,
         source="the scenario's price" if own is not None else _source(device),
         is_default=own is None,
-        utilisation=float(asked.get("utilisation") or 1.0),
+        utilisation=asked.utilisation,
         measured_on=here.key if here is not None and other else "",
         usd_per_hour=units * usd,
     )
@@ -58,7 +58,7 @@ def split_over(flags: Mapping[str, Any]) -> int:
 
 def own_device(manifest: Manifest) -> Device | None:
     """The device that a launched server ran on; None for a GPU outside the catalogue, or somebody else's server."""
-    if manifest.scenario["server"]["engine"] == "attach":
+    if manifest.asked.server.engine == "attach":
         return None
     gpus = manifest.hardware.gpus
     return recognise(gpus[0]) if gpus else catalogue()[CPU]
@@ -75,7 +75,7 @@ def _device(named: str | None, here: Device | None, manifest: Manifest) -> tuple
     if here is not None:
         return here, here.key
     gpus = manifest.hardware.gpus
-    if manifest.scenario["server"]["engine"] == "attach" or not gpus:
+    if manifest.asked.server.engine == "attach" or not gpus:
         raise NoPrice("somebody else's server: nobody said which device it has; write cost.gpu, for instance H100-SXM")
     return None, gpus[0].partition(",")[0]
 

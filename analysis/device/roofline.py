@@ -69,7 +69,7 @@ def peaks_of(manifest: Manifest) -> Peaks | str:
     if measured is None:
         return "the memory bandwidth of the server's cores was not measured"
     best = max(measured.triad, measured.read, key=lambda found: found.high)
-    precision = manifest.scenario["server"]["precision"]
+    precision = manifest.asked.server.precision
     known = precision == measured.multiply_precision
     return Peaks(
         device=manifest.hardware.cpu,
@@ -93,16 +93,16 @@ def _measured(rate: MeasuredRate) -> PeakRate:
 
 def _gpu_peaks(manifest: Manifest, name: str) -> Peaks | str:
     device = recognise(name)
-    asked = (manifest.scenario.get("cost") or {}).get("gpu")
+    asked = manifest.asked.cost.gpu
     if device is None and asked:
         try:
-            device = find_device(str(asked))
+            device = find_device(asked)
         except UnknownDevice:
             device = None
     if device is None or device.bandwidth_gb_s is None:
         return f"{name.partition(',')[0]} is not in the catalogue (analysis/gpus.yaml)"
     count = manifest.target.tensor_parallel or 1
-    precision = manifest.scenario["server"]["precision"]
+    precision = manifest.asked.server.precision
     tflops = (device.tflops or {}).get(_FORMATS.get(precision, ""))
     return Peaks(
         device=device.name,
@@ -136,7 +136,7 @@ def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int
 
 
 def _missing(trace: Trace | None, manifest: Manifest) -> str:
-    engine = manifest.scenario["server"]["engine"]
+    engine = manifest.asked.server.engine
     if engine == "simulated":
         return "the simulated engine computes nothing"
     if engine == "attach":

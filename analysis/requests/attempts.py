@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.results.run import Attempts, RunWarning
+from gapmeter.analysis.results.run import Attempts
 
 
 def settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:
@@ -46,23 +46,3 @@ def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:
         then_succeeded=int(np.count_nonzero(again & (measured["outcome"] == "ok").to_numpy(bool))),
         failed={str(name): int(count) for name, count in earlier["outcome"].value_counts().items()},
     )
-
-
-def attempts_warning(counted: Attempts, measured: int) -> list[RunWarning]:
-    """What retries hide from the share of failures, said beside it. ``counted`` as from ``count_attempts``."""
-    if not counted.asked_again:
-        return []
-    classes = ", ".join(f"{count} {name}" for name, count in counted.failed.items())
-    text = (
-        f"{counted.total} attempts for {measured} requests: {counted.asked_again} were asked again after a "
-        f"failure ({classes}), {counted.then_succeeded} then succeeded; latency counts from the first attempt"
-    )
-    return [
-        RunWarning(
-            code="retries",
-            text=text,
-            cause="load.retries is set",
-            flag="--set load.retries=0",
-            touches=("errors", "ttft", "e2e"),
-        )
-    ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
@@ -252,8 +253,55 @@ class TrialPlace(Result):
     trial: int
 
 
+class _Asked(Result):
+    """The part of a scenario's document that results rest on; its other keys are not looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class AskedServer(_Asked):
+    """Which server was to answer."""
+
+    engine: str
+    model: str
+    precision: str
+    args: Mapping[str, Any]
+
+
+class AskedLoad(_Asked):
+    """How it was to be asked."""
+
+    generator: str
+    arrivals: str
+    rate: float | None
+    concurrency: int | None
+    processes: int
+
+
+class AskedCost(_Asked):
+    """What serving costs, by the scenario."""
+
+    gpu: str | None
+    usd_per_hour: float | None
+    gpus_per_replica: int | None
+    utilisation: float
+
+
+class Asked(_Asked):
+    """What a scenario asked for."""
+
+    name: str
+    server: AskedServer
+    load: AskedLoad
+    cost: AskedCost
+
+
 class ManifestBase(ResultFile):
-    """What every manifest says: of a run, and of a study that visits several loads."""
+    """What every manifest says: of a run, and of a study that visits several loads.
+
+    ``scenario``: the resolved scenario as it could stand in a file, with every key; ``asked`` the part of it that
+    results rest on.
+    """
 
     FILE: ClassVar[str] = "manifest.json"
     REMEDY: ClassVar[str] = "read it with the gapmeter that wrote it, or take it again from where it was recorded"
@@ -270,6 +318,10 @@ class ManifestBase(ResultFile):
     versions: Mapping[str, str]
     git: Git | None
     ended_because: str | None = left_out()
+
+    @cached_property
+    def asked(self) -> Asked:
+        return Asked.model_validate(self.scenario)
 
 
 class Manifest(ManifestBase):

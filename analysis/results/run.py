@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic_core import CoreSchema
 
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out, stands_as
 from gapmeter.analysis.results.cost import Economy
@@ -83,6 +84,16 @@ class SloAnswer(Result):
     @model_serializer(mode="wrap")
     def _with_unit(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {f"{key}_{self.unit}" if key in _LIMITS else key: item for key, item in handler(self).items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = handler(schema)
+        target = handler.resolve_ref_schema(found)
+        for name in _LIMITS:
+            del target["properties"][name]
+        target["required"] = [name for name in target["required"] if name not in _LIMITS]
+        target["patternProperties"] = {f"^({'|'.join(_LIMITS)})_(ms|share)$": {"type": ["number", "null"]}}
+        return found
 
 
 _LIMITS = ("limit", "value", "low", "high")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.ledger.cores import core_warning
+from gapmeter.analysis.judge.warnings import core_warning
 
 
 def _rows(core_wait_ns: float | None) -> pd.DataFrame:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.analysis.requests.definitions import describe_definitions, figures, pooled, seen
-from gapmeter.analysis.requests.peers import PEERS, Measured
+from gapmeter.analysis.requests.definitions import PEERS, Measured, describe_definitions, figures, pooled, seen
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.chunks import Chunk, chunks

@@ -10,7 +10,7 @@ import pytest
 
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.cost import Energy, Interval, NoEnergy, TokensPerRequest
+from gapmeter.analysis.results.cost import Energy, NoEnergy
 from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
@@ -27,7 +27,6 @@ from gapmeter.analysis.sweep.result import (
     Series,
     SweepFigures,
 )
-from gapmeter.report import bridge
 from gapmeter.report.document import Section, Table, plain
 from gapmeter.report.sweep import _economy
 from tests import kit
@@ -121,21 +120,3 @@ def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None
     assert isinstance(table, Table)
     assert [plain(row[0]) for row in table.rows] == ["bfloat16", "float32"], "a lost point has no economy"
     assert section() is None
-
-
-def test_a_search_takes_its_price_and_tokens_from_its_trials_folders(tmp_path: Path) -> None:
-    eight = Interval(value=8.0, low=8.0, high=8.0)
-    noted = []
-    for number, (verdict, rate, n) in enumerate((("holds", 4.0, 100), ("fails", 9.0, 50), ("invalid", 5.0, 900))):
-        folder = tmp_path / f"trials/{number}"
-        folder.mkdir(parents=True)
-        told = run(10.0, 400.0, tokens_per_request=TokensPerRequest(output=eight, prompt=None, total=None))
-        told.model_copy(update={"counts": told.counts.model_copy(update={"measured": n})}).write(folder)
-        manifest("bfloat16").write(folder)
-        noted.append({"rate": rate, "verdict": verdict, "folder": f"trials/{number}"})
-    noted.append({"rate": 6.0, "verdict": "holds", "folder": None})
-    found = bridge.search_economy(tmp_path, {"capacity": {"rate": 5.0, "low": 4.5, "high": 6.0, "trials": noted}})
-    assert found["cost"]["per_request_usd_ci"] == [2.0 / (3600 * 6.0 * 0.5), 2.0 / (3600 * 4.5 * 0.5)]
-    assert found["energy"]["per_request_j"] == 4.0
-    assert found["value"]["good_requests_per_usd"] == 0.97 / found["cost"]["per_request_usd"]
-    assert bridge.search_economy(tmp_path, {"capacity": {"low": None, "high": 1.0, "trials": []}}) == {}

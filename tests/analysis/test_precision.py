@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gapmeter.analysis.cost.economics import emulation_warning
 from gapmeter.analysis.device.devices import CPU, catalogue
 from gapmeter.analysis.device.precision import cpu_formats, refusal, support
+from gapmeter.analysis.judge.warnings import emulation_warning
 from tests.kit import manifest
 
 ICE_LAKE = {"avx512f", "avx512_vnni"}

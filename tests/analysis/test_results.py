@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.run import Ratio
+from gapmeter.analysis.results.schema import FOLDER, schema, text, types
 from gapmeter.analysis.summary import build_figures
 from tests.analysis.report_frames import simulate, slo_of
 from tests.kit import manifest, manifest_document, result
@@ -117,3 +119,20 @@ def test_a_list_of_runs_reads_the_little_that_it_shows(run: Path) -> None:
     brief, whole = RunBrief.read(run), RunResult.read(run)
     assert (brief.name, brief.verdict, brief.counts.measured) == (whole.name, whole.verdict, whole.counts.measured)
     assert brief.metrics["ttft"].p99_ms == whole.metrics["ttft"].p99_ms
+
+
+def test_the_schemas_that_are_shipped_are_those_of_the_types() -> None:
+    for name, of in types().items():
+        assert (FOLDER / f"{name}.json").read_text() == text(schema(name, of)), (
+            "made again by: python -m gapmeter.analysis.results.schema"
+        )
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(types())
+
+
+@pytest.mark.parametrize(("name", "file"), [("run", "summary.json"), ("manifest", "manifest.json")])
+def test_a_schema_takes_what_is_written_and_refuses_an_unknown_key(run: Path, name: str, file: str) -> None:
+    check = jsonschema.Draft202012Validator(json.loads((FOLDER / f"{name}.json").read_text()))
+    document = json.loads((run / file).read_text())
+    assert [error.message for error in check.iter_errors(document)] == []
+    assert not check.is_valid(document | {"more": 1})
+    assert not check.is_valid({key: value for key, value in document.items() if key != "schema_version"})

@@ -9,15 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
-from gapmeter.analysis.requests.load_summary import describe_throughput
+from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
-from gapmeter.analysis.requests.streaming import streaming_warnings
-from gapmeter.analysis.sweep.build import _pooled
+from gapmeter.analysis.results.run import Throughput
+from gapmeter.analysis.summary import build_figures
+from gapmeter.analysis.sweep.build import _throughput
+from gapmeter.analysis.sweep.read import Frames
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.wire import FINISHED, WireRecord, encode
-from tests.kit import manifest
+from tests.kit import manifest, result
 from tests.records.test_stream import chat, sse, usage_only
 
 MS = 1_000_000
@@ -68,10 +72,20 @@ def test_tokens_per_second_are_unknown_where_an_answer_did_not_tell_its_tokens(t
     assert describe_throughput(requests.iloc[:1]).output_tokens_per_s == pytest.approx(2 / 0.05)
 
 
-def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate() -> None:
-    assert _pooled([10.0, 20.0], [1.0, 3.0]) == 17.5
-    assert _pooled([10.0, None], [1.0, 3.0]) is None
-    assert _pooled([], []) is None
+@pytest.mark.parametrize(("rates", "pooled"), [((10.0, 20.0), 17.5), ((10.0, None), None)])
+def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate(
+    tmp_path: Path, rates: tuple[float | None, ...], pooled: float | None
+) -> None:
+    figures = build_figures(table(tmp_path, COUNTED), None, None, [], Evidence("open", "poisson"))
+    runs = [
+        result(figures.model_copy(update={"throughput": Throughput(
+            requests_per_s=1.0, prompt_tokens_per_s=None, output_tokens_per_s=rate, span_s=span
+        )}))
+        for rate, span in zip(rates, (1.0, 3.0), strict=True)
+    ]  # fmt: skip
+    nothing = pd.DataFrame()
+    frames = Frames(nothing, nothing, nothing, nothing, nothing, None)
+    assert _throughput(runs, frames).output_tokens_per_s == pooled
 
 
 def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from gapmeter.analysis.jsonable import json_safe
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.steady import Warmup
@@ -267,8 +265,3 @@ def test_from_sent_leaves_out_the_load_tester_s_lateness(frames: Frames) -> None
     measured = measured_requests(frames.requests)
     due, sent = (metric_series(measured, "ttft", origin).ordered for origin in ("due", "sent"))
     assert (due - sent) == pytest.approx(60_000)
-
-
-def test_nothing_but_json_types_leaves() -> None:
-    odd = {"a": np.int64(3), "b": (math.nan, np.float64(math.inf), np.bool_(True)), 4: [None, "x"]}
-    assert json_safe(odd) == {"a": 3, "b": [None, None, True], "4": [None, "x"]}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.requests.turns import describe_turns
+from gapmeter.analysis.requests.load import describe_turns
 from gapmeter.report.words import turns_sentence
 
 MS = 1_000_000

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.analysis.requests.definitions import PERCENTILES, figures, pooled, seen
-from gapmeter.analysis.requests.peers import Measured, vllm_bench
+from gapmeter.analysis.requests.definitions import PERCENTILES, Measured, figures, pooled, seen, vllm_bench
 from gapmeter.loadgen.content import PATHS
 from gapmeter.machine.instrument import equal_plan
 from gapmeter.records import Outcome

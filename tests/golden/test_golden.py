@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gapmeter.analysis.results import RunResult
-from gapmeter.report import bridge
+from gapmeter.report import words
 from gapmeter.study.comparison import compare_runs
 from gapmeter.study.run import report_again
 
@@ -179,8 +179,37 @@ def _with_sentences(path: Path) -> Any:
         return _comparison_with_sentences(document)
     if document.get("kind") == "sweep":
         return _sweep_with_sentences(document)
-    whole = bridge.read_run(path.parent)
+    whole = _run_with_sentences(RunResult.read(path.parent))
     return whole if path.name == RunResult.FILE else {key: whole[key] for key in ("headline", *document)}
+
+
+def _run_with_sentences(result: RunResult) -> dict[str, Any]:
+    """The same for a run."""
+    document, said = result.to_json(), result.words
+    if said is None:
+        return document
+    document["headline"] = said.headline
+    for row, sentence in zip(document["slo"], said.slo, strict=True):
+        row["sentence"] = sentence
+    for name in ("trust", "steady", "drift", "cost", "energy", "value"):
+        document[name]["sentence"] = getattr(said, name)
+    if document["closed_loop"]:
+        document["closed_loop"]["sentence"] = said.closed_loop
+    for name in ("tail", "upgrade"):
+        sentences = getattr(said, name)
+        for metric, sentence in sentences.items():
+            document[name][metric]["sentence"] = sentence
+        document[name]["sentence"] = next(iter(sentences.values()), None)
+    document["tail"]["sentence"] = said.tail.get(result.tail.metric or "")
+    for metric in ("ttft", "e2e"):
+        if metric in document["compute"]:
+            document["compute"][metric]["sentence"] = said.compute.get(metric)
+    if document["telemetry"]:
+        document["telemetry"]["sentence"] = said.telemetry
+        document["telemetry"]["utilisation"]["sentence"] = said.utilisation
+    document["roofline"]["sentence"] = said.roofline
+    document["roofline"]["line"] = words.roofline_line(result.roofline)
+    return document
 
 
 def _sweep_with_sentences(document: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What was asked of the server and what came back: load, counts, goodput, throughput."""
+"""What was asked of the server and what came back: load, counts, conversations turn by turn, goodput, throughput."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ import pandas as pd
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.requests.attempts import count_attempts, final
-from gapmeter.analysis.requests.figures import plain_percentile
-from gapmeter.analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
+from gapmeter.analysis.requests.figures import distribution, plain_percentile
+from gapmeter.analysis.requests.metrics import (
+    generator_lag_ns,
+    good_requests,
+    issued,
+    metric_series,
+    succeeded,
+    window_s,
+)
 from gapmeter.analysis.requests.rate_curve import lowest_and_highest
-from gapmeter.analysis.results.run import Counts, Goodput, LoadFacts, Throughput
+from gapmeter.analysis.results.run import Counts, Goodput, LoadFacts, Throughput, Turn
 from gapmeter.analysis.stats.series import share_of
+
+_OF_TURNS = (50.0, 90.0, 99.0)
 
 
 def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
@@ -71,6 +80,29 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
         succeeded=int(succeeded(measured).sum()),
         attempts=count_attempts(requests, measured),
         failed={str(name): int(count) for name, count in failed.items()},
+    )
+
+
+def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
+    """For each turn: requests, mean prompt tokens, the share of them that was cached, and TTFT over successes.
+
+    Empty where there are no conversations. A percentile that a turn's sample cannot support is null, as everywhere.
+    """
+    if "turn" not in measured or not (measured["turn"] > 0).any():
+        return ()
+    return tuple(_turn(int(turn), rows) for turn, rows in measured.groupby("turn"))
+
+
+def _turn(turn: int, rows: pd.DataFrame) -> Turn:
+    found = metric_series(rows, "ttft")
+    told = rows[["prompt_tokens", "cached_tokens"]].dropna()
+    prompts = float(told["prompt_tokens"].sum())
+    return Turn(
+        turn=turn,
+        requests=len(rows),
+        prompt_tokens=float(rows["prompt_tokens_asked"].mean()),
+        cached_share=float(told["cached_tokens"].sum()) / prompts if prompts else None,
+        ttft=distribution(found, _OF_TURNS, 1.0, window_s(rows) / len(rows)) if found.count else None,
     )
 
 

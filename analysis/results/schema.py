@@ -1,0 +1,58 @@
+"""The JSON Schemas of result files, made from their types: ``python -m gapmeter.analysis.results.schema``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gapmeter.analysis.results.codec import ResultFile
+
+FOLDER = Path(__file__).parents[2] / "schemas"
+# The schema's name: whose file it describes, and where that is.
+_TYPES = {
+    "manifest": "gapmeter.analysis.results.manifest:Manifest",
+    "run": "gapmeter.analysis.results.run:RunResult",
+    "verdict": "gapmeter.analysis.results.run:VerdictFile",
+    "sweep": "gapmeter.analysis.sweep.result:SweepResult",
+    "sweep-manifest": "gapmeter.analysis.results.study:SweepManifest",
+    "capacity": "gapmeter.analysis.capacity.result:CapacityResult",
+    "capacity-manifest": "gapmeter.analysis.results.study:SearchManifest",
+    "comparison": "gapmeter.analysis.compare.result:Comparison",
+}
+
+
+def types() -> dict[str, type[ResultFile]]:
+    """By the schema's name."""
+    places = {name: place.partition(":") for name, place in _TYPES.items()}
+    return {name: getattr(importlib.import_module(module), cls) for name, (module, _, cls) in places.items()}
+
+
+def schema(name: str, of: type[ResultFile]) -> dict[str, Any]:
+    """The schema as a JSON-able document."""
+    document = of.model_json_schema()
+    document["required"] = ["schema_version", *document["required"]]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_plain(document),
+        "title": f"gapmeter {name}: {of.FILE}",
+    }
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """As it stands in its file."""
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Without titles, which only repeat the keys."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if not (key == "title" and isinstance(item, str))}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    for each, described in types().items():
+        (FOLDER / f"{each}.json").write_text(text(schema(each, described)), encoding="utf-8")
