@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +29,7 @@ from gapmeter.analysis.sweep.result import (
     LostPoint,
     Point,
     PointDistribution,
+    PointFacts,
     PointThroughput,
     Repeat,
     RepeatRange,
@@ -63,8 +63,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
             device = device or used[0].manifest.device
         else:
             frames.append(None)
-            reason = next((run.reason for run in runs if isinstance(run, LostRun)), "not run yet")
-            points.append(LostPoint(**facts, verdict=FAILED if runs else MISSING, reason=reason))
+            points.append(LostPoint(**dict(facts), verdict=FAILED if runs else MISSING))
     answers = next((point.slo for point in points if isinstance(point, Point)), ())
     # What the sweep is about: the first latency that an SLO names, else TTFT.
     main = next((answer.metric for answer in answers if answer.metric in EVENT_OF), "ttft")
@@ -114,23 +113,24 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
 def _facts(
     index: int, point: SweepPoint, runs: Sequence[MeasuredRun | LostRun], used: Sequence[MeasuredRun],
     manifest: SweepManifest, folder: Path,
-) -> dict[str, Any]:  # fmt: skip
-    """The fields that every point has. The load of one that never ran is told by its values."""
+) -> PointFacts:  # fmt: skip
+    """The load of a point that never ran is told by its values."""
     values = point.resolved
     closed = values.get("load.concurrency") is not None
     load = used[0].result.load if used else None
-    return {
-        "index": index,
-        "label": label(values),
-        "values": point.values,
-        "resolved": values,
-        "folder": point.folder,
-        "repeats": tuple(_repeat(run, folder) for run in runs),
-        "missing": max(manifest.repeat - sum(isinstance(run, MeasuredRun) for run in runs), 0),
-        "loop": load.loop if load else "closed" if closed else "open",
-        "concurrency": load.concurrency if load else values.get("load.concurrency"),
-        "requested_rate": load.requested_rate if load else values.get("load.rate"),
-    }
+    return PointFacts(
+        index=index,
+        label=label(values),
+        values=point.values,
+        resolved=values,
+        folder=point.folder,
+        reason=next((run.reason for run in runs if isinstance(run, LostRun)), "not run yet") if not used else None,
+        repeats=tuple(_repeat(run, folder) for run in runs),
+        missing=max(manifest.repeat - sum(isinstance(run, MeasuredRun) for run in runs), 0),
+        loop=load.loop if load else "closed" if closed else "open",
+        concurrency=load.concurrency if load else values.get("load.concurrency"),
+        requested_rate=load.requested_rate if load else values.get("load.rate"),
+    )
 
 
 def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
@@ -150,7 +150,7 @@ def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
     )
 
 
-def _point(facts: Mapping[str, Any], used: Sequence[MeasuredRun], frames: Frames) -> Point:
+def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Point:
     """What the runs of a point say together; figures over successes, verdicts with failures counted."""
     results, manifest = [run.result for run in used], used[0].manifest
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
@@ -165,10 +165,10 @@ def _point(facts: Mapping[str, Any], used: Sequence[MeasuredRun], frames: Frames
     checks = [check for result in results for check in result.checks]
     economy = describe_economy(judged, answers, used, frames.measured)
     emulated = " (emulated)" if economy.emulated else ""
+    about = facts.model_copy(update={"label": f"{facts.label}{emulated}", "reason": "; ".join(reasons) or None})
     return Point(
-        **{**facts, "label": f"{facts['label']}{emulated}"},
+        **dict(about),
         verdict=judged,
-        reason="; ".join(reasons) or None,
         metrics=metrics,
         between=_between(results) if len(results) > 1 else None,
         stages={
