@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,19 +17,16 @@ from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.wire import FINISHED, decode
+from gapmeter.scenarios.durations import read_duration
 
 _RATE, _TOKENS = 20, 32
 _GROWTH_KIB = 4096.0  # beyond what it had after the first tenth
 _DRIFT_MS = 0.1  # of the median lag, last third against first
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def seconds(text: str) -> float:
     """90s, 60m, 1h. Raises ValueError for anything else."""
-    told = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if not told:
-        raise ValueError(f"{text!r} is no length of time; write 60m, 90s or 1h")
-    return float(told[1]) * _UNITS[told[2]]
+    return read_duration(text) / 1e9
 
 
 def measure(length_s: float, generator: str = "asyncio") -> dict[str, Any]:

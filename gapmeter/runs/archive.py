@@ -27,16 +27,17 @@ _MOST_BYTES = 64 << 30
 _KINDS = {".tar.gz": "tar", ".tgz": "tar", ".zip": "zip"}
 
 
-def archive(folder: Path, target: Path | None = None) -> Path:
+def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     """Write a run's folder into ``target`` (its name with .tar.gz when None), and say its own hash on standard error.
 
     Keys that the manifest or the environment tell of are replaced by REDACTED wherever they stand in text. Raises
     UserError when there is no run, the file exists, or raw records hold a key.
     """
+    folder = Path(folder)
     if not (folder / "manifest.json").exists():
         raise UserError(f"{folder} is not a run's folder: it has no manifest.json", errors.USAGE)
     name = folder.resolve().name
-    target = Path(f"{name}.tar.gz") if target is None else target
+    target = Path(f"{name}.tar.gz" if target is None else target)
     kind = kind_of(target)
     if kind is None:
         raise UserError(f"{target}: write a name that ends in .tar.gz or .zip", errors.USAGE)

@@ -52,12 +52,13 @@ class Explanation:
         return {**names, **self.difference.to_json(), "provenance": self.provenance.to_json()}
 
 
-def explain(path: Path, group: str, against: str = REST, metric: str = "ttft") -> Explanation:
+def explain(path: str | Path, group: str, against: str = REST, metric: str = "ttft") -> Explanation:
     """The difference of two groups of a run's requests.
 
     A group is a condition of SQL (as in DuckDB) on the columns of ``columns_of``; ``against`` "rest": all others.
     Raises UserError when the folder was not analysed, has no ledger, or a condition is wrong or leaves too few.
     """
+    path = Path(path)
     with rederivable(path):
         run, requests, rows = _read(path, metric)
         columns = columns_of(requests, rows)

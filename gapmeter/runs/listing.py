@@ -51,8 +51,9 @@ class ListedRun:
         return self.verdict or self.state
 
 
-def list_runs(runs: Path) -> list[ListedRun]:
+def list_runs(runs: str | Path = "runs") -> list[ListedRun]:
     """Every folder in ``runs``, the oldest first. Raises UserError when there is no such folder."""
+    runs = Path(runs)
     if not runs.is_dir():
         raise UserError(f"there is no folder {runs}; name one with --runs", errors.USAGE)
     return _sorted(read_listed(path) for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))

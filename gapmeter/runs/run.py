@@ -72,24 +72,24 @@ class Run:
         return Report(self.folder.report)
 
     def export(
-        self, *, csv: Path | None = None, prometheus: Path | None = None, perfetto: Path | None = None,
-        otlp: str | None = None,
+        self, *, csv: str | Path | None = None, prometheus: str | Path | None = None,
+        perfetto: str | Path | None = None, otlp: str | None = None,
     ) -> Iterator[str]:  # fmt: skip
         """Write what is asked for; yields each file, or how many spans went to ``otlp``. Raises UserError."""
         if csv is not None:
             from gapmeter.report.export.csv import write_csv
 
-            yield from map(str, self._exported(lambda: write_csv(self.folder, csv)))
+            yield from map(str, self._exported(lambda: write_csv(self.folder, Path(csv))))
         if prometheus is not None:
             from gapmeter.report.export.prometheus import prometheus as text_of
 
             result = self.result
-            self._exported(lambda: prometheus.write_text(text_of(result), encoding="utf-8"))
+            self._exported(lambda: Path(prometheus).write_text(text_of(result), encoding="utf-8"))
             yield str(prometheus)
         if perfetto is not None:
             from gapmeter.report.export.perfetto import write_trace
 
-            self._exported(lambda: write_trace(self.folder, perfetto))
+            self._exported(lambda: write_trace(self.folder, Path(perfetto)))
             yield str(perfetto)
         if otlp is not None:
             from gapmeter.report.export.otlp import NoOpenTelemetry, send

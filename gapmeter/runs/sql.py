@@ -92,11 +92,11 @@ _COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
 }  # fmt: skip
 
 
-def ask(query: str, runs: Path = Path("runs")) -> tuple[list[str], list[tuple[Any, ...]]]:
+def ask(query: str, runs: str | Path = "runs") -> tuple[list[str], list[tuple[Any, ...]]]:
     """The columns' names and the rows of one query. Raises UserError for no runs and for every mistake in the query."""
     import duckdb
 
-    with connect(runs) as connection:
+    with connect(Path(runs)) as connection:
         try:
             statements = connection.extract_statements(query)
             allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)

@@ -49,13 +49,13 @@ class Check:
     seen: str
 
 
-def verify(path: Path) -> list[Check]:
+def verify(path: str | Path) -> list[Check]:
     """Check a run's folder or an archive of one: a check for each thing that was looked at.
 
     A folder of several runs (a sweep, a capacity search), or a comparison of some, is checked run by run. Raises
     UserError when there is none.
     """
-    with _folder_of(path) as (folder, first):
+    with _folder_of(Path(path)) as (folder, first):
         return [*first, *check_all(folder)]
 
 

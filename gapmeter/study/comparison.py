@@ -27,30 +27,31 @@ DOCUMENT = "compare.json"
 
 
 def compare_runs(
-    sides: Sequence[Sequence[Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
-    runs: Path = Path("runs"), command: str = "",
+    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
+    runs: str | Path = "runs", command: str = "",
 ) -> Conclusion[Comparison]:  # fmt: skip
     """Compare runs by their folders, each side one or several, and write ``compare.json`` and ``report.html``.
 
     Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
     read together.
     """
+    folders = [[Path(path) for path in side] for side in sides]
     seen: set[Path] = set()
-    for path in (path for side in sides for path in side):
+    for path in (path for side in folders for path in side):
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
         seen.add(path.resolve())
     from gapmeter.analysis.compare.result import Asked
     from gapmeter.report import comparison
 
-    result, version = derive(sides, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
-    names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
+    result, version = derive(folders, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
+    names = "|".join(",".join(path.resolve().name for path in side) for side in folders)
     try:
-        folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+        folder = RunFolder.create(Path(runs), "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
     except OSError as error:
         raise UserError(f"no comparison's folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
-    folders = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
-    result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": folders})})
+    placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in folders)
+    result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": placed})})
     try:
         result = comparison.write(folder, result, version)
     except OSError as error:

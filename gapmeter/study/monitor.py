@@ -25,9 +25,7 @@ class TrialMonitor:
     ``ended``: the number of the look that ended it, from 1; ``from_ns``: those due from then on count.
     """
 
-    def __init__(
-        self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough
-    ) -> None:
+    def __init__(self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough) -> None:
         self._slos, self._looks, self._rate, self._warmup_ns = slos, looks, rate, warmup_ns
         self._enough, self._next = enough, 0
         self.ended = len(looks)

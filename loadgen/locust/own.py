@@ -87,7 +87,7 @@ def load(path: Path) -> tuple[list[type[User]], Any]:
     if others or not users:
         seen = f"{others[0]} does not derive from" if others else "no class here derives from"
         raise BadLocustfile(
-            f"{path}: {seen} gapmeter.loadgen.locust.user.GapmeterUser, so that no request would be on record"
+            f"{path}: {seen} gapmeter.locust.GapmeterUser, so that no request would be on record"
         )
     if len(shapes) > 1:
         raise BadLocustfile(f"{path}: {len(shapes)} shapes; leave one")

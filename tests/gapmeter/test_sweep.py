@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 from gapmeter.analysis.sweep.result import SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
-from gapmeter.outputs import annotations_of
 from gapmeter.records import RunFolder, read_records
+from gapmeter.report.export.junit import annotations_of, suites_of_sweep
 from gapmeter.runs.baseline import Baseline, check_baseline
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
-from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
@@ -66,17 +65,17 @@ def test_points_are_not_run_in_the_order_of_their_values() -> None:
     assert len(orders) > 10
 
 
-def at(document: Any, path: str) -> Any:
-    """What stands at a path of keys and numbers, such as ``sweep.points.0.verdict``."""
-    for key in path.split("."):
-        document = document[int(key) if isinstance(document, list) else key]
-    return document
-
-
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
     runs = tmp_path_factory.mktemp("sweep")
     return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", "--set", f"load.requests={REQUESTS}", runs=runs)
+
+
+def at(summary: Any, key: str) -> Any:
+    """The figure that a page says stands there."""
+    for part in key.split("."):
+        summary = summary[int(part)] if isinstance(summary, list) else summary[part]
+    return summary
 
 
 @pytest.mark.whole_run
@@ -97,12 +96,10 @@ async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept:
                 assert drawn[metric, point["index"]] == pytest.approx(whole, rel=1e-5)
     assert {point for _, point in drawn} == {point["index"] for point in known}
     cells = "[...document.querySelectorAll('#points [data-key]')].map(c => [c.dataset.key, c.dataset.value])"
-    found = await tab.evaluate(cells)
-    assert found
-    for key, value in found:
-        assert (float(value) if value not in (None, "null") else None) == at(swept.summary, key)
-    first = await tab.evaluate("document.querySelector('.verdict .sentence').textContent")
-    assert first == swept.summary["words"]["headline"][0]
+    for key, value in await tab.evaluate(cells):
+        assert json.loads(value) == at(swept.summary, key)
+    headline = swept.summary["words"]["headline"]
+    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == headline[0]
 
 
 def pids(folder: Path) -> set[int]:
@@ -182,7 +179,8 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
 
 @pytest.mark.whole_run
 def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swept: Done) -> None:
-    lines = annotations_of(Conclusion(swept.folder.path, SweepResult.read(swept.folder.path), swept.code))
+    suites = suites_of_sweep(SweepResult.read(swept.folder.path))
+    lines = [line for suite in suites for line in annotations_of(suite)]
     assert [line for line in lines if "is not valid" in line and "such_flag" in line.replace("-", "_")]
     for use in (open_run, lambda path: explain(path, "prompt_tokens > 1")):
         with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):
@@ -198,7 +196,7 @@ def test_the_page_says_what_the_summary_says(swept: Done) -> None:
     found = re.findall(r'data-value="([^"]*)" data-key="([^"]*)"', text)
     assert found
     for value, key in found:
-        assert (None if value == "null" else float(value)) == at(swept.summary, key)
+        assert json.loads(value) == at(swept.summary, key)
     columns = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', text)
     drawn = sum(float(ms) for _, ms in columns)
     parts = summary["points"][0]["stages"].values()
