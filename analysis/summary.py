@@ -92,7 +92,7 @@ def build_figures(
         metrics=metrics,
         # Gaps and TPOT know no difference between due and sent.
         metrics_from_sent=metrics | {metric: _metric(measured, metric, "sent", asked, rate) for metric in LEDGER_OF},
-        metrics_censored={metric: censored(found.with_failures or found, bound) for metric, found in metrics.items()},
+        metrics_censored={metric: censored(each.with_failures or each, bound) for metric, each in metrics.items()},
         turns=describe_turns(measured),
         closed_loop=describe_closed_loop(measured, evidence),
         failures=describe_failures(measured),
@@ -120,11 +120,11 @@ def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float]
     """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
     values = metric_series(measured, metric, origin)
     per_request = values.count / len(measured) if len(measured) else 1.0
-    found = fig.distribution(values, asked, per_request, rate)
+    successes = fig.distribution(values, asked, per_request, rate)
     if bool(succeeded(measured).all()):
-        return MetricDistribution(**dict(found))
+        return MetricDistribution(**dict(successes))
     failing = metric_series(measured, metric, origin, failures=True)
-    return MetricDistribution(**dict(found), with_failures=fig.distribution(failing, asked, per_request, rate))
+    return MetricDistribution(**dict(successes), with_failures=fig.distribution(failing, asked, per_request, rate))
 
 
 def _stages(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str, StageDistribution]:

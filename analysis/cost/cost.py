@@ -106,8 +106,8 @@ def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
     """Mean and interval of output, prompt and both over successes."""
     good = measured[succeeded(measured)]
     output, prompt = (pd.to_numeric(good[f"{side}_tokens"]).astype("Float64") for side in ("output", "prompt"))
-    found = [_mean(each.to_numpy(np.float64, na_value=np.nan)) for each in (output, prompt, output + prompt)]
-    return TokensPerRequest(output=found[0], prompt=found[1], total=found[2])
+    means = [_mean(each.to_numpy(np.float64, na_value=np.nan)) for each in (output, prompt, output + prompt)]
+    return TokensPerRequest(output=means[0], prompt=means[1], total=means[2])
 
 
 def _mean(tokens: Floats) -> Interval | None:

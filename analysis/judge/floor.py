@@ -16,8 +16,8 @@ COMMAND = "gapmeter calibrate"
 
 def floor_of(manifest: Manifest) -> GeneratorFloor | None:
     """The run's generator's floor; None when its machine was not calibrated for it."""
-    known = manifest.calibration
-    return known.generators.get(manifest.asked.load.generator) if known else None
+    calibration = manifest.calibration
+    return calibration.generators.get(manifest.asked.load.generator) if calibration else None
 
 
 def busiest_second(requests: pd.DataFrame) -> tuple[float, float]:

@@ -73,8 +73,8 @@ def _judge_latency(slo: Slo, values: Series, requests: int, anatomy: Anatomy | N
     if slo.limit_ns is None or slo.percentile is None:
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
-    found = values.percentile(percentile)
-    status = _status(found, limit) if values.count else INVALID
+    estimate = values.percentile(percentile)
+    status = _status(estimate, limit) if values.count else INVALID
     over = values.count - int(np.searchsorted(values.ordered, limit, side="right"))
     needs = None
     beyond_half = values.count - int(np.searchsorted(values.ordered, limit / 2, side="right"))
@@ -87,7 +87,7 @@ def _judge_latency(slo: Slo, values: Series, requests: int, anatomy: Anatomy | N
         )
         needs = _more(growth, requests, each_s)
     missing = values.more_values(percentile) if values.count else 0
-    value = found.value if found.supported else None
+    value = estimate.value if estimate.supported else None
     return SloAnswer(
         text=slo.text,
         metric=slo.metric,
@@ -95,9 +95,9 @@ def _judge_latency(slo: Slo, values: Series, requests: int, anatomy: Anatomy | N
         status=status,
         limit=limit / 1e6,
         value=None if value is None else value / 1e6,
-        low=None if found.low is None else found.low / 1e6,
-        high=None if found.high is None else found.high / 1e6,
-        infinite=math.inf in (value, found.low),
+        low=None if estimate.low is None else estimate.low / 1e6,
+        high=None if estimate.high is None else estimate.high / 1e6,
+        infinite=math.inf in (value, estimate.low),
         count=values.count,
         n_eff=values.n_eff(percentile),
         confidence=CONFIDENCE,
@@ -121,9 +121,9 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
         raise ValueError(f"{slo.text}: a limit of errors is a share")
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo.limit_share)
-    found = share_of(failed)
-    n_eff = found.n_eff or 0.0
-    status = INVALID if not count else PASS if limit >= 1 else _status(found, limit)
+    estimate = share_of(failed)
+    n_eff = estimate.n_eff or 0.0
+    status = INVALID if not count else PASS if limit >= 1 else _status(estimate, limit)
     needs = None
     if status == INCONCLUSIVE:
         needs = _more(growth_to_decide(hits, count, n_eff, limit), count, each_s)
@@ -133,9 +133,9 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
         percentile=None,
         status=status,
         limit=limit,
-        value=found.value,
-        low=found.low,
-        high=found.high,
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
         infinite=False,
         count=count,
         n_eff=n_eff,
@@ -147,11 +147,11 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     )
 
 
-def _status(found: Estimate, limit: float) -> Verdict:
+def _status(estimate: Estimate, limit: float) -> Verdict:
     """Where an interval lies. An end that does not exist proves nothing."""
-    if found.high is not None and found.high <= limit:
+    if estimate.high is not None and estimate.high <= limit:
         return PASS
-    return FAIL if found.low is not None and found.low > limit else INCONCLUSIVE
+    return FAIL if estimate.low is not None and estimate.low > limit else INCONCLUSIVE
 
 
 def _more(growth: float | None, requests: int, each_s: float) -> Needs | None:

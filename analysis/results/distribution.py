@@ -23,10 +23,10 @@ def percentile_key(percentile: float) -> str:
 
 def percentile_of_key(key: str) -> float:
     """Back from ``percentile_key``: two digits stand before the point. Raises ValueError."""
-    found = _KEY.fullmatch(key)
-    if found is None:
+    match = _KEY.fullmatch(key)
+    if match is None:
         raise ValueError(f"{key} is not a percentile's name, such as p99")
-    digits = found[1]
+    digits = match[1]
     return float(digits) if len(digits) <= 2 else float(f"{digits[:2]}.{digits[2:]}")
 
 
@@ -94,15 +94,15 @@ class Distribution(Result):
             return value
         rest = dict(value)
         needs, infinite = rest.pop("needs", {}), rest.pop("infinite", ())
-        found: dict[float, dict[str, Any]] = {}
+        gathered: dict[float, dict[str, Any]] = {}
         for key in value:
             name, _, kind = key.partition("_")
             if kind in ("ms", "ci_ms") and _KEY.fullmatch(name):
-                entry = found.setdefault(
+                entry = gathered.setdefault(
                     percentile_of_key(name), {"needs": needs.get(name), "infinite": name in infinite}
                 )
                 entry["value_ms" if kind == "ms" else kind] = rest.pop(key)
-        return rest | {"percentiles": found}
+        return rest | {"percentiles": gathered}
 
     @model_serializer(mode="wrap")
     def _spread(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -111,19 +111,19 @@ class Distribution(Result):
         out: dict[str, Any] = {}
         needs: dict[str, Any] = {}
         infinite: list[str] = []
-        for percentile, found in rest.pop("percentiles").items():
+        for percentile, each in rest.pop("percentiles").items():
             key = percentile_key(float(percentile))
-            out |= {f"{key}_ms": found["value_ms"], f"{key}_ci_ms": found["ci_ms"]}
-            if found["needs"] is not None:
-                needs[key] = found["needs"]
-            if found["infinite"]:
+            out |= {f"{key}_ms": each["value_ms"], f"{key}_ci_ms": each["ci_ms"]}
+            if each["needs"] is not None:
+                needs[key] = each["needs"]
+            if each["infinite"]:
                 infinite.append(key)
         return {**out, **rest, "needs": needs, "infinite": infinite}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        found = handler(schema)
-        target = handler.resolve_ref_schema(found)
+        reference = handler(schema)
+        target = handler.resolve_ref_schema(reference)
         target["properties"].pop("percentiles", None)
         target["required"] = [name for name in target.get("required", ()) if name != "percentiles"] + [
             "needs",
@@ -134,7 +134,7 @@ class Distribution(Result):
             "infinite": {"type": "array", "items": {"type": "string"}},
         }
         target["patternProperties"] = {r"^p\d+_ms$": _NUMBER, r"^p\d+_ci_ms$": _ENDS}
-        return found
+        return reference
 
 
 _NONE = Percentile()

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
+from gapmeter.scenarios.model import Scenario
 
 Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
@@ -253,54 +254,10 @@ class TrialPlace(Result):
     trial: int
 
 
-class _Asked(Result):
-    """The part of a scenario's document that results rest on; its other keys are not looked at."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class AskedServer(_Asked):
-    """Which server was to answer."""
-
-    engine: str
-    model: str
-    precision: str
-    args: Mapping[str, Any]
-
-
-class AskedLoad(_Asked):
-    """How it was to be asked."""
-
-    generator: str
-    arrivals: str
-    rate: float | None
-    concurrency: int | None
-    processes: int
-
-
-class AskedCost(_Asked):
-    """What serving costs, by the scenario."""
-
-    gpu: str | None
-    usd_per_hour: float | None
-    gpus_per_replica: int | None
-    utilisation: float
-
-
-class Asked(_Asked):
-    """What a scenario asked for."""
-
-    name: str
-    server: AskedServer
-    load: AskedLoad
-    cost: AskedCost
-
-
 class ManifestBase(ResultFile):
     """What every manifest says: of a run, and of a study that visits several loads.
 
-    ``scenario``: the resolved scenario as it could stand in a file, with every key; ``asked`` the part of it that
-    results rest on.
+    ``scenario``: the resolved scenario as it could stand in a file, with every key; ``asked``: the same as values.
     """
 
     FILE: ClassVar[str] = "manifest.json"
@@ -320,8 +277,8 @@ class ManifestBase(ResultFile):
     ended_because: str | None = left_out()
 
     @cached_property
-    def asked(self) -> Asked:
-        return Asked.model_validate(self.scenario)
+    def asked(self) -> Scenario:
+        return Scenario.model_validate(self.scenario)
 
 
 class Manifest(ManifestBase):

@@ -87,13 +87,13 @@ class SloAnswer(Result):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        found = handler(schema)
-        target = handler.resolve_ref_schema(found)
+        reference = handler(schema)
+        target = handler.resolve_ref_schema(reference)
         for name in _LIMITS:
             del target["properties"][name]
         target["required"] = [name for name in target["required"] if name not in _LIMITS]
         target["patternProperties"] = {f"^({'|'.join(_LIMITS)})_(ms|share)$": {"type": ["number", "null"]}}
-        return found
+        return reference
 
 
 _LIMITS = ("limit", "value", "low", "high")

@@ -51,9 +51,9 @@ def words_of(result: RunResult, manifest: Manifest) -> Words:
         tail=tail_sentences(result),
         upgrade=upgrade_sentences(result),
         compute={
-            metric: said
-            for metric, found in per_metric.items()
-            if found and (said := compute_sentence(found, metric, result.device))
+            metric: sentence
+            for metric, shares in per_metric.items()
+            if shares and (sentence := compute_sentence(shares, metric, result.device))
         },
         telemetry=telemetry_sentence(telemetry) if telemetry else None,
         utilisation=utilisation_sentence(telemetry.utilisation) if telemetry else None,

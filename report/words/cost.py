@@ -21,11 +21,11 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     said = f"at most {usd(None if dearest is None else many * dearest)} {who}"
     if output is not None:
         said += f" and {usd(output[1])} for a million output tokens"
-    held = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
-    found = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
-    other = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
-    real = ". The simulated engine stands for no real one" if simulated else ""
-    return f"{said} ({held}; {price_words(price)}){found}{other}{real}"
+    basis = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
+    unsearched = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
+    elsewhere = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
+    simulation = ". The simulated engine stands for no real one" if simulated else ""
+    return f"{said} ({basis}; {price_words(price)}){unsearched}{elsewhere}{simulation}"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:

@@ -96,5 +96,5 @@ def _megabytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _interval(found: AchievedShare) -> str:
-    return f"{share(found.share)} ({share(found.low)} to {share(found.high)})"
+def _interval(achieved: AchievedShare) -> str:
+    return f"{share(achieved.share)} ({share(achieved.low)} to {share(achieved.high)})"

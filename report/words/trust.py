@@ -36,8 +36,8 @@ def trust_figures(result: RunFigures) -> str:
 
 def floor_sentence(floor: FloorShares) -> str:
     """What the load tester adds itself, at p99."""
-    known = {"TTFT": floor.ttft_p99_ms, "ITL": floor.itl_p99_ms, "E2E": floor.e2e_p99_ms}
-    return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in known.items())
+    p99_ms = {"TTFT": floor.ttft_p99_ms, "ITL": floor.itl_p99_ms, "E2E": floor.e2e_p99_ms}
+    return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in p99_ms.items())
 
 
 def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> str:
@@ -93,16 +93,16 @@ def _per_s(rate: float | None) -> str:
 
 def drift_sentence(drift: Drift) -> str | None:
     """Every ratio with its interval; then those that lie beyond it and more than 5 % from 1. None without any."""
-    known = {
+    ratios = {
         name: ratio for key, name in _DRIFTING.items() if (ratio := getattr(drift, key)) and ratio.ratio is not None
     }
-    if not known:
+    if not ratios:
         return None
-    told = ", ".join(f"{name} {_times(ratio)}" for name, ratio in known.items())
-    moved = [name for name, ratio in known.items() if _moved(ratio)]
+    listed = ", ".join(f"{name} {_times(ratio)}" for name, ratio in ratios.items())
+    moved = [name for name, ratio in ratios.items() if _moved(ratio)]
     differs = f"; {' and '.join(moved)} differed" if moved else ""
     cause = f" ({drift.reason})" if drift.reason and moved else ""
-    return f"first {drift.first_s:.0f} s over the rest: {told}{differs}{cause}"
+    return f"first {drift.first_s:.0f} s over the rest: {listed}{differs}{cause}"
 
 
 def _moved(ratio: Ratio) -> bool:

@@ -27,12 +27,12 @@ def headline(result: RunFigures) -> str:
 def slo_sentence(answer: SloAnswer) -> str:
     """What was found of one SLO, and what that says of its limit."""
     if answer.metric == "errors":
-        found, limit = _errors(answer), share(answer.limit)
+        measured, limit = _errors(answer), share(answer.limit)
     else:
-        found, limit = _latency(answer), _time(answer.limit)
+        measured, limit = _latency(answer), _time(answer.limit)
     if answer.metric != "errors" and answer.status == INVALID:
-        return found
-    said = f"{found}{_outcome(answer, f'the limit of {limit}')}"
+        return measured
+    said = f"{measured}{_outcome(answer, f'the limit of {limit}')}"
     if answer.beyond_half is not None:
         said += (
             f", which no request exceeded, and {count(answer.beyond_half) if answer.beyond_half else 'none'} its half"

@@ -21,12 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gapmeter.analysis.results import RunResult
-from gapmeter.report import words
+from gapmeter.analysis.results.schema import FOLDER
+from gapmeter.analysis.stages import STAGES
+from gapmeter.report import marks, words
 from gapmeter.study.comparison import compare_runs
 from gapmeter.study.run import report_again
 
@@ -38,7 +41,11 @@ INTENDED: dict[str, dict[str, str]] = {
     "failures": {
         f"{name}: slo[0].sentence": "an end that no answer reached was said to be `above never`"
         for name in ("summary.json", "verdict.json")
-    }
+    },
+    "capacity": {
+        f"summary.json: {part}.sentence": "of a search only the answer is told in sentences; its page says these"
+        for part in ("cost", "energy", "value")
+    },
 }
 # The digest of the code of figures, and the version of gapmeter: another one is no other figure.
 NOT_COMPARED = ("made_by", "schema_version", "words")
@@ -67,10 +74,14 @@ _MOST_SHOWN = 20
 
 @dataclass(slots=True)
 class Compared:
-    """What differs between the figures that were kept and today's, in figures and in prose; how much was compared."""
+    """What differs between the figures that were kept and today's, in figures and in prose; how much was compared.
+
+    ``misfits``: places in today's documents that are not as their schema says.
+    """
 
     figures: list[str] = field(default_factory=list)
     prose: list[str] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -97,6 +108,11 @@ def test_the_same_words_are_said_of_them(compared: tuple[str, Compared]) -> None
     key, found = compared
     assert not found.prose, told(key, found.prose)
     assert found.counts["prose"] > 50
+
+
+def test_every_document_is_as_its_schema_says(compared: tuple[str, Compared]) -> None:
+    key, found = compared
+    assert not found.misfits, told(key, found.misfits)
 
 
 def test_every_kind_of_result_is_kept() -> None:
@@ -162,12 +178,38 @@ def compare(kept: Path, today: Path, intended: Mapping[str, str]) -> Compared:
             places = {} if _histogram(kept / name) == _histogram(today / name) else {"": "is another histogram"}
             found.counts["histograms"] += 1
         else:
-            before, now = json.loads((kept / name).read_text()), _with_sentences(today / name)
+            before, now = _spelled(json.loads((kept / name).read_text())), _with_sentences(today / name)
             places = dict(_documents(before, now, found.counts))
         for place, said in places.items():
             if not any(f"{PurePath(name).name}: {place}".startswith(start) for start in {**ADDED, **intended}):
                 (found.prose if is_prose(place) else found.figures).append(f"{name}: {place} {said}")
+    found.misfits = [misfit for path in sorted(today.rglob("*.json")) for misfit in _misfits(path)]
     return found
+
+
+def _spelled(value: Any) -> Any:
+    """A kept document with stages in its sentences as they are spelled now: ``core wait (capacity)``."""
+    if isinstance(value, dict):
+        return {key: _spelled(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_spelled(each) for each in value]
+    if isinstance(value, str):
+        for stage in STAGES:
+            value = value.replace(f" is {stage.name} (", f" is {marks.words(stage.name)} (")
+    return value
+
+
+def _misfits(path: Path) -> Iterator[str]:
+    """Where a document is not as the schema of its kind says; nothing for a file without one."""
+    if path.name not in ("manifest.json", "summary.json", "verdict.json", "compare.json"):
+        return
+    document = json.loads(path.read_text())
+    kind = document.get("kind") or ("capacity" if "capacity" in document else "run")
+    names = {"manifest.json": "manifest" if kind == "run" else f"{kind}-manifest", "summary.json": kind}
+    names |= {"verdict.json": "verdict", "compare.json": "comparison"}
+    schema = json.loads((FOLDER / f"{names[path.name]}.json").read_text())
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
+        yield f"{path.parent.name}/{path.name}: {error.json_path} {error.message[:200]}"
 
 
 def _with_sentences(path: Path) -> Any:
@@ -179,6 +221,9 @@ def _with_sentences(path: Path) -> Any:
         return _comparison_with_sentences(document)
     if document.get("kind") == "sweep":
         return _sweep_with_sentences(document)
+    if document.get("kind") == "capacity":
+        document["headline"] = document["capacity"]["headline"] = document["words"]["headline"]
+        return document
     whole = _run_with_sentences(RunResult.read(path.parent))
     return whole if path.name == RunResult.FILE else {key: whole[key] for key in ("headline", *document)}
 
