@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.analysis.compare.result import (
@@ -11,7 +10,6 @@ from gapmeter.analysis.compare.result import (
     NAMES,
     ClaimedFigure,
     Comparison,
-    DecileFigure,
     FigureName,
     PairComparison,
     SideRow,
@@ -24,7 +22,6 @@ from gapmeter.analysis.results.distribution import percentile_of_key
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import comparison_words as words
 from gapmeter.report import html, marks
-from gapmeter.report.charts import Axis, Plot, Point, Scale, points
 from gapmeter.report.document import (
     BRIEF,
     MARKDOWN,
@@ -57,8 +54,7 @@ from gapmeter.report.document import (
     Words,
     in_ms,
 )
-from gapmeter.report.pictures import Changes, StageChange
-from gapmeter.report.svg import Fragment
+from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
 
 _TONES: dict[str, Tone] = {"FASTER": "good", "SLOWER": "bad", "MIXED": "open", "NO DIFFERENCE FOUND": "open"}
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
@@ -291,28 +287,6 @@ def _stage_table(event: str, own: StageDifferences, pair: PairComparison) -> Tab
     return Table(f"Stages to {_EVENTS[event]}", headers, rows, words=2)
 
 
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """The difference at each decile with its 95 % interval, around 0."""
-
-    metric: str
-    deciles: Sequence[DecileFigure]
-
-    def draw(self, name: str, stamp: str | None) -> Fragment:
-        known = [(at, one, one.difference_ms, one.ci_ms) for at, one in enumerate(self.deciles)]
-        dots = [
-            Point(at, ms, y_ends=ends, title=f"p{one.percentile:g}: {words.difference(one)} ({words.interval(one)})")
-            for at, one, ms, ends in known if ms is not None and ends is not None
-        ]  # fmt: skip
-        x = Axis(Scale.categories([[f"p{one.percentile:g}" for one in self.deciles]]))
-        y = Axis(Scale.linear([end for dot in dots for end in (dot.y, *(dot.y_ends or ()))]), "ms", signed=True)
-        plot = Plot(x, y, height=170)
-        worst = max(dots, key=lambda dot: abs(dot.y))
-        said = f"{self.metric}: the largest shift is at {worst.title}."
-        title = f"{self.metric}: difference at each decile"
-        return plot.chart(name, title, said, points(plot, dots, "whisker ink"), stamp=stamp)
-
-
 def _shift(pair: PairComparison, number: int, name: str) -> Section:
     parts = []
     for metric, known in pair.metrics.items():
@@ -324,8 +298,14 @@ def _shift(pair: PairComparison, number: int, name: str) -> Section:
         headers: Headers = ["decile", *in_ms(pair.a, pair.b, "difference"), "95 % interval"]
         table = Table(f"Shift of {NAMES[metric]}", headers, rows)
         body: Block = Paragraph("No decile is supported.")
+        deciles = [
+            Decile(
+                f"p{one.percentile:g}", one.difference_ms, one.ci_ms, f"{words.difference(one)} ({words.interval(one)})"
+            )
+            for one in known.shift
+        ]
         if any(one.ci_ms is not None for one in known.shift):
-            body = Chart(f"shift-{number}-{metric}", Shift(NAMES[metric], known.shift), "", table, "levels")
+            body = Chart(f"shift-{number}-{metric}", Shift(NAMES[metric], deciles), "", table, "levels")
         parts.append([Heading(NAMES[metric]), body])
     lead = f"{pair.b} minus {pair.a} at every decile, with its 95 % interval: above the line is slower."
     return Section(f"shift-{number}", f"Shift{name}", [Columns(parts)], lead, "" if number else "shift")

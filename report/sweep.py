@@ -142,10 +142,9 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
 
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
-    names = [f"{_NAMES[metric]} {level_key(sweep.levels[metric])}" for metric in metrics]
     heads: list[str | Column] = []
-    for name in names:
-        heads += [*in_ms(name), "95 % interval"]
+    for metric in metrics:
+        heads += [*in_ms(f"{_NAMES[metric]} {level_key(sweep.levels[metric])}"), "95 % interval"]
     return heads
 
 

@@ -119,7 +119,7 @@ def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
         return {}
 
     def most(metric: str, percentile: str) -> float:
-        return max(getattr(floor, f"{metric}_{percentile}_ms") for floor in known) * 1e6
+        return float(max(getattr(floor, f"{metric}_{percentile}_ms") for floor in known)) * 1e6
 
     return {metric: (most(metric, "p50"), most(metric, "p99")) for metric in ("ttft", "itl", "e2e")}
 

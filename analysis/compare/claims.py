@@ -110,6 +110,7 @@ def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family:
     metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in NAMES}
     confirmed = [c for c in claims if c.confirmed]
     able = [c for c in claims if c.least_ns is not None and c.difference.a]
+    telling: Claim | None
     if confirmed:
         telling = min(confirmed, key=lambda c: ((c.metric, c.percentile) not in slos, -_size(c)))
     else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +29,7 @@ from gapmeter.analysis.sweep.result import (
     LostPoint,
     Point,
     PointDistribution,
+    PointFacts,
     PointThroughput,
     Repeat,
     RepeatRange,
@@ -57,18 +57,18 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         used = [run for run in measured if run.valid] or measured
         facts = _facts(index, point, runs, used, manifest, folder.path)
         if used:
-            frames.append(read_frames(used))
-            points.append(_point(facts, used, frames[-1]))
+            found = read_frames(used)
+            frames.append(found)
+            points.append(_point(facts, used, found))
             device = device or used[0].manifest.device
         else:
             frames.append(None)
-            reason = next((run.reason for run in runs if isinstance(run, LostRun)), "not run yet")
-            points.append(LostPoint(**facts, verdict=FAILED if runs else MISSING, reason=reason))
+            points.append(LostPoint(**dict(facts), verdict=FAILED if runs else MISSING))
     answers = next((point.slo for point in points if isinstance(point, Point)), ())
     # What the sweep is about: the first latency that an SLO names, else TTFT.
     main = next((answer.metric for answer in answers if answer.metric in EVENT_OF), "ttft")
     levels = {metric: common_level(points, metric) for metric in METRICS}
-    sights = [seen(point, found, levels) for point, found in zip(points, frames, strict=True)]
+    sights = [seen(point, own, levels) for point, own in zip(points, frames, strict=True)]
     axis = axis_of(points)
     knees = tuple(knees_of(axis, points, sights, main, levels))
     figures = SweepFigures(
@@ -113,23 +113,24 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
 def _facts(
     index: int, point: SweepPoint, runs: Sequence[MeasuredRun | LostRun], used: Sequence[MeasuredRun],
     manifest: SweepManifest, folder: Path,
-) -> dict[str, Any]:  # fmt: skip
-    """The fields that every point has. The load of one that never ran is told by its values."""
+) -> PointFacts:  # fmt: skip
+    """The load of a point that never ran is told by its values."""
     values = point.resolved
     closed = values.get("load.concurrency") is not None
     load = used[0].result.load if used else None
-    return {
-        "index": index,
-        "label": label(values),
-        "values": point.values,
-        "resolved": values,
-        "folder": point.folder,
-        "repeats": tuple(_repeat(run, folder) for run in runs),
-        "missing": max(manifest.repeat - sum(isinstance(run, MeasuredRun) for run in runs), 0),
-        "loop": load.loop if load else "closed" if closed else "open",
-        "concurrency": load.concurrency if load else values.get("load.concurrency"),
-        "requested_rate": load.requested_rate if load else values.get("load.rate"),
-    }
+    return PointFacts(
+        index=index,
+        label=label(values),
+        values=point.values,
+        resolved=values,
+        folder=point.folder,
+        reason=next((run.reason for run in runs if isinstance(run, LostRun)), "not run yet") if not used else None,
+        repeats=tuple(_repeat(run, folder) for run in runs),
+        missing=max(manifest.repeat - sum(isinstance(run, MeasuredRun) for run in runs), 0),
+        loop=load.loop if load else "closed" if closed else "open",
+        concurrency=load.concurrency if load else values.get("load.concurrency"),
+        requested_rate=load.requested_rate if load else values.get("load.rate"),
+    )
 
 
 def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
@@ -149,7 +150,7 @@ def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
     )
 
 
-def _point(facts: Mapping[str, Any], used: Sequence[MeasuredRun], frames: Frames) -> Point:
+def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Point:
     """What the runs of a point say together; figures over successes, verdicts with failures counted."""
     results, manifest = [run.result for run in used], used[0].manifest
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
@@ -164,10 +165,10 @@ def _point(facts: Mapping[str, Any], used: Sequence[MeasuredRun], frames: Frames
     checks = [check for result in results for check in result.checks]
     economy = describe_economy(judged, answers, used, frames.measured)
     emulated = " (emulated)" if economy.emulated else ""
+    about = facts.model_copy(update={"label": f"{facts.label}{emulated}", "reason": "; ".join(reasons) or None})
     return Point(
-        **{**facts, "label": f"{facts['label']}{emulated}"},
+        **dict(about),
         verdict=judged,
-        reason="; ".join(reasons) or None,
         metrics=metrics,
         between=_between(results) if len(results) > 1 else None,
         stages={
@@ -209,24 +210,24 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
 
 def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
     known = [result.throughput for result in results if result.throughput.requests_per_s is not None]
-    span = sum(each.span_s for each in known)
-
-    def pooled(name: str) -> float | None:
-        """One rate over all the runs' time; None where one of them does not know its own."""
-        told = [rate * each.span_s for each in known if (rate := getattr(each, name)) is not None]
-        return sum(told) / span if known and len(told) == len(known) else None
-
+    spans = [one.span_s for one in known]
     each = [rate for one in known if (rate := one.output_tokens_per_s) is not None]
     steady = rate_level(frames)
     return PointThroughput(
-        requests_per_s=pooled("requests_per_s"),
-        prompt_tokens_per_s=pooled("prompt_tokens_per_s"),
-        output_tokens_per_s=pooled("output_tokens_per_s"),
-        span_s=span,
+        requests_per_s=_pooled([one.requests_per_s for one in known], spans),
+        prompt_tokens_per_s=_pooled([one.prompt_tokens_per_s for one in known], spans),
+        output_tokens_per_s=_pooled([one.output_tokens_per_s for one in known], spans),
+        span_s=sum(spans),
         output_range=(min(each), max(each)) if len(each) > 1 else None,
         steady_tokens_per_s=steady.value if steady else None,
         steady_ci=steady.estimate.known[1:] if steady else None,
     )
+
+
+def _pooled(rates: Sequence[float | None], spans: Sequence[float]) -> float | None:
+    """One rate over several runs' time; None where one of them does not know its own."""
+    known = [rate * span for rate, span in zip(rates, spans, strict=True) if rate is not None]
+    return sum(known) / sum(spans) if spans and len(known) == len(rates) else None
 
 
 def _batch(steps: pd.DataFrame) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
 from gapmeter.analysis.stats.means import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.axis import Axis, is_load, place
 from gapmeter.analysis.sweep.growth import Side, growth_between
-from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
+from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, Turn, find_knee, latency_turn, throughput_turn
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.analysis.sweep.result import (
     THROUGHPUT,
@@ -24,6 +24,7 @@ from gapmeter.analysis.sweep.result import (
     figure_name,
 )
 
+Rule = Callable[[Sequence[float], Sequence[float]], Turn]
 EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
 GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more load does
 
@@ -100,9 +101,9 @@ def knees_of(
 def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) -> tuple[Knee, str]:
     """Users wait for their answers, so throughput shows the limit of a closed loop; an open one's is asked of it."""
     closed = all(sight.point.loop == "closed" for sight in sights)
-    asks = [(THROUGHPUT, throughput_turn)]
+    asks: list[tuple[str, Rule]] = [(THROUGHPUT, throughput_turn)]
     if key != GROWS_WITH:
-        asks = [(main, latency_turn), *asks]
+        asks.insert(0, (main, latency_turn))
     answers = []
     for by, rule in reversed(asks) if closed else asks:
         known = [sight.figures[by] for sight in sights]

@@ -1,28 +1,43 @@
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gapmeter.analysis.compare.document import Side, compare
-from gapmeter.report.comparison.page import page
-from gapmeter.report.comparison.words import markdown, terminal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.analysis.compare import claims
+from gapmeter.analysis.compare.build import compare
 from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER
 from gapmeter.analysis.compare.differences import compare_sides
-from gapmeter.analysis.compare.protocol import BLOCKS, FACTOR, FOLLOWS, NOTED, NotReadable, check
+from gapmeter.analysis.compare.protocol import Protocol, check
 from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
-from gapmeter.analysis.compare.sides import STAGE_NAMES, read_run
+from gapmeter.analysis.compare.result import (
+    BLOCKS,
+    FACTOR,
+    FOLLOWS,
+    NOTED,
+    Asked,
+    ClaimedFigure,
+    Comparison,
+    MetricComparison,
+    PairComparison,
+)
+from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
+from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.run import FloorShares
+from gapmeter.report import html, markdown, terminal
+from gapmeter.report.comparison import document
+from gapmeter.report.comparison_words import headline, regression_document, words_of
+from tests import kit
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 
 PERCENTILES = dict.fromkeys(NAMES, FAMILY)
-VALID = {"schema_version": 2, "verdict": "PASS", "floor": None}
+VALID = RunResult.model_construct(verdict="PASS", invalid_reasons=(), floor=None)
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -72,7 +87,7 @@ def test_identical_runs_differ_no_more_often_than_promised_and_a_change_of_five_
         a = virtual(seed)
         for service, forward in ((1, 5_000_000), (2, 5_250_000)):
             differences = compare_sides([a], [virtual(seed, service, forward_ns=forward)], PERCENTILES, resamples=200)
-            (verdict,) = claims.judge([differences], [("A", "B")], {})
+            (verdict,) = claims.judge([differences], {})
             if service == 1:
                 false += verdict.word != NOTHING
             elif verdict.word == SLOWER:
@@ -94,9 +109,7 @@ def test_runs_that_spread_widely_about_their_side_widen_the_interval() -> None:
 
 def test_a_difference_below_the_load_testers_own_floor_is_not_claimed() -> None:
     found = compare_sides([virtual(6)], [virtual(6, 1, forward_ns=6_000_000)], PERCENTILES, resamples=100)
-    open_eyes, blind = (
-        claims.judge([found], [("A", "B")], floors)[0] for floors in ({}, dict.fromkeys(NAMES, (1e12, 1e12)))
-    )
+    open_eyes, blind = (claims.judge([found], floors)[0] for floors in ({}, dict.fromkeys(NAMES, (1e12, 1e12))))
     assert open_eyes.word == SLOWER
     assert blind.word == NOTHING
 
@@ -133,7 +146,7 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
     "other hardware, declared": ({"hardware__gpus": ["B GPU"]}, ("hardware",), True, {"hardware.gpus": FACTOR}),
     "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
     "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
-    "its device's speed measured again": ({"target__peaks": {"read": {"median": 39.0}}}, (), True, {}),
+    "its device's speed measured again": ({"target__peaks": kit.PEAKS}, (), True, {}),
     "an incomplete run": ({"status": "incomplete", "ended_because": "killed"}, (), False, {"validity": BLOCKS}),
 }  # fmt: skip
 
@@ -142,29 +155,28 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
 def test_only_what_is_meant_to_differ_may(case: str) -> None:
     changes, factors, comparable, meanings = PROTOCOL[case]
     found = check(manifest(), manifest(**changes), VALID, VALID, factors)
-    assert found.comparable is comparable, found.blocking
+    assert found.comparable is comparable, found.facts
     told = {fact.key: fact.meaning for fact in found.facts}
     assert {key: told.get(key) for key in meanings} == meanings
 
 
 def test_an_invalid_run_and_another_floor_of_the_load_tester_are_told() -> None:
-    floor = {"ttft_p99_ms": 0.2, "itl_p99_ms": 0.1, "e2e_p99_ms": 0.2}
-    slow = {**floor, "ttft_p99_ms": 0.5}
-    invalid = {**VALID, "verdict": "INVALID", "invalid_reasons": ["late"]}
-    assert [f.key for f in check(manifest(), manifest(), VALID, invalid).blocking] == ["validity"]
-    floors = check(manifest(), manifest(), VALID | {"floor": floor}, VALID | {"floor": slow})
-    assert [f.key for f in floors.blocking] == ["floor"]
-    one = check(manifest(), manifest(), VALID | {"floor": floor}, VALID)
+    about = manifest()
+    floor = FloorShares(
+        ttft_p50_ms=0.1, ttft_p99_ms=0.2, itl_p50_ms=0.1, itl_p99_ms=0.1, e2e_p50_ms=0.1, e2e_p99_ms=0.2, chunk_us=9.0,
+        tokens_per_s=1e5, requests_per_s=1e3, tokens_share=0.1, requests_share=0.1, quick=False, measured="",
+    )  # fmt: skip
+    near, far = (VALID.model_copy(update={"floor": floor.model_copy(update={"ttft_p99_ms": ms})}) for ms in (0.2, 0.5))
+    invalid = VALID.model_copy(update={"verdict": "INVALID", "invalid_reasons": ("late",)})
+    assert blocking(check(about, about, VALID, invalid)) == ["validity"]
+    assert blocking(check(about, about, near, far)) == ["floor"]
+    one = check(about, about, near, VALID)
     assert one.comparable
-    assert [f.meaning for f in one.facts] == [NOTED]
+    assert [fact.meaning for fact in one.facts] == [NOTED]
 
 
-@pytest.mark.parametrize("part", ["manifest", "summary"])
-def test_a_run_of_another_version_of_the_format_is_refused_by_its_version(part: str) -> None:
-    other, summary = manifest(), dict(VALID)
-    (other if part == "manifest" else summary)["schema_version"] = 7
-    with pytest.raises(NotReadable, match=rf"{part}.json is in version 7 .*reads [12]"):
-        check(manifest(), other, VALID, summary)
+def blocking(found: Protocol) -> list[str]:
+    return [fact.key for fact in found.facts if fact.meaning == BLOCKS]
 
 
 @pytest.fixture(scope="module")
@@ -173,64 +185,72 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder(home / "three", slots=3), folder(home / "eight", slots=8), folder(home / "six", slots=6)]
 
 
+def sides(paths: Sequence[Path]) -> list[Side]:
+    return [Side((read_run(path),)) for path in paths]
+
+
 def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(folders: list[Path]) -> None:
-    sides = [Side((read_run(path),)) for path in folders[:2]]
-    document = compare(sides, command="gapmeter compare three eight")
-    json.dumps(document, allow_nan=False)
-    found = document["comparisons"][0]
-    assert document["verdict"] == "MIXED"
-    assert found["paired"]
-    assert (found["a"], found["b"]) == ("A (max_batch 3)", "B (max_batch 8)")
-    assert found["changed"]["stage"] == "queue"
-    parts = sum(stage["difference_ms"] for stage in found["stages"]["last_token"]["stages"])
-    assert parts == pytest.approx(found["stages"]["last_token"]["total"]["difference_ms"])
-    html = page(document, [side.first for side in sides])
-    assert 'data-verdict="MIXED"' in html
-    assert html.count("<svg") >= 6
-    assert "http-equiv" in html
-    assert "TTFT p90" in markdown(document)
-    assert "faster" in terminal(document, "report.html")
+    result = compare(sides(folders[:2]), command="gapmeter compare three eight")
+    told = result.model_copy(update={"words": words_of(result)})
+    assert Comparison.parse(told.model_dump_json(), Path("compare.json")) == told
+    found = result.comparisons[0]
+    assert result.verdict == "MIXED"
+    assert found.paired
+    assert (found.a, found.b) == ("A (max_batch 3)", "B (max_batch 8)")
+    assert found.changed is not None and found.changed.stage == "queue"
+    own = found.stages["last_token"]
+    assert sum(stage.difference_ms or 0.0 for stage in own.stages) == pytest.approx(own.total.difference_ms)
+    shown = document(result)
+    page = html.page(shown)
+    assert 'data-verdict="MIXED"' in page
+    assert page.count('role="img"') >= 6
+    assert "http-equiv" in page
+    assert "TTFT p90" in markdown.text(shown)
+    assert "faster" in terminal.text(shown).plain
 
 
 def test_more_than_two_runs_share_one_family_and_one_table(folders: list[Path]) -> None:
-    document = compare([Side((read_run(path),)) for path in folders])
-    assert [found["b"] for found in document["comparisons"]] == ["B (max_batch 8)", "C (max_batch 6)"]
-    assert document["method"]["family"] > 9
-    rows = document["table"]["rows"]
-    assert [row["name"] for row in rows] == ["A", "B", "C"]
-    assert rows[0]["capacity"]["value"] is None
-    assert "capacity" in rows[0]["capacity"]["why"]
+    result = compare(sides(folders))
+    assert [found.b for found in result.comparisons] == ["B (max_batch 8)", "C (max_batch 6)"]
+    assert result.method is not None and result.method.family > 9
+    assert result.table is not None
+    assert [row.name for row in result.table.rows] == ["A", "B", "C"]
+    assert result.table.rows[0].capacity.value is None
+    assert "capacity" in result.table.rows[0].capacity.why
 
 
 def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> None:
     paths = [folder(tmp_path / name, rate=rate) for name, rate in (("one", 8.0), ("two", 8.1))]
-    table = compare([Side((read_run(path),)) for path in paths], ["load.rate"])["table"]
-    (spread,) = table["devices"]
-    assert spread["sides"] == ["A", "B"]
-    assert spread["figures"]["e2e_p50"]["relative"] >= 0
+    table = compare(sides(paths), Asked(factors=("load.rate",))).table
+    assert table is not None
+    (spread,) = table.devices
+    assert spread.sides == ("A", "B")
+    assert spread.figures["e2e_p50"].relative >= 0
 
 
 def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_is_marked(tmp_path: Path) -> None:
     paths = [folder(tmp_path / "a"), folder(tmp_path / "b", slots=4, changes={"versions__gapmeter": "9"})]
-    sides = [Side((read_run(path),)) for path in paths]
-    refused, forced = compare(sides), compare(sides, force=True)
-    assert refused["verdict"] == "NOT COMPARABLE"
-    assert refused["comparisons"] == []
-    assert "versions.gapmeter: 0.1.0 | 9" in refused["headline"]
-    assert "--factor versions.gapmeter" in terminal(refused, "report.html")
-    assert forced["verdict"] == "NOT COMPARABLE, forced"
-    told = [line for line in markdown(forced).splitlines() if line.startswith(("| TTFT", "| ITL", "| TPOT", "| E2E"))]
+    refused, forced = compare(sides(paths)), compare(sides(paths), Asked(force=True))
+    assert refused.verdict == "NOT COMPARABLE"
+    assert refused.comparisons == ()
+    assert "versions.gapmeter: 0.1.0 | 9" in headline(refused)
+    assert "--factor versions.gapmeter" in terminal.text(document(refused)).plain
+    assert forced.verdict == "NOT COMPARABLE, forced"
+    lines = markdown.text(document(forced)).splitlines()
+    told = [line for line in lines if line.startswith(("| TTFT", "| ITL", "| TPOT", "| E2E"))]
     assert told
     assert all("NOT COMPARABLE" in line for line in told)
 
 
-def figure(relative: float | None, p: float | None, floor_ms: float = 0.0) -> dict[str, Any]:
+def figure(relative: float | None, p: float | None, floor_ms: float = 0.0) -> ClaimedFigure:
+    """A baseline of 100 ms, and how much it grew."""
     a = 100.0
     ms = None if relative is None else a * relative
-    return {
-        "a_ms": a, "b_ms": None if ms is None else a + ms, "difference_ms": ms, "p": p, "relative": relative,
-        "ci_ms": None if ms is None else [ms - 1, ms + 1], "relative_ci": None, "why": "too few", "floor_ms": floor_ms,
-    }  # fmt: skip
+    return ClaimedFigure(
+        a_ms=a, b_ms=None if ms is None else a + ms, difference_ms=ms, p=p, df=9.0, relative=relative,
+        ci_ms=None if ms is None else (ms - 1, ms + 1), relative_ci=None, why="too few", floor_ms=floor_ms,
+        in_family=True, p_adjusted=p, confirmed=False, least_ms=None,
+    )  # fmt: skip
 
 
 REGRESSIONS = {
@@ -246,7 +266,12 @@ REGRESSIONS = {
 @pytest.mark.parametrize("case", REGRESSIONS)
 def test_a_regression_is_beyond_the_limit_and_beyond_its_interval(case: str) -> None:
     told, status = REGRESSIONS[case]
-    metrics = {"ttft": {"percentiles": {"p90": told}}}
-    document = {"comparable": True, "comparisons": [{"metrics": metrics, "changed": None}]}
-    found = judge_regression(document, [("ttft", 90.0)], 0.05, "base")
-    assert found["status"] == found["rows"][0]["status"] == status
+    metrics = {"ttft": MetricComparison(verdict="slower", percentiles={"p90": told}, shift=())}
+    pair = PairComparison.model_construct(metrics=metrics, changed=None)
+    result = Comparison.model_construct(comparable=True, comparisons=(pair,))
+    found = judge_regression(result, [("ttft", 90.0)], 0.05, "base")
+    assert found.status == found.rows[0].status == status
+    said = regression_document(found, result)
+    assert said["sentence"] == said["rows"][0]["sentence"]
+    assert said["sentence"].startswith("TTFT p90 ")
+

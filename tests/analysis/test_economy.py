@@ -7,23 +7,32 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
+from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
-from gapmeter.analysis.sweep.read import PointRun
+from gapmeter.analysis.sweep.economy import describe_economy
+from gapmeter.analysis.sweep.read import MeasuredRun
+from gapmeter.analysis.sweep.result import (
+    LostPoint,
+    Point,
+    PointDistribution,
+    PointEconomy,
+    PointEnergy,
+    Series,
+    SweepFigures,
+)
+from gapmeter.report.document import Section, Table, plain
+from gapmeter.report.sweep import _economy
 from tests import kit
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo
 
-ORIGIN = Provenance(**dict.fromkeys(Provenance.model_fields, UNKNOWN))
-METRICS = {"ttft": {"p99_ms": 40.0, "p99_ci_ms": [35.0, 48.0]}, "itl": {"p99_ms": 9.0, "p99_ci_ms": None}}
 STEADY = Steady(state="steady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=True)
 
 
@@ -55,39 +64,59 @@ def manifest(precision: str, emulated: bool = False) -> Manifest:
     )
 
 
-def point(verdict: Verdict, precision: str = "bfloat16", joules: float | None = 400.0, **more: Any) -> dict[str, Any]:
+def distribution(value_ms: float, ends: tuple[float, float] | None) -> PointDistribution:
+    p99 = Percentile(value_ms=value_ms, ci_ms=ends)
+    return PointDistribution(
+        percentiles={99.0: p99}, max_ms=99.0, mean_ms=9.0, count=200, n_eff=9.0, mean_ci_ms=None
+    )  # fmt: skip
+
+
+def economy(verdict: Verdict, precision: str = "bfloat16", joules: float | None = 400.0, **more: Any) -> PointEconomy:
+    """Of two repeats."""
     measured = pd.DataFrame({"outcome": ["ok"] * 200, "output_tokens": [8] * 200, "prompt_tokens": [30] * 200})
-    runs = [
-        PointRun(Path(), result=run(seconds, joules), typed_manifest=manifest(precision, **more))
-        for seconds in (10.0, 15.0)
-    ]
-    answers = runs[0].result.slo if runs[0].result else ()
-    economy = describe_economy(verdict, answers, runs, measured)
-    return {"verdict": verdict, "metrics": METRICS, "label": precision, "economy": economy}
+    runs = [MeasuredRun(Path(), run(seconds, joules), manifest(precision, **more)) for seconds in (10.0, 15.0)]
+    return describe_economy(verdict, runs[0].result.slo, runs, measured)
+
+
+def section(*points: PointEconomy) -> Section | None:
+    """Of a sweep of these points, and one that was lost."""
+    metrics = {"ttft": distribution(40.0, (35.0, 48.0)), "itl": distribution(9.0, None)}
+    known = [Point.model_construct(index=at, label=one.precision, economy=one, metrics=metrics)
+             for at, one in enumerate(points)]  # fmt: skip
+    shown = (*known, LostPoint.model_construct(index=len(known), label="fp8"))
+    series = (Series(name="", points=tuple(range(len(shown)))),)
+    return _economy(
+        SweepFigures.model_construct(points=shown, series=series, levels={"ttft": 99.0, "itl": 99.0})
+    )  # fmt: skip
 
 
 def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_of_them() -> None:
-    economy = point("PASS")["economy"]
+    found = economy("PASS")
     low, _ = rate_bounds(100, 12.5)
-    assert economy["cost"]["per_request_usd"] == pytest.approx(2.0 / (3600 * low * 0.5))
-    assert economy["energy"] == {"per_request_j": 4.0, "tokens_per_watt": 2.0}
-    assert economy["value"]["good_requests_per_usd"] == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)
+    assert found.cost.per_request_usd == pytest.approx(2.0 / (3600 * low * 0.5))
+    assert found.energy == PointEnergy(per_request_j=4.0, tokens_per_watt=2.0)
+    assert found.value.good_requests_per_usd == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)
 
 
 def test_a_point_that_missed_its_slos_has_a_dash_and_the_reason() -> None:
-    row = economy_row(point("FAIL", "float16", None, emulated=True), {"ttft": "p99", "itl": "p99"})
-    said = [getattr(cell, "text", cell) for cell in row]
-    assert said[1] == "float16, emulated"
-    assert said[2:8] == ["–"] * 6
-    assert said[8:10] == ["40.0 ms (35.0 .. 48.0 ms)", "9.00 ms (not estimable)"]
-    assert "the SLOs were missed" in str(said[10])
+    found = section(economy("FAIL", "float16", 400.0, emulated=True))
+    assert found is not None
+    (table,) = found.blocks
+    assert isinstance(table, Table)
+    assert [column.title for column in table.columns[:3]] == ["point", "precision", "why there is no cost"]
+    (row,) = table.rows
+    cells = [plain(cell) for cell in row]
+    assert cells[1] == "float16, emulated"
+    assert "the SLOs were missed" in cells[2]
+    assert cells[3:9] == ["–", "–", "4.00", "2.00", "–", "–"]
+    assert cells[9:] == ["40.0 ms", "35.0 .. 48.0 ms", "9.00 ms", "not estimable"]
 
 
 def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None:
-    points = [point("PASS"), point("FAIL", "float32"), {"economy": None, "label": "fp8"}]
-    levels = {"ttft": 99.0, "itl": 99.0}
-    section = economy_section({"points": points, "series": [{"points": [0, 1, 2]}], "levels": levels}, ORIGIN)
-    assert section is not None
-    assert section.lead.endswith("The price is 1 x H100-SXM at $2.00 an hour, the scenario's price.")
-    assert "bfloat16" in section.body and "float32" in section.body and "fp8" not in section.body
-    assert economy_section({"points": points[2:], "series": [{"points": [0]}], "levels": levels}, ORIGIN) is None
+    found = section(economy("PASS"), economy("FAIL", "float32"))
+    assert found is not None
+    assert found.lead.endswith("The price is 1 x H100-SXM at $2.00 an hour, the scenario's price.")
+    (table,) = found.blocks
+    assert isinstance(table, Table)
+    assert [plain(row[0]) for row in table.rows] == ["bfloat16", "float32"], "a lost point has no economy"
+    assert section() is None

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import pytest
-from gapmeter.analysis.sweep.compared import common_level, figure_words
-from gapmeter.report.sweep.axis import Axis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.stats.means import Floats, Level, level_of
-from gapmeter.analysis.sweep.curves import Seen, growths_of, headline, knees_of
+from gapmeter.analysis.sweep.axis import Axis
+from gapmeter.analysis.sweep.build import common_level
+from gapmeter.analysis.sweep.curves import Seen, growths_of, knees_of
 from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
 from gapmeter.analysis.sweep.read import BLOCKS, Frames, block_rates
+from gapmeter.analysis.sweep.result import (
+    CurveKnee,
+    Growth,
+    Point,
+    PointDistribution,
+    SweepFigures,
+    figure_name,
+)
+from gapmeter.report.sweep_words import headline
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REPEATS = 25
@@ -145,33 +155,43 @@ def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
     assert block_rates(requests.assign(output_tokens=None)) is None
 
 
-def metrics(supported: float | None) -> dict[str, object]:
-    keys = {99.0: "p99", 95.0: "p95", 90.0: "p90", 50.0: "p50"}
-    has = {f"{key}_ms": 1.0 if supported is not None and level <= supported else None for level, key in keys.items()}
-    return {"metrics": {"ttft": has}, "verdict": "INCONCLUSIVE"}
+def point(supported: float | None, verdict: str = "INCONCLUSIVE") -> Point:
+    """One whose sample supports TTFT up to this percentile."""
+    percentiles = {p: Percentile(value_ms=1.0) for p in (99.0, 95.0, 90.0, 50.0) if supported and p <= supported}
+    ttft = PointDistribution(percentiles=percentiles, max_ms=1.0, mean_ms=1.0, count=9, n_eff=9.0, mean_ci_ms=None)
+    return Point.model_construct(verdict=verdict, metrics={"ttft": ttft})
 
 
 def test_one_figure_is_compared_that_every_valid_point_has() -> None:
-    assert common_level([metrics(99), metrics(90)], "ttft") == 90
-    assert common_level([metrics(99), {**metrics(50), "verdict": "INVALID"}], "ttft") == 99
-    assert common_level([metrics(99), metrics(None)], "ttft") is None
-    assert [figure_words("ttft", level) for level in (99.0, None)] == ["p99 TTFT", "mean TTFT"]
+    assert common_level([point(99), point(90)], "ttft") == 90
+    assert common_level([point(99), point(50, "INVALID")], "ttft") == 99
+    assert common_level([point(99), point(None)], "ttft") is None
+    assert [figure_name("ttft", level) for level in (99.0, None)] == ["p99 TTFT", "mean TTFT"]
+
+
+def points_along(key: str, labels: Mapping[str, float]) -> list[Point]:
+    """Points in order, of which little else is known."""
+    return [
+        Point.model_construct(index=at, label=name, resolved={key: value}, loop="closed", metrics={}, verdict="PASS")
+        for at, (name, value) in enumerate(labels.items())
+    ]
+
+
+def said(points: list[Point], knees: Sequence[CurveKnee], growths: Sequence[Growth] = ()) -> list[str]:
+    sweep = SweepFigures.model_construct(points=tuple(points), knees=tuple(knees), growth=tuple(growths), metric="ttft")
+    return headline(sweep, "GPU")
 
 
 def swept(waits: Sequence[float], rates: Sequence[float], error: float) -> list[str]:
     """The sentences of a sweep whose points are known to this error; no percentile is supported."""
-    points = [
-        {"label": f"{users:g} users", "resolved": {"load.concurrency": users}, "loop": "closed",
-         "metrics": {"ttft": {}}, "verdict": "INCONCLUSIVE"}
-        for users in USERS
-    ]  # fmt: skip
+    points = points_along("load.concurrency", {f"{users:g} users": users for users in USERS})
     empty = Frames(*[pd.DataFrame()] * 5, rates=None)
     sights = [
         Seen(point, {"ttft": Level(wait, error, 12), "throughput": Level(rate, error, 12)}, empty)
         for point, wait, rate in zip(points, waits, rates, strict=True)
     ]
     axis = Axis("load.concurrency", "users", (("", tuple(range(len(USERS)))),))
-    return headline(points, knees_of(axis, points, sights, "ttft", {"ttft": None}), [], "ttft")
+    return said(points, list(knees_of(axis, points, sights, "ttft", {"ttft": None})))
 
 
 def test_the_sentence_names_what_shows_the_knee() -> None:
@@ -192,16 +212,15 @@ def test_what_a_batch_brought_up_to_its_knee_is_told_and_what_a_load_costs_beyon
     """Throughput turns at the fourth point; 16 users wait in a queue below it."""
     queue_ms, rates = [400.0, 200.0, 90.0, 10.0, 10.0, 10.0], [100.0, 180.0, 330.0, 600.0, 601.0, 602.0]
     for key, told in (("server.max_batch", (2, 3)), ("load.concurrency", (3, 4))):
-        points = [{"label": f"p{k}", "resolved": {key: 2.0**k}, "loop": "closed", "metrics": {"ttft": {}},
-                   "verdict": "PASS"} for k in range(6)]  # fmt: skip
+        points = points_along(key, {f"p{k}": 2.0**k for k in range(6)})
         sights = [Seen(point, {"ttft": Level(wait, 0.01, 12), "itl": None, "throughput": Level(rate, 0.01, 12)},
                        frames(wait)) for point, wait, rate in zip(points, queue_ms, rates, strict=True)]  # fmt: skip
         axis, levels = Axis(key, "", (("", tuple(range(6))),)), {"ttft": None, "itl": None}
-        knees = knees_of(axis, points, sights, "ttft", levels)
-        growths = growths_of(axis, sights, knees, "ttft", levels, "GPU")
-        assert {(g["from_point"], g["to_point"]) for g in growths if g["at_knee"]} == {told}
-        assert knees[0]["label"] == "p3"
-    lines = headline(points, knees, growths, "ttft")
+        knees = list(knees_of(axis, points, sights, "ttft", levels))
+        growths = list(growths_of(axis, sights, knees, "ttft", levels))
+        assert {(g.from_point, g.to_point) for g in growths if g.at_knee} == {told}
+        assert knees[0].label == "p3"
+    lines = said(points, knees, growths)
     assert lines[1] == "From p3 to p4 mean TTFT differs by no more than its interval (−0.308 ms to +0.308 ms)."
 
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from gapmeter.report.sweep.axis import axis_of, label
-from gapmeter.report.sweep.scale import Scale
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, decide
 from gapmeter.analysis.results.run import Check
 from gapmeter.analysis.stats.means import level_of_interval
-from gapmeter.analysis.sweep.growth import Side, describe_growth, means_ms, slow_band
+from gapmeter.analysis.sweep.axis import axis_of, label
+from gapmeter.analysis.sweep.growth import Side, growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
+from gapmeter.analysis.sweep.result import Growth, Point
+from gapmeter.report.sweep_words import growth_sentence
 
 LOADS = [1, 2, 4, 8, 16, 32]
 
@@ -60,8 +61,10 @@ def test_a_knee_does_not_depend_on_units(latency: list[float], of_load: float, o
         assert one.bend == pytest.approx(other.bend, abs=1e-9)
 
 
-def point(loop: str = "closed", **resolved: Any) -> dict[str, Any]:
-    return {"loop": loop, "resolved": {key.replace("__", "."): value for key, value in resolved.items()}}
+def point(loop: str = "closed", **resolved: Any) -> Point:
+    """One of which nothing else is known."""
+    values = {key.replace("__", "."): value for key, value in resolved.items()}
+    return Point.model_construct(index=0, label=label(values), loop=loop, resolved=values)
 
 
 def test_curves_join_points_that_differ_in_the_load_alone() -> None:
@@ -84,7 +87,7 @@ def test_points_without_numbers_have_no_order_and_words_of_their_own() -> None:
     points = [point("open", server__precision=name) for name in ("float32", "bfloat16")]
     axis = axis_of(points)
     assert axis.key is None
-    assert [label(p["resolved"]) for p in points] == ["float32", "bfloat16"]
+    assert [p.label for p in points] == ["float32", "bfloat16"]
     assert label({"load.rate": 2.5, "load.concurrency": 1}) == "2.5 req/s, 1 user"
 
 
@@ -99,33 +102,38 @@ def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
     )
 
 
-def side(rows: pd.DataFrame, name: str) -> Side:
-    value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
-    return Side(name, level_of_interval(value, value * 0.9, value * 1.1), rows)
+def grown(one: pd.DataFrame, two: pd.DataFrame, level: float = 99) -> Growth:
+    """From point a to point b, of TTFT."""
+    sides = []
+    for name, rows in (("a", one), ("b", two)):
+        value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
+        about = Point.model_construct(index=len(sides), label=name)
+        sides.append(Side(about, level_of_interval(value, value * 0.9, value * 1.1), rows))
+    return growth_between(*sides, "ttft", level, "", at_knee=False)
 
 
 def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> None:
-    one, two = ledgers(0), ledgers(60)
-    found = describe_growth(side(one, "8 users"), side(two, "16 users"), "ttft", 99, "GPU")
-    assert (found["stage"], found["owner"]) == ("queue", "capacity")
-    assert found["share"] == pytest.approx(1, abs=0.02)
-    assert found["share_ci"][0] <= found["share"] <= found["share_ci"][1]
-    assert found["band_grows_ms"] == pytest.approx(sum(found["stages_ms"].values()))
-    assert found["grows_ci_ms"][0] < found["grows_ms"] < found["grows_ci_ms"][1]
-    assert found["sentence"].startswith("From 8 users to 16 users p99 TTFT grows by ")
-    assert "is queue (capacity)" in found["sentence"]
+    found = grown(ledgers(0), ledgers(60))
+    assert (found.stage, found.owner) == ("queue", "capacity")
+    assert found.share == pytest.approx(1, abs=0.02)
+    assert found.share_ci is not None and found.share_ci[0] <= found.share <= found.share_ci[1]
+    assert found.band_grows_ms == pytest.approx(sum(found.stages_ms.values()))
+    assert found.interval_ms is not None and found.interval_ms[0] < found.grows_ms < found.interval_ms[1]
+    said = growth_sentence(found, "GPU")
+    assert said.startswith("From a to b p99 TTFT grows by ")
+    assert "is queue (capacity)" in said
 
 
 def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
-    found = describe_growth(side(ledgers(60), "a"), side(ledgers(0), "b"), "ttft", 99, "GPU")
-    assert (found["stage"], round(found["share"], 1)) == ("queue", 1.0)
-    assert "falls by" in found["sentence"]
-    assert "wait less is queue (capacity)" in found["sentence"]
+    found = grown(ledgers(60), ledgers(0))
+    assert (found.stage, round(found.share or 0.0, 1)) == ("queue", 1.0)
+    said = growth_sentence(found, "GPU")
+    assert "falls by" in said
+    assert "wait less is queue (capacity)" in said
 
 
 def test_a_growth_within_its_interval_is_put_into_no_stage() -> None:
-    found = describe_growth(side(ledgers(60), "a"), side(ledgers(61), "b"), "ttft", 99, "GPU")
-    assert "differs by no more than its interval" in found["sentence"]
+    assert "differs by no more than its interval" in growth_sentence(grown(ledgers(60), ledgers(61)), "GPU")
 
 
 def test_a_shares_interval_knows_that_neighbors_met_the_same_queue() -> None:
@@ -137,8 +145,8 @@ def test_a_shares_interval_knows_that_neighbors_met_the_same_queue() -> None:
     shuffled = rows.sample(frac=1, random_state=1, ignore_index=True)
 
     def width(after: pd.DataFrame) -> float:
-        low, high = describe_growth(side(ledgers(0), "a"), side(after, "b"), "ttft", 50, "GPU")["share_ci"]
-        return float(high - low)
+        low, high = grown(ledgers(0), after, 50).share_ci or (0.0, 0.0)
+        return float(high or 0.0) - float(low or 0.0)
 
     assert width(rows) > 2 * width(shuffled)
 
@@ -181,11 +189,3 @@ def test_what_the_resource_could_not_be_told_from_is_listed() -> None:
     assert decide({"decode": 9}).unmeasured == ("whether memory bandwidth or compute bounds decode", "PCIe transfer")
     assert decide({"decode": 9}, evidence=KNOWN).unmeasured == ()
     assert decide({"queue": 1, "egress": 9}, device="CPU").unmeasured == ()
-
-
-@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=20), st.floats(1e-3, 1e6))
-def test_an_axis_has_room_for_its_values_in_their_order(values: list[float], limit: float) -> None:
-    scale = Scale.of(values, limit)
-    places = [scale.part(value) for value in sorted(values)]
-    assert places == sorted(places)
-    assert 0 <= places[0] <= places[-1] < 1
