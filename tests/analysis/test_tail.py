@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger.tail import anatomy, slow_count
 from gapmeter.analysis.stages import STAGES, column
+from gapmeter.report.marks import words
 from gapmeter.report.words import tail_sentence
 from tests.analysis.report_frames import simulate
 
@@ -40,7 +41,7 @@ def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> Non
     low, high = found.share_ci
     assert low is not None and high is not None
     assert low <= found.share <= high
-    assert f"is {stage} ({found.owner})" in tail_sentence(found, "ttft", "GPU")
+    assert f"is {words(stage)} ({found.owner})" in tail_sentence(found, "ttft", "GPU")
 
 
 def test_two_causes_share_the_difference_in_proportion() -> None:
