@@ -70,13 +70,13 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def resolve_model(name: str, cache_dir: Path | None = None) -> Path:
+def resolve_model(name: str) -> Path:
     """The folder of ``builtin:NAME``, of a path, or of a hub id (downloaded if it is not there yet).
 
     Raises ModelError when there is no such model, or it lacks a configuration or a tokenizer.
     """
     if name.startswith(BUILTIN):
-        return builtin_model(name.removeprefix(BUILTIN), cache_dir)
+        return builtin_model(name.removeprefix(BUILTIN), default_cache())
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -112,24 +112,27 @@ def check_weights(folder: Path) -> None:
         )
 
 
-def builtin_model(name: str, cache_dir: Path | None = None) -> Path:
-    """The folder of a built-in model, made when it is not there yet (a second or two). Raises ModelError."""
+def builtin_model(name: str, cache: Path) -> Path:
+    """The folder of a built-in model in ``cache``, made in a second or two when it is not there. Raises ModelError."""
     shape = SHAPES.get(name)
     if shape is None:
         raise ModelError(f"there is no built-in model {name!r}; there are {_known()}")
-    root = cache_dir or default_cache()
-    folder = root / f"{name}-{_digest(shape)}"
+    folder = cache / f"{name}-{_digest(shape)}"
     if folder.is_dir():
         return folder
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     except OSError as error:
-        raise ModelError(f"{root} cannot be written ({error.strerror}); set {CACHE_VARIABLE} to a folder") from error
+        raise ModelError(f"{cache} cannot be written ({error.strerror}); set {CACHE_VARIABLE} to a folder") from error
     try:
         _write(draft, shape)
         draft.chmod(0o755)
-        _move(draft, folder)
+        try:
+            draft.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process made the same one first
+                raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -161,14 +164,6 @@ def _snapshot(hub_id: str) -> Path:
             f"{hub_id!r} is neither a folder nor a model that the hub gives us ({reason}); "
             f"name a folder or one of {_known()}"
         ) from error
-
-
-def _move(draft: Path, folder: Path) -> None:
-    try:
-        draft.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process made the same one first
-            raise
 
 
 def _digest(shape: Shape) -> str:

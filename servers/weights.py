@@ -95,8 +95,9 @@ def _weights(
     tensors: list[Tensor], config: Mapping[str, Any], precision: str, kv_precision: str | None, source: str
 ) -> Weights:
     tied = bool(config.get("tie_word_embeddings"))
-    used = [t for t in tensors if not (tied and _is_head(t.name)) and not _is_vision(t.name)]
-    stored = _config_dtype(config)
+    text = [t for t in tensors if "vision" not in t.name and "visual." not in t.name]
+    used = [t for t in text if not (tied and _is_head(t.name))]
+    stored = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), 4.0)
     routed = [t for t in used if ".experts." in t.name]
     step = [t for t in used if t not in set(routed) and (tied or not _is_embedding(t.name))]
     heads = int(config["num_attention_heads"])
@@ -161,20 +162,12 @@ def _sliding(config: Mapping[str, Any]) -> tuple[int, int | None]:
     return (count, int(window)) if count else (0, None)
 
 
-def _config_dtype(config: Mapping[str, Any]) -> float:
-    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), 4.0)
-
-
 def _is_embedding(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight"))
 
 
 def _is_head(name: str) -> bool:
     return name.endswith("lm_head.weight")
-
-
-def _is_vision(name: str) -> bool:
-    return "vision" in name or "visual." in name
 
 
 def _stored_tensors(folder: Path) -> Iterable[Tensor]:

@@ -11,7 +11,7 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios.model import Telemetry
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.servers.telemetry.journal import Journal
-from gapmeter.servers.telemetry.sampler import API_KEY, Spec
+from gapmeter.servers.telemetry.sampler import API_KEY, SamplerSettings
 from gapmeter.study.attach import listeners
 from gapmeter.study.beside import beside, cores_off, first_line
 
@@ -33,11 +33,13 @@ def sampling(
         yield
         return
     pids = listeners(url) if process is None else (process.pid,)
-    spec = Spec(str(folder.telemetry), asked.hz, asked.metrics_every_ns, url, tuple(pids), cores_off(generator))
+    settings = SamplerSettings(
+        str(folder.telemetry), asked.hz, asked.metrics_every_ns, url, tuple(pids), cores_off(generator)
+    )
     environment = {**os.environ, API_KEY: options.api_key} if options.api_key else None
     log = folder.logs / "sampler.log"
     with beside(
-        "gapmeter.servers.telemetry", spec.to_json(), log, grace_s=_GRACE_S, environment=environment
+        "gapmeter.servers.telemetry.sampler", settings.to_json(), log, grace_s=_GRACE_S, environment=environment
     ) as sampler:
         if first_line(sampler, _READY_S) != "ready":
             Journal(folder.telemetry).note("absent", source="sampler", why="it did not start; see logs/sampler.log")

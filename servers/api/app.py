@@ -15,11 +15,12 @@ from time import monotonic_ns as now
 
 import uvloop
 from aiohttp import web
+from gapmeter_probe import codes
 from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
-from gapmeter.records import Outcome, RecordWriter, Span
+from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.slices import ask_for_short_slices
 from gapmeter.servers.api.answer import DONE, AnswerJson, EngineFailed, Generation, Piece
 from gapmeter.servers.api.completion_request import ApiError, CompletionRequest, bad, parse_request, room
@@ -151,7 +152,7 @@ class Api:
                 text = self._text.template(completion.messages)
             except TemplateRefused as error:
                 raise bad(str(error), "messages") from error
-            stamps.pooled(Span.TEMPLATE, start, start, now())
+            stamps.pooled(codes.TEMPLATE, start, start, now())
         assert text is not None
         try:
             text.encode()
@@ -168,11 +169,11 @@ class Api:
 
         if len(text) <= _INLINE_CHARS:
             start, ids, end = work()
-            stamps.pooled(Span.TOKENIZE, start, start, end)
+            stamps.pooled(codes.TOKENIZE, start, start, end)
         else:
             queued = now()
             start, ids, end = await asyncio.to_thread(work)
-            stamps.pooled(Span.TOKENIZE, queued, start, end)
+            stamps.pooled(codes.TOKENIZE, queued, start, end)
         if not ids:
             raise bad("the prompt has no tokens", "prompt")
         return ids

@@ -240,7 +240,7 @@ class Scheduler:
         budget, position = self.limits.token_budget, 0
         while position < len(self._running) and budget > 0:
             sequence = self._running[position]
-            tokens = self._wanted(sequence, budget)
+            tokens = self._usable(sequence, budget)
             if not tokens:
                 position += 1
                 continue
@@ -251,7 +251,7 @@ class Scheduler:
             entries.append(self._advance(sequence, tokens, 0))
         return budget
 
-    def _wanted(self, sequence: _Sequence, budget: int) -> int:
+    def _usable(self, sequence: _Sequence, budget: int) -> int:
         """Tokens that a running request could use now: 0 when all that it wants is in flight."""
         if sequence.made + sequence.pending >= sequence.request.output_tokens:
             return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gapmeter.servers.launch import LOOPBACK, LaunchSpec, flag_words, with_user_flags
 
@@ -19,7 +18,7 @@ def transformers_command(
     port: int,
     max_batch: int,
     precision: str,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     cores: Sequence[int],
 ) -> LaunchSpec:
     """The command and environment that serve ``model_dir`` as ``served_name``.

@@ -13,7 +13,7 @@ from gapmeter.servers.api.app import ApiOptions, serve
 from gapmeter.servers.api.text import TextModel
 from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
 from gapmeter.servers.models import ModelError, check_weights, resolve_model
-from gapmeter.servers.transformers.settings import PRECISIONS, EngineSettings
+from gapmeter.servers.transformers.settings import PRECISIONS, TransformersSettings
 
 _MODEL_LEN = 2048
 
@@ -54,7 +54,7 @@ def main() -> int:
     except (ModelError, OSError, ValueError) as error:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1
-    settings = EngineSettings(
+    settings = TransformersSettings(
         model=str(folder), precision=args.precision, max_batch=args.max_batch, max_model_len=length,
         max_batch_tokens=args.max_batch_tokens, kv_tokens=args.kv_tokens, page_size=args.page_size,
         scheduler=args.scheduler, prefix_cache=args.prefix_cache, async_batching=args.async_batching,

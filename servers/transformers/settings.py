@@ -1,4 +1,4 @@
-"""What the API process tells the engine process, at its start and with each request."""
+"""What the engine process is told at its start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class TransformersSettings:
     """Of the engine; lengths and sizes are in tokens.
 
     ``device`` "auto" is the first CUDA device, else the CPU. ``kv_tokens`` 0: room for every request at full length,
@@ -36,6 +36,6 @@ class EngineSettings:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> EngineSettings:
+    def from_json(cls, text: str) -> TransformersSettings:
         """The inverse of ``to_json``."""
         return cls(**json.loads(text))

@@ -10,13 +10,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from gapmeter_probe import codes
 from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import Outcome
 from gapmeter_probe.vitals import watch_collections, watch_loop
-from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.calls import Call, Generation, current
 from gapmeter_probe.vllm.settings import describe, settings
+from gapmeter_probe.writer import RecordWriter
 
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
 _OUTPUT = "vllm.v1.engine.output_processor:"
@@ -39,10 +40,8 @@ class ApiProbe(Probe):
         self._watching = False
         self._waits = CoreWaits(None)
 
-    def hooks(self) -> list[Hook]:
+    def make_hooks(self) -> list[Hook]:
         ingress, egress = ("network_in", "ingress"), ("egress", "network_out")
-        client = "vllm.v1.engine.core_client:"
-        handoff = self._awaited(f"{client}AsyncMPClient.add_request_async", ("handoff",), self._hand_over)
         collector = f"{_OUTPUT}RequestOutputCollector."
         return [
             self.after("vllm.v1.engine.async_llm:AsyncLLM.__init__", (), self._opened),
@@ -54,9 +53,9 @@ class ApiProbe(Probe):
             Hook(("vllm.renderers.hf:safe_apply_chat_template",), ("template",), self._wrap_inline),
             Hook(("vllm.renderers.hf:make_async",), (), self._wrap_pool),
             Hook(("vllm.renderers.base:make_async",), ("tokenize",), self._wrap_pool),
-            handoff,
-            self._decoder(),
-            self._processor(),
+            self.around("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("handoff",), self._hand_over),
+            self.after("vllm.v1.serial_utils:MsgpackDecoder.decode", ("output",), self._decoded),
+            self.after(f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output"), self._processed),
             self.after(f"{_OUTPUT}OutputProcessor.add_request", ("egress",), self._registered),
             Hook((f"{collector}put",), ("detokenize", "egress"), self._wrap_put),
             Hook((f"{collector}get",), (), _wrap_get),
@@ -188,27 +187,6 @@ class ApiProbe(Probe):
 
         return make_async
 
-    def _awaited(self, target: str, stages: tuple[str, ...], begin: Callable[..., Callable[[], None] | None]) -> Hook:
-        """Around a coroutine: ``begin(*args)`` before, what it returns after."""
-        fail = functools.partial(self.failed, target, stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            async def called(*args: Any, **kwargs: Any) -> Any:
-                end = None
-                try:
-                    end = begin(*args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                result = await original(*args, **kwargs)
-                if end is not None:
-                    end()
-                return result
-
-            return called
-
-        return Hook((target,), stages, wrap)
-
     def _hand_over(self, client: Any, request: Any) -> Callable[[], None] | None:
         writer = self.writer
         if writer is None:
@@ -233,47 +211,11 @@ class ApiProbe(Probe):
 
     # -- out
 
-    def _decoder(self) -> Hook:
-        target = "vllm.v1.serial_utils:MsgpackDecoder.decode"
-        fail = functools.partial(self.failed, target, ("output",))
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def decode(decoder: Any, bufs: Any) -> Any:
-                start = now()
-                result = original(decoder, bufs)
-                try:
-                    outputs = getattr(result, "outputs", None)
-                    if outputs and self.writer is not None:
-                        self._arrived[id(outputs[0])] = start
-                        self._waits.woken(codes.LOOP_THREAD, start)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                return result
-
-            return decode
-
-        return Hook((target,), ("output",), wrap)
-
-    def _processor(self) -> Hook:
-        target, stages = f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output")
-        fail = functools.partial(self.failed, target, stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def process_outputs(processor: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-                self._marks.clear()
-                start = now()
-                result = original(processor, outputs, *args, **kwargs)
-                try:
-                    self._processed(outputs, start, now())
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                return result
-
-            return process_outputs
-
-        return Hook((target,), stages, wrap)
+    def _decoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        outputs = getattr(result, "outputs", None)
+        if outputs and self.writer is not None:
+            self._arrived[id(outputs[0])] = start
+            self._waits.woken(codes.LOOP_THREAD, start)
 
     def _registered(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         processor, request = args[:2]
@@ -291,11 +233,13 @@ class ApiProbe(Probe):
 
         return put
 
-    def _processed(self, outputs: Any, start: int, end: int) -> None:
+    def _processed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        if self.writer is not None and args[1]:
+            self._record_outputs(self.writer, args[1], start)
+        self._marks.clear()
+
+    def _record_outputs(self, writer: RecordWriter, outputs: Any, start: int) -> None:
         """Requests of a batch are handled in turn: each one's share ends when its output is put for its task."""
-        writer = self.writer
-        if writer is None or not outputs:
-            return
         self._arrived_ns = arrived = self._arrived.pop(id(outputs[0]), self._arrived_ns)
         arrived = arrived or start
         marks, before = self._marks, start

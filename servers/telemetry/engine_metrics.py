@@ -12,7 +12,7 @@ import re
 import time
 from urllib.parse import urlsplit
 
-from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.journal import About, Absent, ReadFailed, Row
 
 # Our name for a figure, and what engines call it. Those that end in _share lie between 0 and 1.
 NAMES = {
@@ -68,7 +68,7 @@ class EngineMetrics:
         self._connection = make(parts.hostname or "127.0.0.1", parts.port, timeout=_PATIENCE_S)
         self._path = f"{parts.path.rstrip('/')}/metrics"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.about: Row = {"url": f"{url.rstrip('/')}/metrics"}
+        self.about: About = {"url": f"{url.rstrip('/')}/metrics"}
 
     def read(self) -> list[Row]:
         began = time.monotonic_ns()
