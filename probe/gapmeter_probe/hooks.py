@@ -179,40 +179,42 @@ class Probe:
         names = (targets,) if isinstance(targets, str) else targets
         fail = functools.partial(self.failed, names[0], stages)
 
-        def start(*args: Any) -> Callable[[], None] | None:
+        def finish(end: Callable[[], None]) -> None:
             try:
-                return begin(*args)
+                end()
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
                 fail(error)
-                return None
-
-        def finish(end: Callable[[], None] | None) -> None:
-            if end is not None:
-                try:
-                    end()
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                    fail(error)
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             if asyncio.iscoroutinefunction(original):
 
                 @functools.wraps(original)
                 async def awaited(*args: Any, **kwargs: Any) -> Any:
-                    end = start(*args)
+                    end = None
+                    try:
+                        end = begin(*args)
+                    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                        fail(error)
                     try:
                         return await original(*args, **kwargs)
                     finally:
-                        finish(end)
+                        if end is not None:
+                            finish(end)
 
                 return awaited
 
             @functools.wraps(original)
             def called(*args: Any, **kwargs: Any) -> Any:
-                end = start(*args)
+                end = None
+                try:
+                    end = begin(*args)
+                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                    fail(error)
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    finish(end)
+                    if end is not None:
+                        finish(end)
 
             return called
 

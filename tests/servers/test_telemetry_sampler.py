@@ -36,7 +36,8 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
     (folder / "telemetry").mkdir()
     settings = SamplerSettings(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, pids, ())
     command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # In a session of its own, as a run starts it: it takes weight from its whole session, which else is the tests'.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         try:
