@@ -79,7 +79,7 @@ def hooked(probe: Probe, bare: bool) -> Callable[[str, Callable[..., Any]], Call
     """A function that wraps another as the probe wraps vLLM's of that name; not at all when ``bare``."""
 
     def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        for hook in probe.hooks:
+        for hook in probe.hooks():
             if not bare and any(target.endswith((f".{name}", f":{name}")) for target in hook.targets):
                 function = hook.wrap(function)
         return function
@@ -133,12 +133,12 @@ def worker(writer: RecordWriter, bare: bool) -> Callable[[], None]:
     hand, answer = wrap("handle_output", lambda proc: None), wrap("enqueue_output", lambda proc: None)
     scheduled = Scheduled({}, Running([], []))
     setattr(scheduled, SEQ, 1)
-    run = next(h for h in probe.hooks if h.every and h.targets[0].endswith("GPUModelRunner.execute_model"))
-    call = next(h for h in probe.hooks if h.targets[0].endswith("WorkerWrapperBase.execute_model"))
+    run = next(h for h in probe.hooks() if h.every and h.targets[0].endswith("GPUModelRunner.execute_model"))
+    call = next(h for h in probe.hooks() if h.targets[0].endswith("WorkerWrapperBase.execute_model"))
     runner: Callable[..., Any] = (lambda runner: forward(runner)) if bare else run.wrap(lambda runner: forward(runner))
     execute: Callable[..., Any] = (lambda w, s: runner(w)) if bare else call.wrap(lambda w, s: runner(w))
-    sampled = next(h for h in probe.hooks if h.targets[0].endswith("GPUModelRunner.sample_tokens"))
-    asked = next(h for h in probe.hooks if h.targets[0].endswith("Worker.sample_tokens"))
+    sampled = next(h for h in probe.hooks() if h.targets[0].endswith("GPUModelRunner.sample_tokens"))
+    asked = next(h for h in probe.hooks() if h.targets[0].endswith("Worker.sample_tokens"))
     inner: Callable[..., Any] = (lambda runner: None) if bare else sampled.wrap(lambda runner: None)
     sample: Callable[..., Any] = (lambda w: inner(w)) if bare else asked.wrap(lambda w: inner(w))
 

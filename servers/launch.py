@@ -215,7 +215,7 @@ def start(
 
 def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
     begun = time.monotonic()
-    told = begun
+    last_said = begun
     answer = ""
     while True:
         failed = server.failure()
@@ -227,8 +227,8 @@ def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Cal
         now = time.monotonic()
         if now - begun > timeout_s:
             break
-        if on_wait and now - told >= 1:
-            told = now
+        if on_wait and now - last_said >= 1:
+            last_said = now
             on_wait(now - begun)
         time.sleep(_POLL_S)
     reason = log_reason(server.log_path, server.clean)

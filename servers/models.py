@@ -80,7 +80,7 @@ def resolve_model(name: str) -> Path:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_known()}")
+            raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_builtin_names()}")
         folder = _snapshot(name)
     check_folder(folder)
     return folder
@@ -116,7 +116,7 @@ def builtin_model(name: str, cache: Path) -> Path:
     """The folder of a built-in model in ``cache``, made in a second or two when it is not there. Raises ModelError."""
     shape = SHAPES.get(name)
     if shape is None:
-        raise ModelError(f"there is no built-in model {name!r}; there are {_known()}")
+        raise ModelError(f"there is no built-in model {name!r}; there are {_builtin_names()}")
     folder = cache / f"{name}-{_digest(shape)}"
     if folder.is_dir():
         return folder
@@ -149,7 +149,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapmeter" / "models"
 
 
-def _known() -> str:
+def _builtin_names() -> str:
     return ", ".join(f"{BUILTIN}{name}" for name in SHAPES)
 
 
@@ -162,7 +162,7 @@ def _snapshot(hub_id: str) -> Path:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"{hub_id!r} is neither a folder nor a model that the hub gives us ({reason}); "
-            f"name a folder or one of {_known()}"
+            f"name a folder or one of {_builtin_names()}"
         ) from error
 
 
@@ -195,11 +195,11 @@ def _words() -> list[str]:
 def _text() -> Iterator[str]:
     """Lines of words with a rank-frequency law: English ones, their inflections, and syllables put together."""
     draw = random.Random(1)
-    known = list(dict.fromkeys(_words()))
+    common = list(dict.fromkeys(_words()))
     syllables = [c + v + e for c in "bcdfghlmnprstvw" for v in "aeiou" for e in ("", "n", "r", "s", "l")]
     made = ["".join(draw.choices(syllables, k=draw.choice((2, 2, 3)))) for _ in range(6000)]
-    bent = [word + end for word in known for end in ("s", "ed", "ing", "er", "ly", "ness") if len(word) > 3]
-    ranked = known + draw.sample(bent, len(bent)) + made
+    bent = [word + end for word in common for end in ("s", "ed", "ing", "er", "ly", "ness") if len(word) > 3]
+    ranked = common + draw.sample(bent, len(bent)) + made
     upto = list(itertools.accumulate(1 / (rank + 3) for rank in range(len(ranked))))
     for line in range(10_000):
         words = draw.choices(ranked, cum_weights=upto, k=16) + ranked[line * 4 % len(ranked) :][:4]

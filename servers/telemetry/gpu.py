@@ -131,10 +131,10 @@ def visible_gpus(visible: str | None, uuids: Mapping[int, str]) -> list[int]:
         return list(uuids)
     chosen: list[int] = []
     for word in (part.strip() for part in visible.split(",")):
-        found = [n for n, uuid in uuids.items() if word == str(n) or (word and uuid.startswith(word))]
-        if len(found) != 1:
+        matching = [n for n, uuid in uuids.items() if word == str(n) or (word and uuid.startswith(word))]
+        if len(matching) != 1:
             break  # as CUDA does
-        chosen += found
+        chosen += matching
     return chosen
 
 

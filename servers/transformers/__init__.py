@@ -35,8 +35,8 @@ def transformers_command(
         "precision": precision,
     }
     words = flag_words(with_user_flags(flags, args))
-    wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    defaults = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if cores:
-        wanted |= dict.fromkeys(_THREADS, str(len(cores)))
-    env = {name: value for name, value in wanted.items() if name not in os.environ}
+        defaults |= dict.fromkeys(_THREADS, str(len(cores)))
+    env = {name: value for name, value in defaults.items() if name not in os.environ}
     return LaunchSpec((str(python), "-P", "-m", "gapmeter.servers.transformers", *words), env)

@@ -81,13 +81,13 @@ def environment_threads() -> int:
     return int(named) if named.isdigit() and int(named) > 0 else len(os.sched_getaffinity(0))
 
 
-def _model_len(folder: Path, asked: int | None) -> int:
-    """Raises ModelError when more is asked for than the model has positions."""
+def _model_len(folder: Path, requested: int | None) -> int:
+    """Raises ModelError when more is requested than the model has positions."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     positions = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    if asked and positions and asked > positions:
-        raise ModelError(f"--max-model-len {asked} is more than the model's {positions} positions")
-    return asked or min(positions or _MODEL_LEN, _MODEL_LEN)
+    if requested and positions and requested > positions:
+        raise ModelError(f"--max-model-len {requested} is more than the model's {positions} positions")
+    return requested or min(positions or _MODEL_LEN, _MODEL_LEN)
 
 
 if __name__ == "__main__":

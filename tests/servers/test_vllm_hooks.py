@@ -269,7 +269,7 @@ class Connection:
         self._process = self._wrapped("process_outputs", self._put_all)
 
     def _wrapped(self, name: str, function: Any) -> Any:
-        hook = next(h for h in self.probe.hooks if h.targets[0].endswith(f".{name}"))
+        hook = next(h for h in self.probe.hooks() if h.targets[0].endswith(f".{name}"))
         return hook.wrap(function)
 
     def _put_all(self, processor: None, outputs: list[EngineOutput]) -> None:
