@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
             stack.callback(truth.close)
         try:
             text = TimedText(folder, durations, options.busy, truth)
-        except Exception as error:  # noqa: BLE001 - the tokenizers library raises bare Exception
+        except (OSError, ValueError) as error:
             print(f"cannot start the simulated server: {folder}: {error}", file=sys.stderr)
             return 2
 

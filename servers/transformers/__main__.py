@@ -13,7 +13,7 @@ from gapmeter.servers.api.app import ApiOptions, serve
 from gapmeter.servers.api.text import TextModel
 from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
 from gapmeter.servers.models import ModelError, check_weights, resolve_model
-from gapmeter.servers.transformers.settings import PRECISIONS, TransformersSettings
+from gapmeter.servers.transformers import PRECISIONS, TransformersSettings
 
 _MODEL_LEN = 2048
 

@@ -29,9 +29,9 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from gapmeter.servers.engine_client import Channel, Message
 from gapmeter.servers.models import RANDOM_WEIGHTS_KEY, has_weights
+from gapmeter.servers.transformers import TransformersSettings
 from gapmeter.servers.transformers.probe import EngineProbe
 from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature
-from gapmeter.servers.transformers.settings import TransformersSettings
 from gapmeter.servers.transformers.socket_queues import Inbox, OpenRequest, Outbox, WakeEvent
 
 _from_config: Any = AutoModelForCausalLM.from_config

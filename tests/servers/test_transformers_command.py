@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.servers.transformers import transformers_command
-from gapmeter.servers.transformers.settings import TransformersSettings
+from gapmeter.servers.transformers import TransformersSettings, transformers_command
 
 
 def _words(args: dict[str, Any]) -> list[str]:

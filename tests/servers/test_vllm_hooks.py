@@ -15,8 +15,7 @@ from gapmeter_probe.device import DeviceClock
 from gapmeter_probe.hooks import Hook, Probe, install
 from gapmeter_probe.vitals import watch_loop
 from gapmeter_probe.vllm import register
-from gapmeter_probe.vllm.api import ApiProbe
-from gapmeter_probe.vllm.calls import Call, Generation
+from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
 from gapmeter_probe.writer import RecordWriter
 
 from gapmeter.records import RecordFile, Span, read_records

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from gapmeter_probe import codes
@@ -15,13 +16,68 @@ from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import Outcome
 from gapmeter_probe.vitals import watch_collections, watch_loop
-from gapmeter_probe.vllm.calls import Call, Generation, current
 from gapmeter_probe.vllm.settings import describe, settings
 from gapmeter_probe.writer import RecordWriter
 
+_PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
 _OUTPUT = "vllm.v1.engine.output_processor:"
 _POOLED = {"safe_apply_chat_template": codes.TEMPLATE, "_tokenize_prompt": codes.TOKENIZE}
+
+
+class Generation:
+    """One engine request of a call: what has come of it so far, in tokens."""
+
+    __slots__ = ("collector", "finished", "put", "received", "ref", "state", "written")
+
+    def __init__(self, ref: int, state: Any) -> None:
+        self.ref = ref
+        self.state = state  # the output processor's own, None where it could not be had
+        self.collector = getattr(state, "queue", None)  # outputs lie here until the code that formats chunks takes them
+        self.received = 0  # tokens that the engine has delivered
+        self.put = 0  # of these, put into the collector
+        self.written = 0  # of these, gone out in chunks
+        self.finished = False
+
+    def taken(self) -> int:
+        """Tokens that the formatting code has: all that were put, but for those that still lie in the collector."""
+        lying = getattr(self.collector, "output", None)
+        if lying is None:
+            return self.put
+        mine = (output for output in getattr(lying, "outputs", ()) if output.index == self.state.request_index)
+        return self.put - sum(len(output.token_ids) for output in mine)
+
+
+class Call:
+    """One HTTP request."""
+
+    __slots__ = ("begun_ns", "client_id", "engine_ids", "generations", "opened", "stages")
+
+    def __init__(self, begun_ns: int, client_id: str) -> None:
+        self.begun_ns = begun_ns
+        self.client_id = client_id
+        self.stages: list[tuple[int, list[int]]] = []  # code, [queued, start, end]
+        self.generations: list[Generation] = []
+        self.engine_ids: list[str] = []
+        self.opened = False  # a chunk with a token has been written
+
+    def carries(self, body: bytes) -> Generation | None:
+        """Whose tokens this piece of the answer carries; None when it carries none."""
+        if not self.opened and _tokenless(body):
+            return None
+        for generation in self.generations:
+            if generation.taken() > generation.written:
+                self.opened = True
+                return generation
+        return None
+
+
+_current: ContextVar[Call | None] = ContextVar("gapmeter_call", default=None)
+
+
+def _tokenless(body: bytes) -> bool:
+    """An event that opens a chat answer (the role alone), or a comment. A quote inside text would be escaped."""
+    return body.startswith(b":") or (body.startswith(b"data: ") and b'"role":' in body)
 
 
 class ApiProbe(Probe):
@@ -97,7 +153,7 @@ class ApiProbe(Probe):
             if call is None:
                 await original(cycle, app)
                 return
-            current.set(call)
+            _current.set(call)
             try:
                 await original(cycle, app)
             finally:
@@ -146,7 +202,7 @@ class ApiProbe(Probe):
 
         @functools.wraps(original)
         def called(*args: Any, **kwargs: Any) -> Any:
-            call = current.get()
+            call = _current.get()
             if call is None:
                 return original(*args, **kwargs)
             start = now()
@@ -178,7 +234,7 @@ class ApiProbe(Probe):
 
             def submitted(*given: Any, **named: Any) -> Any:
                 stamps = [now(), 0, 0]
-                call = current.get()
+                call = _current.get()
                 if call is not None:
                     call.stages.append((code, stamps))
                 return submit(stamps, *given, **named)
@@ -191,7 +247,7 @@ class ApiProbe(Probe):
         writer = self.writer
         if writer is None:
             return None
-        call = current.get()
+        call = _current.get()
         start = now()
         ref = writer.request(request.request_id, call.client_id if call else "")
         generation = Generation(ref, self._states.pop(request.request_id, None))
@@ -318,9 +374,6 @@ def _wrap_get_nowait(original: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return get_nowait
-
-
-_PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 
 
 def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
