@@ -2,177 +2,164 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.cost.economics import describe_economics, emulation_warning
-from gapmeter.analysis.cost.energy import Energy
-from gapmeter.analysis.device.roofline_summary import describe_roofline
-from gapmeter.analysis.device.telemetry import EnergyEstimate, read_telemetry
+from gapmeter.analysis.device.roofline import describe_roofline
+from gapmeter.analysis.device.telemetry import read_telemetry
 from gapmeter.analysis.device.telemetry_summary import (
     describe_telemetry,
     measured_energy,
     measured_window,
     telemetry_warnings,
 )
-from gapmeter.analysis.jsonable import json_safe
 from gapmeter.analysis.judge.drift import describe_drift, throttled
-from gapmeter.analysis.judge.evidence import Evidence, RunWarning
-from gapmeter.analysis.judge.floor import read_floor
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.floor import floor_of
 from gapmeter.analysis.judge.steadiness import describe_steady, growth_warning
 from gapmeter.analysis.judge.steady import detect_warmup
+from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.chosen import chosen
 from gapmeter.analysis.ledger.cores import core_warning
-from gapmeter.analysis.ledger.explained import explain_groups
-from gapmeter.analysis.ledger.interference import Interference
+from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
+from gapmeter.analysis.ledger.tail import LEDGER_OF
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.made_by import made_by
 from gapmeter.analysis.provenance import provenance_of
 from gapmeter.analysis.requests.attempts import final
 from gapmeter.analysis.requests.definitions import describe_definitions
-from gapmeter.analysis.requests.figures import write_histograms
+from gapmeter.analysis.requests.figures import ledgers_of, write_histograms
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
 from gapmeter.analysis.requests.rate_curve import CHANGING, Knots, expected_counts
 from gapmeter.analysis.requests.streaming import streaming_warnings
-from gapmeter.analysis.summary import build_summary, write_summary
+from gapmeter.analysis.results.manifest import Manifest, PlanFacts
+from gapmeter.analysis.results.run import LedgerFacts, RunResult, RunWarning, ShortenedLoad, StepFit
+from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from gapmeter.records import RunFolder
-from gapmeter.report import write_report
-from gapmeter.report.export.perfetto import write_trace
 
 
-def analyse(folder: RunFolder, *, definitions: bool = False) -> dict[str, Any]:
-    """Derive tables, histograms, summary, verdict and report; returns the summary.
+def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
+    """Derive tables and histograms, which are written into the folder, and the result, which the report writes.
 
     ``definitions``: also TTFT, ITL, TPOT and E2E by other tools' definitions.
 
-    Raises FileNotFoundError when this is no run's folder, gapmeter.records.NotRecords when no request was recorded.
+    Raises FileNotFoundError when this is no run's folder, NotReadable when its manifest is not one of ours,
+    gapmeter.records.NotRecords when no request was recorded.
     """
-    manifest = folder.read_manifest()
-    plan = manifest["plan"]
+    manifest = Manifest.read(folder.path)
+    plan = manifest.plan
     requests, generators = read_requests(folder, plan)
-    steady = manifest["scenario"]["load"]["arrivals"] not in CHANGING
-    warmup = detect_warmup(requests[requests["measured"]]) if plan["warmup_auto"] and steady else None
+    steady = manifest.scenario["load"]["arrivals"] not in CHANGING
+    warmup = detect_warmup(requests[requests["measured"]]) if plan.warmup_auto and steady else None
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
+    measured = measured_requests(requests)
     trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
+    steps = steps_table(trace) if trace is not None and trace.has_engine else None
     ledger = make_ledger(requests, trace)
+    rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
     evidence = _evidence(manifest, generators, ledger, requests)
     window = measured_window(requests)
-    telemetry = read_telemetry(folder)
-    watched = describe_telemetry(telemetry, trace, manifest, window)
-    state = describe_steady(
-        requests, warmup, loop=plan["loop"], searched=steady, offered=evidence.requested_rate
+    samples = read_telemetry(folder)
+    telemetry = describe_telemetry(samples, trace, manifest, window)
+    state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
+    figures = build_figures(
+        requests, rows, gaps, manifest.slo, evidence,
+        name=manifest.scenario["name"], device=manifest.device, warmup=warmup,
+        warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(telemetry, manifest),
+                  *growth_warning(state), *streaming_warnings(measured)],
     )  # fmt: skip
-    summary = build_summary(
-        requests, ledger.rows, ledger.gaps, _slos(manifest), evidence,
-        name=manifest["scenario"]["name"], device=manifest.get("device", "GPU"), warmup=warmup,
-        warnings=[*_warnings(trace, ledger, manifest, requests), *telemetry_warnings(watched, manifest),
-                  *growth_warning(state), *streaming_warnings(measured_requests(requests))],
-    )  # fmt: skip
-    used = measured_energy(telemetry, manifest, window)
-    summary["telemetry"] = json_safe(watched)
-    summary["roofline"] = json_safe(describe_roofline(trace, manifest, window))
-    summary["ledger"] = describe_ledger(ledger, trace)
-    summary["steady"] = json_safe(state)
-    summary["drift"] = json_safe(describe_drift(requests, [g.canary_ns for g in generators], throttled(watched)))
-    summary |= json_safe(describe_economics(summary, manifest, measured_requests(requests), _energy(used)))
-    if (cut_ns := cut_short_ns(requests, plan)) is not None:
-        summary["shortened"] = {"after_s": (cut_ns - plan["t0_ns"]) / 1e9, "in_flight": plan["shortened"]["in_flight"]}
-    if "locustfile" in plan:
-        summary["load"]["locustfile"] = plan["locustfile"]["name"]
-    summary |= _groups(requests, ledger, trace, manifest)
-    summary["made_by"] = made_by()
-    summary["provenance"] = provenance_of(manifest, summary).facts()
-    if definitions:
-        summary["definitions"] = describe_definitions(folder, requests)
-    _write(folder, manifest, requests, trace, ledger, summary)
-    return summary
-
-
-def _groups(requests: pd.DataFrame, ledger: Ledger, trace: Trace | None, manifest: dict[str, Any]) -> dict[str, Any]:
-    rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
-    steps = steps_table(trace) if trace is not None and trace.has_engine else None
-    return explain_groups(requests, rows, gaps, steps, limits_of(_slos(manifest)), manifest.get("device", "GPU"))
-
-
-def _write(
-    folder: RunFolder, manifest: dict[str, Any], requests: pd.DataFrame, trace: Trace | None, ledger: Ledger,
-    summary: dict[str, Any],
-) -> None:  # fmt: skip
+    economy = describe_economics(figures, state, manifest, measured, measured_energy(samples, manifest, window))
+    ledgers = {metric: ledgers_of(rows, measured, event) for metric, event in LEDGER_OF.items()}
+    provenance = provenance_of(manifest, figures)
+    result = RunResult(
+        **dict(figures),
+        **dict(economy),
+        telemetry=telemetry,
+        roofline=describe_roofline(trace, manifest, window),
+        ledger=describe_ledger(ledger, trace),
+        steady=state,
+        drift=describe_drift(requests, [g.canary_ns for g in generators], throttled(telemetry)),
+        bands=describe_bands(ledgers | _gap_ledgers(gaps, measured)),
+        compute=describe_compute(ledgers, steps, manifest.device),
+        explore=describe_pairs(measured, ledgers, limits_of(manifest.slo)),
+        made_by=made_by(),
+        provenance=provenance,
+        shortened=_shortened(requests, plan),
+        definitions=describe_definitions(folder, requests) if definitions else None,
+    )
     tables = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
-    if trace is not None and trace.has_engine:
-        tables["steps"] = steps_table(trace)
+    if steps is not None:
+        tables["steps"] = steps
     if not ledger.refused:
         tables["timeline"] = timelines(requests, trace, chosen(requests))
-    write_tables(folder.path, tables, summary["provenance"])
-    measured = measured_requests(requests)
+    write_tables(folder.path, tables, provenance.facts())
     if succeeded(measured).any():
-        shown = None if ledger.refused else ledger.rows
-        about, start_s = provenance_of(manifest, summary).line(), manifest.get("started_s", 0.0)
-        write_histograms(folder.hdr, measured, shown, start_s, window_s(measured), about)
-    write_summary(folder.path, summary)
-    write_trace(folder)
-    write_report(folder)
+        began_s = manifest.started_s or 0.0
+        write_histograms(folder.hdr, measured, rows, began_s, window_s(measured), provenance.line())
+    return result
 
 
-def _energy(used: EnergyEstimate | None) -> Energy | None:
-    return (
-        None if used is None else Energy(used.joules, used.low_j, used.high_j, used.seconds, used.idle_j, used.source)
-    )
+def _gap_ledgers(gaps: pd.DataFrame | None, measured: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Token gaps of measured requests, where there is a ledger of them."""
+    if gaps is None or not len(gaps):
+        return {}
+    return {"itl": gaps[gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)]}
 
 
-def _slos(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(manifest["slo"])
+def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
+    cut_ns = cut_short_ns(requests, plan)
+    if cut_ns is None or plan.shortened is None:
+        return None
+    return ShortenedLoad(after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight)
 
 
-def _evidence(
-    manifest: dict[str, Any], generators: list[GeneratorFile], ledger: Ledger, requests: pd.DataFrame
-) -> Evidence:
-    load, plan = manifest["scenario"]["load"], manifest["plan"]
+def _evidence(manifest: Manifest, generators: list[GeneratorFile], ledger: Ledger, requests: pd.DataFrame) -> Evidence:
+    load, plan = manifest.scenario["load"], manifest.plan
     lags = np.concatenate([g.lag_ns for g in generators]) if generators else np.empty(0, np.int64)
     cpu = [share for g in generators if (share := g.cpu_share()) is not None]
-    placement = manifest.get("placement", {})
-    knots = [(at + plan["t0_ns"], rate) for at, rate in plan.get("rate_knots", ())]
-    window = _window(plan, requests, complete=manifest["status"] == "complete")
+    knots = [(at + plan.start_ns, rate) for at, rate in plan.rate_knots]
+    window = _window(plan, requests, complete=manifest.status == "complete")
+    conversations = bool(plan.conversations)
     return Evidence(
-        loop=plan["loop"],
+        loop=plan.loop,
         arrivals=load["arrivals"],
-        requested_rate=_requested_rate(load, knots, window),
-        count_dispersion=plan.get("count_dispersion", load.get("burstiness")),
-        concurrency=None if "locustfile" in plan else load.get("concurrency"),  # its users, or its shape's, are its own
-        processes=load.get("processes", 1),
-        planned=None if "shortened" in plan else plan["planned"],
+        requested_rate=_requested_rate(load["rate"], knots, window),
+        count_dispersion=plan.count_dispersion,
+        concurrency=None if plan.locustfile else load["concurrency"],  # its users, or its shape's, are its own
+        processes=load["processes"],
+        planned=None if plan.shortened else plan.planned,
         incomplete=_incomplete(manifest, generators),
         client_cpu_share=max(cpu) if cpu else None,
         client_loop_lag_ns=lags.astype(np.float64) if len(lags) else None,
         records_dropped=sum(g.dropped for g in generators),
-        cores_shared=placement.get("shared"),
-        output_enforced=plan["output_enforced"],
-        prompt_exact=plan["prompt_tokens_exact"],
+        cores_shared=manifest.placement.shared,
+        output_enforced=plan.output_enforced,
+        prompt_exact=plan.prompt_tokens_exact,
         canary_spread=_canary_spread(generators),
         ledger_refused=ledger.refused,
-        slo_on_errors=any(slo["metric"] == "errors" for slo in manifest["slo"]),
-        floor=read_floor(manifest),
-        suspended_ns=manifest.get("suspended_ns"),
+        slo_on_errors=any(slo.metric == "errors" for slo in manifest.slo),
+        floor=floor_of(manifest),
+        suspended_ns=manifest.suspended_ns,
         rate_knots=knots,
         window_ns=window,
-        prefix_share=plan.get("prefix_share"),
-        unit="conversations" if plan.get("conversations") else "requests",
-        think_time_ns=plan.get("think_time_ns", 0),
-        beyond_end=_beyond_end(generators) if plan.get("conversations") else None,
+        prefix_share=plan.prefix_share,
+        unit="conversations" if conversations else "requests",
+        think_time_ns=plan.think_time_ns,
+        beyond_end=_beyond_end(generators) if conversations else None,
+        locustfile=plan.locustfile.name if plan.locustfile else None,
     )
 
 
-def _window(plan: dict[str, Any], requests: pd.DataFrame, *, complete: bool) -> tuple[int, int]:
+def _window(plan: PlanFacts, requests: pd.DataFrame, *, complete: bool) -> tuple[int, int]:
     """From when to when requests were measured: what a slow start took away is left out; CLOCK_MONOTONIC ns.
 
     A run that was cut off, or that ended with its last request, reaches to the last due time.
     """
-    start = int(plan["t0_ns"] + plan["warmup_ns"])
+    start = plan.start_ns + plan.warmup_ns
     whole = final(requests)
     left_out = whole[~whole["measured"] & (whole["due_ns"] >= start).fillna(False)]
     first = requests.loc[requests["measured"], "due_ns"]
@@ -180,16 +167,15 @@ def _window(plan: dict[str, Any], requests: pd.DataFrame, *, complete: bool) -> 
         start = int(first.min())
     if (cut_ns := cut_short_ns(requests, plan)) is not None:
         return start, cut_ns
-    if plan["end_ns"] and complete:
-        return start, int(plan["t0_ns"] + plan["end_ns"])
+    if plan.end_ns and complete:
+        return start, plan.start_ns + plan.end_ns
     return start, int(requests["due_ns"].max()) + 1 if len(requests) else start
 
 
-def _requested_rate(load: dict[str, Any], knots: Knots, window: tuple[int, int]) -> float | None:
+def _requested_rate(rate: float | None, knots: Knots, window: tuple[int, int]) -> float | None:
     """Requests per second: as asked for, or the mean of a rate that was asked for as a curve; None for a trace."""
-    rate = load.get("rate")
     if rate is not None or not knots:
-        return None if rate is None else float(rate)
+        return rate
     low, high = expected_counts(knots, np.array(window))
     return float(high - low) / max((window[1] - window[0]) / 1e9, 1e-9)
 
@@ -199,20 +185,10 @@ def _beyond_end(generators: list[GeneratorFile]) -> int:
     return sum(int(note["beyond_end"]) for note in notes)
 
 
-def _unasked(requests: pd.DataFrame) -> list[RunWarning]:
-    """Turns that a failure took along: the load was less than planned, which flatters whoever failed."""
-    lost = int((requests["outcome"] == "abandoned").sum())
-    if not lost:
-        return []
-    text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
-    return [RunWarning("abandoned", text, "users give up with the first failure; the load was less than planned", "",
-                       ("load",))]  # fmt: skip
-
-
-def _incomplete(manifest: dict[str, Any], generators: list[GeneratorFile]) -> str:
+def _incomplete(manifest: Manifest, generators: list[GeneratorFile]) -> str:
     """Why the run did not go to its end, or ""."""
-    if manifest["status"] != "complete":
-        return str(manifest.get("ended_because") or "the run was killed; this is what had happened by then")
+    if manifest.status != "complete":
+        return manifest.ended_because or "the run was killed; this is what had happened by then"
     killed = [str(g.worker) for g in generators if not g.complete]
     return f"generator process {', '.join(killed)} was killed" if killed else ""
 
@@ -223,50 +199,53 @@ def _canary_spread(generators: list[GeneratorFile]) -> float | None:
     return float(np.percentile(times, 95) / np.median(times)) if len(times) >= 10 else None
 
 
-def _warnings(
-    trace: Trace | None, ledger: Ledger, manifest: dict[str, Any], requests: pd.DataFrame
-) -> list[RunWarning]:
-    told = [RunWarning("plan", note, "", "", ("prompt_tokens",)) for note in manifest["plan"]["notes"]]
-    told += _unasked(requests) + emulation_warning(manifest)
+def _warnings(trace: Trace | None, ledger: Ledger, manifest: Manifest, requests: pd.DataFrame) -> list[RunWarning]:
+    found = [
+        RunWarning(code="plan", text=note, cause="", flag="", touches=("prompt_tokens",))
+        for note in manifest.plan.notes
+    ]
+    found += _abandoned(requests) + emulation_warning(manifest)
     if trace is None:
-        told.append(
-            RunWarning(
-                "no-probe",
-                "the server's stages are unmeasured",
-                "no server process wrote probe records",
-                "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR",
-                ("stages",),
-            )
-        )
-        return told
+        flag = "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR"
+        text, cause = "the server's stages are unmeasured", "no server process wrote probe records"
+        return [*found, RunWarning(code="no-probe", text=text, cause=cause, flag=flag, touches=("stages",))]
     if not ledger.refused and (starved := core_warning(ledger.rows)):
-        told.append(starved)
+        found.append(starved)
     for note in trace.notes:
         if note.get("type") == "missing":
             stages = tuple(note.get("stages", ()))
             text = f"unmeasured: {', '.join(stages)} ({note.get('hook', 'a hook')} is not in this version)"
-            told.append(RunWarning("missing-hook", text, "the engine's version moved or renamed it", "", stages))
-    return told
+            cause = "the engine's version moved or renamed it"
+            found.append(RunWarning(code="missing-hook", text=text, cause=cause, flag="", touches=stages))
+    return found
 
 
-def describe_ledger(ledger: Ledger, trace: Trace | None) -> dict[str, Any]:
-    """What the summary says about the ledger itself: refusals, unmeasured stages, the estimate's error."""
+def _abandoned(requests: pd.DataFrame) -> list[RunWarning]:
+    """Turns that a failure took along: the load was less than planned, which flatters whoever failed."""
+    lost = int((requests["outcome"] == "abandoned").sum())
+    if not lost:
+        return []
+    text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
+    cause = "users give up with the first failure; the load was less than planned"
+    return [RunWarning(code="abandoned", text=text, cause=cause, flag="", touches=("load",))]
+
+
+def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
+    """The ledger itself: refusals, unmeasured stages, the estimate's error."""
     fit = ledger.interference
-    return {
-        "refused": list(ledger.refused),
-        "unmeasured": list(ledger.unmeasured),
-        "clipped": ledger.clipped,
-        "requests": len(ledger.rows) // 2,
-        "interference": None if fit is None else _describe_fit(fit),
-        "killed_processes": list(trace.incomplete) if trace else [],
-    }
-
-
-def _describe_fit(fit: Interference) -> dict[str, float]:
-    return {
-        "base_ms": fit.base_ns / 1e6,
-        "per_sequence_ms": fit.per_sequence_ns / 1e6,
-        "per_kv_token_us": fit.per_token_ns / 1e3,
-        "error_ms": fit.error_ns / 1e6,
-        "decode_only_steps": fit.steps,
-    }
+    return LedgerFacts(
+        refused=ledger.refused,
+        unmeasured=ledger.unmeasured,
+        clipped=ledger.clipped,
+        requests=len(ledger.rows) // 2,
+        interference=StepFit(
+            base_ms=fit.base_ns / 1e6,
+            per_sequence_ms=fit.per_sequence_ns / 1e6,
+            per_kv_token_us=fit.per_token_ns / 1e3,
+            error_ms=fit.error_ns / 1e6,
+            decode_only_steps=fit.steps,
+        )
+        if fit
+        else None,
+        killed_processes=tuple(trace.incomplete) if trace else (),
+    )

@@ -7,17 +7,19 @@ import importlib.metadata
 from functools import cache
 from pathlib import Path
 
+from gapmeter.analysis.results.run import MadeBy
+
 _PACKAGES = ("analysis", "records")
 
 
 @cache
-def made_by() -> dict[str, str]:
+def made_by() -> MadeBy:
     """``gapmeter``: the version installed; ``analysis``: 12 hex digits of the SHA-256 of the code of figures."""
     try:
         version = importlib.metadata.version("gapmeter")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
-    return {"gapmeter": version, "analysis": _digest()}
+    return MadeBy(gapmeter=version, analysis=_digest())
 
 
 def _digest() -> str:

@@ -2,82 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from gapmeter.report.head import engine_words, load
-
-UNKNOWN = "unknown"
-STAMPS = ("INVALID", "NOT COMPARABLE")  # what a validity begins with whose figures must not be taken at their word
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Eleven facts about the run, or the runs, behind a figure; each as text, ``n`` too."""
-
-    scenario: str
-    digest: str
-    model: str
-    precision: str
-    engine: str
-    hardware: str
-    load: str
-    n: str
-    validity: str
-    date: str
-    command: str
-
-    def line(self) -> str:
-        """All of it in one line of text; what is unknown is left out, but for the validity."""
-        named = " ".join(part for part in (self.scenario, self.digest) if part and part != UNKNOWN)
-        many = f"n = {self.n}" if self.n != UNKNOWN else ""
-        parts = [named, self.model, self.precision, self.engine, self.hardware, self.load, many, self.validity,
-                 self.date, self.command]  # fmt: skip
-        return " · ".join(part for part in parts if part and part != UNKNOWN)
-
-    def facts(self) -> dict[str, str]:
-        """The same, by name, for JSON and for the metadata of files."""
-        return asdict(self)
-
-    def comments(self, sign: str = "# ") -> str:
-        """The same as lines of comment, for the head of a CSV or a log; ends with a line feed."""
-        return "".join(f"{sign}{name}: {' '.join(value.split())}\n" for name, value in self.facts().items())
-
-    @property
-    def stamp(self) -> str | None:
-        """What must be written across every picture, if anything."""
-        return next((word for word in STAMPS if self.validity.startswith(word)), None)
+from gapmeter.analysis.numbers import rate
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import INVALID, LoadFacts, RunFigures
+from gapmeter.analysis.results.run import UNKNOWN as UNKNOWN
+from gapmeter.analysis.results.run import Provenance as Provenance
 
 
-def provenance_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Provenance:
+def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     """The provenance of one analysed run."""
-    scenario = manifest.get("scenario") or {}
-    server, target = scenario.get("server") or {}, manifest.get("target") or {}
-    attached = server.get("engine") == "attach"  # the scenario's model is then whom it would have launched
+    server = manifest.scenario["server"]
+    attached = server["engine"] == "attach"  # the scenario's model is then whom it would have launched
+    hardware = manifest.hardware
     return Provenance(
-        scenario=str(summary.get("name") or scenario.get("name") or UNKNOWN),
-        digest=str(manifest.get("scenario_digest", "")),
-        model=str((not attached and server.get("model")) or target.get("model") or UNKNOWN),
+        scenario=figures.name or str(manifest.scenario.get("name") or UNKNOWN),
+        digest=manifest.scenario_digest,
+        model=str((not attached and server.get("model")) or manifest.target.model),
         precision=UNKNOWN if attached else str(server.get("precision") or UNKNOWN),
         engine=engine_words(manifest),
-        hardware=hardware_words(manifest.get("hardware") or {}),
-        load=load(summary).partition(", n = ")[0],
-        n=str(summary["counts"]["measured"]),
-        validity=_validity(summary),
-        date=str(manifest.get("started_wall", UNKNOWN)).partition("T")[0],
-        command=str(manifest.get("command", UNKNOWN)),
+        hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        load=load_words(figures.load),
+        n=str(figures.counts.measured),
+        validity="valid" if figures.verdict != INVALID else INVALID,
+        date=manifest.started_wall.partition("T")[0],
+        command=manifest.command,
     )
 
 
-def hardware_words(hardware: Mapping[str, Any]) -> str:
+def engine_words(manifest: Manifest) -> str:
+    """The engine and its version, where it is known."""
+    engine = str(manifest.scenario["server"]["engine"])
+    versions = {**manifest.versions, **(manifest.target.versions or {})}
+    return f"{engine} {versions.get(engine) or versions.get(f'{engine}-cpu') or ''}".strip()
+
+
+def hardware_words(gpus: Sequence[str], cpu: str, cores: int) -> str:
     """What it ran on: the GPUs where there are any, else the processor."""
-    gpus = [str(gpu).partition(",")[0] for gpu in hardware.get("gpus") or []]
-    if gpus:
-        kinds = dict.fromkeys(gpus)
-        return ", ".join(f"{gpus.count(kind)} x {kind}" if gpus.count(kind) > 1 else kind for kind in kinds)
-    return f"{hardware['cpu']}, {hardware.get('cores')} cores" if hardware.get("cpu") else UNKNOWN
+    names = [gpu.partition(",")[0] for gpu in gpus]
+    if names:
+        kinds = dict.fromkeys(names)
+        return ", ".join(f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds)
+    return f"{cpu}, {cores} cores" if cpu else UNKNOWN
 
 
-def _validity(summary: Mapping[str, Any]) -> str:
-    return "valid" if summary["verdict"] != "INVALID" else "INVALID"
+def load_words(load: LoadFacts) -> str:
+    """How it was loaded: rate and loop, how long."""
+    how = f"{_asked(load)}{_shape(load)} open loop" if load.loop == "open" else f"{users_words(load)}, closed loop"
+    return f"{how}, {load.window_s:.0f} s"
+
+
+def users_words(load: LoadFacts) -> str:
+    """Who asks in a closed loop. How many users of a locustfile there are may be its shape's affair."""
+    if load.locustfile:
+        return f"users of {load.locustfile}"
+    return f"{load.concurrency} users{'' if load.unit == 'requests' else ' in conversations'}"
+
+
+def _asked(load: LoadFacts) -> str:
+    if load.unit == "requests":
+        return rate(load.requested_rate or load.delivered_rate)
+    return f"{load.requested_rate:.3g} {load.unit}/s, {rate(load.delivered_rate)}"
+
+
+def _shape(load: LoadFacts) -> str:
+    """What a mean rate does not say of the arrivals."""
+    if load.rate_range:
+        low, high = load.rate_range
+        return f" on average ({load.arrivals}, {low:.3g} to {high:.3g})"
+    return f" ({load.arrivals})" if load.arrivals in ("gamma", "trace") else ""

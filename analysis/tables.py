@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.requests.attempts import settle
+from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records, wire
 from gapmeter.records.reader import NotRecords
 from gapmeter.records.stream import outcome_of, parse_answer
@@ -43,7 +44,7 @@ class GeneratorFile:
         return told[-1]["cpu_ns"] / told[-1]["wall_ns"] if told else None
 
 
-def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame, list[GeneratorFile]]:
+def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, list[GeneratorFile]]:
     """One row an attempt of every request, in the order of due times, and what each generator process said.
 
     ``plan`` is the manifest's. A request is ``measured`` when it was due after the warm-up. One that was sent but whose
@@ -55,37 +56,37 @@ def read_requests(folder: RunFolder, plan: dict[str, Any]) -> tuple[pd.DataFrame
     if not files:
         raise NotRecords(f"{folder.path}: no request was recorded")
     records: dict[str, wire.WireRecord] = {}
-    offsets = plan.get("clock_offsets_ns", {})  # of workers on other machines
+    offsets = plan.clock_offsets_ns or {}  # of workers on other machines
     for file in files:
         for code, payload in file.blobs:
             record = wire.decode(payload)
             record = wire.on_clock(record, offsets.get(str(record.worker), 0))
             if code == wire.FINISHED or record.request_id not in records:
                 records[record.request_id] = record
-    rows = [request_row(record, plan["timeout_ns"]) for record in records.values()]
+    rows = [request_row(record, plan.timeout_ns) for record in records.values()]
     table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*_STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
-    table = settle(table, plan["timeout_ns"])
-    since_start = table["due_ns"] - plan["t0_ns"]
-    table["measured"] = (since_start >= plan["warmup_ns"]) & (table["index"] >= plan["warmup_requests"])
+    table = settle(table, plan.timeout_ns)
+    since_start = table["due_ns"] - plan.start_ns
+    table["measured"] = (since_start >= plan.warmup_ns) & (table["index"] >= plan.warmup_requests)
     table["measured"] &= ~table["superseded"]
     if (end_ns := cut_short_ns(table, plan)) is not None:
         table["measured"] &= table["due_ns"] < end_ns
     return table, [_generator(file) for file in files]
 
 
-def cut_short_ns(requests: pd.DataFrame, plan: dict[str, Any]) -> int | None:
+def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
     """Until when requests were due that count, in a run that was ended early because enough was known; else None.
 
     Where what was in flight was given up, the oldest of that is the end: leaving out only what was given up would leave
     out the slow ones.
     """
-    shortened = plan.get("shortened")
+    shortened = plan.shortened
     if shortened is None:
         return None
-    given_up = requests.loc[requests["outcome"] == "aborted", "due_ns"] if shortened["in_flight"] == "aborted" else []
-    return min([int(shortened["at_ns"]), *(int(due) for due in given_up)])
+    given_up = requests.loc[requests["outcome"] == "aborted", "due_ns"] if shortened.in_flight == "aborted" else []
+    return min([shortened.at_ns, *(int(due) for due in given_up)])
 
 
 def _row_names() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from gapmeter.analysis.ledger.critical_path import Intervals, sweep
 from gapmeter.analysis.ledger.intervals import Client, build
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.ledger.trace_index import MISSING, Events
+from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import RunFolder
 
@@ -46,7 +47,7 @@ def last_tokens(path: Path) -> tuple[Intervals, Events]:
 
 def _read(path: Path) -> tuple[pd.DataFrame, Trace | None, Ints]:
     folder = RunFolder(path)
-    requests, _ = read_requests(folder, folder.read_manifest()["plan"])
+    requests, _ = read_requests(folder, Manifest.read(folder.path).plan)
     good = requests[(requests["outcome"] == "ok") & requests["measured"]].index.to_numpy(np.int64)
     return requests, read_trace(folder.record_files(folder.probe), requests["request_id"].tolist()), good
 

@@ -27,7 +27,6 @@ _STEP = {
     Span.SCHEDULE: 0, Span.UPDATE: 1, Span.INPUT_PREP: 2, Span.FORWARD: 3, Span.SAMPLING: 4, Span.OUTPUT_SEND: 5,
 }  # fmt: skip
 _SCHEDULE, _UPDATE, _PREP, _FORWARD, _SAMPLING, _SEND = range(6)
-_MANIFEST = {"plan": {"loop": "open", "t0_ns": 0}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def virtual_run(arrivals: Sequence[Arrival], settings: Settings, name: str, warm
     if steps.evictions:
         raise ValueError(f"{steps.evictions} evictions; give the engine more KV blocks")
     requests, ledger = _tables(arrivals, outcomes, steps, warmup)
-    return run_of(requests, ledger, _MANIFEST, {}, name)
+    return run_of(requests, ledger, name, open_loop=True)
 
 
 def _tables(

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen.curve import Source, count_dispersion, source
 from gapmeter.loadgen.errors import PlanError
-from gapmeter.scenarios.arrivals import Trace
-from gapmeter.scenarios.checks import MOST_REQUESTS
-from gapmeter.scenarios.model import Load
+from gapmeter.scenarios.model import MOST_REQUESTS, Load
+from gapmeter.scenarios.trace import Trace
 
 Floats = NDArray[np.floating[Any]]
 
@@ -100,12 +99,12 @@ def _about(load: Load) -> float:
     if load.steps is not None:
         return max(step.rate for step in load.steps)
     if load.trace is not None:
-        return len(load.trace.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
+        return len(load.trace.recorded.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
     return load.rate or 0.0
 
 
 def _replayed(load: Load, trace: Trace, warmup_ns: int) -> NDArray[np.int64]:
-    return _cut(load, np.array(trace.at_ns, np.float64) / trace.speed, warmup_ns)
+    return _cut(load, np.array(trace.recorded.at_ns, np.float64) / trace.speed, warmup_ns)
 
 
 def _inverted(

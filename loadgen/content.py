@@ -96,10 +96,11 @@ def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     asked, output = draw_both(scenario, count, seeds)
     fitting = _within_context(asked, output, most)
     check_size(float(fitting.sum()))
-    blocks = scenario.load.trace if workload.prompt_tokens is None else None
+    trace = scenario.load.trace
     prompts = make_prompts(
         tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
-        groups=draw_groups(scenario, count, seeds), trace=blocks,
+        groups=draw_groups(scenario, count, seeds),
+        trace=trace.recorded if trace is not None and workload.prompt_tokens is None else None,
     )  # fmt: skip
     _check_context(prompts, output, most)
     chat = workload.kind == "chat"
@@ -128,7 +129,7 @@ def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]
     for name, stream in (("prompt_tokens", Stream.PROMPT_LENGTHS), ("output_tokens", Stream.OUTPUT_LENGTHS)):
         lengths = getattr(scenario.workload, name)
         if lengths is None and trace is not None:
-            drawn.append(np.array(getattr(trace, name)[:count], np.int64))
+            drawn.append(np.array(getattr(trace.recorded, name)[:count], np.int64))
         else:
             drawn.append(draw_lengths(lengths, count, seeds.rng(stream)))
     return drawn[0], drawn[1]

@@ -78,7 +78,7 @@ def source(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | Non
     match load.onoff or load.ramp or load.steps or load.diurnal:
         case OnOff() as bursts:
             return _onoff(bursts, load.rate or 0.0, rng)
-        case Ramp(start, end, over_ns):
+        case Ramp(start=start, end=end, over_ns=over_ns):
             over_s = (over_ns or load.duration_ns or 0) / 1e9
             return _held([warmup_s, over_s], [start, start], [start, end], end)
         case tuple() as steps:

@@ -28,8 +28,7 @@ from gapmeter.loadgen.errors import PlanError
 from gapmeter.loadgen.lengths import draw_lengths
 from gapmeter.loadgen.prompts import Words, pick, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
-from gapmeter.scenarios.checks import MOST_REQUESTS
-from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 
 _AT_ONCE = 64  # histories tokenized together: a long plan needs no more memory than its bodies
 

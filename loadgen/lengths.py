@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.scenarios.model import Constant, Lengths, Lognormal, Sampled, Uniform
+from gapmeter.scenarios.distributions import Constant, Lengths, Lognormal, Sampled, Uniform
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
 
@@ -18,12 +18,12 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDAr
     A log-normal with median m and 95th percentile q is exp(N(ln m, s)) with s = ln(q / m) / z95, rounded.
     """
     match lengths:
-        case Constant(tokens):
+        case Constant(root=tokens):
             return np.full(count, tokens, np.int64)
-        case Uniform(low, high):
+        case Uniform(range=(low, high)):
             return rng.integers(low, high, count, np.int64, endpoint=True)
-        case Lognormal(median, p95, highest):
-            drawn = np.rint(rng.lognormal(math.log(median), math.log(p95 / median) / Z95, count))
-            return np.clip(drawn, 1, highest or 10_000_000).astype(np.int64)
-        case Sampled(_, values):
+        case Lognormal(shape=shape):
+            drawn = np.rint(rng.lognormal(math.log(shape.median), math.log(shape.p95 / shape.median) / Z95, count))
+            return np.clip(drawn, 1, shape.max or 10_000_000).astype(np.int64)
+        case Sampled(values=values):
             return rng.choice(np.array(values, np.int64), count)

@@ -8,8 +8,8 @@ from gapmeter.loadgen.content import CHAT, COMPLETION, NOT_EXACT, Content, Ints,
 from gapmeter.loadgen.errors import PlanError
 from gapmeter.loadgen.lengths import draw_lengths
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.asked import Prompts
 from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.prompts import Prompts
 
 
 def ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:

@@ -19,8 +19,8 @@ from gapmeter.loadgen.own_prompts import ask_own
 from gapmeter.loadgen.swaps import Swaps, swaps_of
 from gapmeter.loadgen.thinking import draw_pauses, mean_pause_ns
 from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.distributions import FixedPause
 from gapmeter.scenarios.model import Load, Scenario, Workload
-from gapmeter.scenarios.pauses import FixedPause
 
 _MOST_KNOTS = 20_000
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096

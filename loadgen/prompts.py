@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gapmeter.loadgen.errors import PlanError
 from gapmeter.loadgen.sharing import shared_beginnings, trace_blocks
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.arrivals import Trace
+from gapmeter.scenarios.trace import Recording
 
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
@@ -86,7 +86,7 @@ def make_prompts(
     stream: Callable[[int], np.random.Generator],
     *,
     groups: NDArray[np.int64] | None = None,
-    trace: Trace | None = None,
+    trace: Recording | None = None,
 ) -> Prompts:
     """One prompt for each asked token count, verified by the tokenizer.
 

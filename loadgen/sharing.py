@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.scenarios.arrivals import Trace
+from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 
 Ints = NDArray[np.int64]
 Write = Callable[[int, int], list[str]]  # (which text, how many words) → its first words, the same ones every time
@@ -36,12 +36,12 @@ def shared_beginnings(words: Ints, share: float, groups: Ints, write: Write) -> 
     return Common(heads, None, _seen_before(groups, counts))
 
 
-def trace_blocks(words: Ints, trace: Trace, write: Write) -> Common:
+def trace_blocks(words: Ints, trace: Recording, write: Write) -> Common:
     """Each prompt is its trace's blocks one after the other, equal ids with equal text; the last one ends it.
 
     A prompt whose blocks do not fill it (they were recorded with another template) repeats its last block's text.
     """
-    size = trace.block_tokens
+    size = BLOCK_TOKENS
     texts: dict[int, list[str]] = {}
     heads, tails, repeated = [], [], np.zeros(len(words), np.int64)
     seen: set[tuple[int, ...]] = set()

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen.lengths import Z95
-from gapmeter.scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+from gapmeter.scenarios.distributions import (
+    ExponentialPause,
+    FixedPause,
+    LognormalPause,
+    LognormalTimes,
+    Pause,
+    UniformPause,
+)
 
 
 def draw_pauses(pause: Pause, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -17,28 +24,28 @@ def draw_pauses(pause: Pause, count: int, rng: np.random.Generator) -> NDArray[n
     A log-normal with median m and 95th percentile q is exp(N(ln m, s)) with s = ln(q / m) / z95.
     """
     match pause:
-        case FixedPause(ns):
+        case FixedPause(root=ns):
             return np.full(count, ns, np.int64)
-        case ExponentialPause(mean_ns):
+        case ExponentialPause(mean_ns=mean_ns):
             return np.rint(rng.exponential(mean_ns, count)).astype(np.int64)
-        case UniformPause(low_ns, high_ns):
+        case UniformPause(range_ns=(low_ns, high_ns)):
             return rng.integers(low_ns, high_ns, count, np.int64, endpoint=True)
-        case LognormalPause(median_ns, p95_ns, max_ns):
-            drawn = rng.lognormal(math.log(median_ns), _spread(median_ns, p95_ns), count)
-            return np.rint(np.minimum(drawn, max_ns or 2**62)).astype(np.int64)
+        case LognormalPause(shape=shape):
+            drawn = rng.lognormal(math.log(shape.median_ns), _spread(shape), count)
+            return np.rint(np.minimum(drawn, shape.max_ns or 2**62)).astype(np.int64)
 
 
 def mean_pause_ns(pause: Pause) -> int:
     """The distribution's mean; that of a log-normal, exp(ln m + s² / 2), without its cap."""
     match pause:
-        case FixedPause(ns) | ExponentialPause(ns):
+        case FixedPause(root=ns) | ExponentialPause(mean_ns=ns):
             return ns
-        case UniformPause(low_ns, high_ns):
+        case UniformPause(range_ns=(low_ns, high_ns)):
             return (low_ns + high_ns) // 2
-        case LognormalPause(median_ns, p95_ns, max_ns):
-            mean = median_ns * math.exp(_spread(median_ns, p95_ns) ** 2 / 2)
-            return round(min(mean, max_ns or mean))
+        case LognormalPause(shape=shape):
+            mean = shape.median_ns * math.exp(_spread(shape) ** 2 / 2)
+            return round(min(mean, shape.max_ns or mean))
 
 
-def _spread(median_ns: int, p95_ns: int) -> float:
-    return math.log(p95_ns / median_ns) / Z95
+def _spread(shape: LognormalTimes) -> float:
+    return math.log(shape.p95_ns / shape.median_ns) / Z95

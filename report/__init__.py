@@ -1,18 +1,38 @@
-"""report.html: one self-contained page, built from a run's folder alone."""
+"""How results are shown: a document of plain values for each kind, printed as a page, as text and as Markdown."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
+
+
+def write_result(folder: RunFolder, result: RunResult) -> RunResult:
+    """Everything that is made of a result, into its folder: summary.json, verdict.json, the trace, the page.
+
+    Returns the result with its words. Raises OSError.
+    """
+    from gapmeter.report.export.perfetto import write_trace  # they read tables, which takes a second to import
+    from gapmeter.report.words import words_of
+
+    told = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
+    told.write(folder.path)
+    told.verdict_file.write(folder.path)
+    write_trace(folder)
+    write_report(folder)
+    return told
 
 
 def write_report(folder: RunFolder) -> Path:
     """Write ``report.html`` into a run's folder that has been analysed, and return its path.
 
-    Raises FileNotFoundError when summary.json or manifest.json is not there, OSError when the page cannot be written.
+    Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
+    version, OSError when the page cannot be written.
     """
-    from gapmeter.report.page import page  # the page needs the analysis, which needs this package's numbers
+    from gapmeter.report import html, run  # these take long to import
 
-    folder.report.write_text(page(folder), encoding="utf-8")
+    page = html.page(run.document(folder), scripts=[html.asset("request.js")])
+    folder.report.write_text(page, encoding="utf-8")
     return folder.report

@@ -221,7 +221,7 @@ class Plot:
         return chart(
             name, round(self.height + foot), title, said,
             self.x.across(self.height), self.y.up(self.height), *marks,
-            stamp_across(stamp, self.height / 2 + 12, "stamp small"),
+            stamp_across(stamp, self.height / 2 + 12, "stamp" if self.height > 195 else "stamp small"),
         )  # fmt: skip
 
 

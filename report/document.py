@@ -33,12 +33,13 @@ from enum import Flag
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from gapmeter.analysis.numbers import DASH, count, duration, large, rate, share, significant, usd
+from gapmeter.report import marks
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from rich.text import Text as Sketched
 
-    from gapmeter.analysis.provenance import Provenance
+    from gapmeter.analysis.results.run import Provenance
 
 
 class Medium(Flag):
@@ -113,9 +114,7 @@ class Stage:
     meaning: str = ""
 
     def __str__(self) -> str:
-        from gapmeter.report.marks import words
-
-        return words(self.name)
+        return marks.words(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,40 @@ class Code:
         return self.text
 
 
-Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request's id; ``there``: the page can open it."""
+
+    request: str
+    there: bool
+
+    def __str__(self) -> str:
+        return self.request
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One request's stages in ms, drawn on the page as long as they are beside ``longest_ms``."""
+
+    parts: Mapping[str, float]
+    longest_ms: float
+
+    def __str__(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Words that the page's script replaces, by their id."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot
 Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
 Row = Sequence[Words]
 
@@ -157,8 +189,7 @@ class Paragraph:
     """``quiet``: an explanation beside what it explains; ``empty``: why there is nothing here."""
 
     words: Words
-    quiet: bool = False
-    empty: bool = False
+    tone: Literal["", "quiet", "strong", "empty"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +210,7 @@ class Line:
 class Facts:
     """Short names, each with what is said of it: ``("trust", "valid: lag p99 0.2 ms")``, or several lines."""
 
-    rows: Sequence[tuple[str, *tuple[Words | Line, ...]]]
+    rows: Sequence[tuple[Inline, *tuple[Words | Line, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,19 +228,30 @@ class Column:
     below: bool = False
 
 
+def in_ms(*names: str) -> list[Column]:
+    """Columns of times."""
+    return [Column(name, f"{name} (ms)") for name in names]
+
+
+Headers = Sequence[str | Column]
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows under headers. The first ``words`` columns hold words, the others numbers (unless they wrap).
 
-    ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group.
+    ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group; ``key``
+    is the id of the rows, for the page's script. ``whole``: the terminal cuts no row to its width.
     """
 
     name: str
-    headers: Sequence[str | Column]
+    headers: Headers
     rows: Sequence[Row]
     words: int = 1
     groups: frozenset[int] = frozenset()
     css: str = ""
+    key: str = ""
+    whole: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -242,6 +284,13 @@ class Chart:
     table: Table | None = None
     margin: Literal["", "levels", "names"] = ""
     stages: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a colour stands for, where it is no stage's: (paint, words)."""
+
+    entries: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +360,23 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestView:
+    """Where the page shows a request that was opened: so many of them are embedded in it."""
+
+    embedded: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class Html:
     """Markup for the page's own script to work on; other renderers leave it out."""
 
     markup: Markup
 
 
-Block = Paragraph | Heading | Facts | Table | Chart | Warnings | Pre | Folded | Columns | Choice | Html
+Block = (
+    Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | RequestView | Html
+)
 
 
 # --- the whole

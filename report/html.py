@@ -13,11 +13,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import (
     PAGE,
+    Bar,
     Block,
     Chart,
     Choice,
@@ -32,11 +33,15 @@ from gapmeter.report.document import (
     Heading,
     Html,
     Inline,
+    Key,
     Line,
     Mark,
     Name,
+    Open,
     Paragraph,
     Pre,
+    RequestView,
+    Slot,
     Stage,
     Switch,
     Table,
@@ -47,7 +52,8 @@ from gapmeter.report.document import (
     Words,
     plain,
 )
-from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
+from gapmeter.report.pictures import gauge_line, ledger_bar
+from gapmeter.report.svg import NOTHING, Fragment, el, group
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
 _MARKS: Mapping[Tone, str] = {"good": "mark met", "bad": "mark missed", "open": "mark open", "": "mark"}
@@ -127,11 +133,18 @@ class _Printer:
             Facts: _facts,
             Table: self.table,
             Chart: self._chart,
+            Key: _key,
             Warnings: _warnings,
             Pre: lambda block: el("pre", block.text),
             Folded: lambda block: el("details", el("summary", block.summary), self.blocks(block.blocks)),
             Columns: lambda block: el("div", *(el("div", self.blocks(part)) for part in block.parts), class_="grid2"),
             Choice: self._choice,
+            RequestView: lambda block: fill(
+                asset("request.html"),
+                embedded=f"{block.embedded:,}",
+                all=f"{block.requests:,}",
+                origin=self.origin(),
+            ),
             Html: lambda block: block.markup,
         }
 
@@ -202,7 +215,13 @@ class _Printer:
                class_="group" if at in table.groups else None)
             for at, row in enumerate(table.rows)
         ]  # fmt: skip
-        grid = el("table", el("thead", head), el("tbody", *body), aria_label=table.name, class_=table.css or None)
+        grid = el(
+            "table",
+            el("thead", head),
+            el("tbody", *body, id=table.key or None),
+            aria_label=table.name,
+            class_=table.css or None,
+        )
         return el(
             "div",
             el("div", stamped(grid, len(table.rows), self._provenance.stamp), class_="wide", tabindex=0, role="region",
@@ -266,7 +285,7 @@ def _cell(cell: Words, numeric: bool) -> Fragment:
     match cell:
         case Figure():
             attributes = _raw(cell)
-            css += ["zero"] if cell.value == 0 and cell.unit == "ms" else []
+            css += ["zero"] if cell.value == 0 and cell.unit == "ms" and not cell.text else []
         case Unmeasured():
             css, attributes = [*css, "unmeasured"], {"data_value": "unmeasured"}
         case Mark():
@@ -275,6 +294,8 @@ def _cell(cell: Words, numeric: bool) -> Fragment:
             css.append("name")
         case Stage():
             attributes = {"title": cell.meaning or None}
+        case Bar():
+            css.append("bar")
     inside = plain(cell) if isinstance(cell, Mark) else _words(cell)
     return el("td", inside, class_=" ".join(css) or None, **attributes)
 
@@ -297,21 +318,42 @@ def _inline(part: Inline) -> Fragment:
             return el("b", word, class_=_MARKS[tone])
         case Name(text, href) if href:
             return el("a", text, href=href)
+        case Open(request, there) if there:
+            return el("button", request, type="button", class_="open", data_request=request)
+        case Open(request):
+            return el("span", request, title="not embedded in this page; its ledger is in ledger.parquet")
+        case Bar(parts, longest):
+            return el("svg", ledger_bar(parts, longest), width="100%", height=16, aria_hidden="true")
+        case Slot(key, text):
+            return el("span", text, id=key)
         case Stage(name):
             return group([marks.swatch(name), el("span", marks.words(name))])
     return Markup.escape(plain(part))
 
 
 def _paragraph(block: Paragraph) -> Fragment:
-    return el("p", _words(block.words), class_="empty" if block.empty else "lead" if block.quiet else None)
+    css = {"quiet": "lead", "strong": "told", "empty": "empty"}.get(block.tone)
+    return el("p", _words(block.words), class_=css)
 
 
 def _facts(block: Facts) -> Fragment:
     rows: list[Fragment] = []
     for name, *lines in block.rows:
         told = [_words(line.words if isinstance(line, Line) else line) for line in lines]
-        rows += [el("dt", name), *(el("dd", line) for line in told)]
+        rows += [el("dt", _words(name)), *(el("dd", line) for line in told)]
     return el("dl", *rows)
+
+
+def _gauge(gauge: Gauge) -> Fragment:
+    known = gauge.interval if gauge.value is None and not gauge.never else gauge.measured
+    spoken = el("i", f", 95 % interval {gauge.interval}", class_="hidden")
+    mark = el("b", gauge.mark.word, class_=_MARKS[gauge.mark.tone])
+    return el("li", el("p", mark, f" {gauge.objective}", el("span", known), spoken), gauge_line(gauge))
+
+
+def _key(block: Key) -> Fragment:
+    entries = [el("span", marks.square(paint), words, class_="owner-key") for paint, words in block.entries]
+    return el("p", *entries, class_="lead key")
 
 
 def _warnings(block: Warnings) -> Fragment:
@@ -340,40 +382,3 @@ def _switch(switch: Switch) -> Fragment:
         for value, words in switch.options
     ]  # fmt: skip
     return el("fieldset", el("legend", switch.legend), *buttons, class_="switch", data_switch=switch.name)
-
-
-# --- gauges: an objective's figure and 95 % interval on a line that ends beyond the limit
-
-_LIMIT_AT = 0.78  # of the width; beyond it is what breaks the objective
-_GAUGE, _MIDDLE = 20, 10.0
-
-
-def _gauge(gauge: Gauge) -> Fragment:
-    known = gauge.interval if gauge.value is None and not gauge.never else gauge.measured
-    spoken = el("i", f", 95 % interval {gauge.interval}", class_="hidden")
-    mark = el("b", gauge.mark.word, class_=_MARKS[gauge.mark.tone])
-    return el("li", el("p", mark, f" {gauge.objective}", el("span", known), spoken), _gauge_line(gauge))
-
-
-def _gauge_line(gauge: Gauge) -> Fragment:
-    limit = gauge.limit.value or 0.0
-    top = limit / _LIMIT_AT if limit > 0 else 1.0
-
-    def x(at: float) -> float:
-        return min(1.0, max(0.0, at / top))
-
-    parts = [
-        el("rect", x=0, y=_MIDDLE - 3, width="100%", height=6, rx=3, class_="track"),
-        el("rect", x=percent(x(limit)), y=_MIDDLE - 3, width=percent(1 - x(limit)), height=6, class_="beyond"),
-    ]
-    if gauge.low is not None:
-        end, css = (1.0, "sure open") if gauge.high is None else (x(gauge.high), "sure")
-        width = percent(max(end - x(gauge.low), 0.004))
-        parts.append(el("rect", x=percent(x(gauge.low)), y=_MIDDLE - 5, width=width, height=10, class_=css))
-    if gauge.never or (gauge.value is not None and gauge.value > top):
-        parts.append(el("text", "▸", x="100%", y=_MIDDLE + 5, class_="end off"))
-    elif gauge.value is not None:
-        parts.append(el("circle", cx=percent(x(gauge.value)), cy=_MIDDLE, r=4.5, class_="at"))
-    parts.append(el("line", x1=percent(x(limit)), x2=percent(x(limit)), y1=1, y2=_GAUGE - 1, class_="limit"))
-    words = f"{gauge.measured}, 95 % interval {gauge.interval}; the limit is {gauge.limit}"
-    return el("svg", el("title", words), *parts, width="100%", height=_GAUGE, aria_hidden="true")

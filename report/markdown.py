@@ -31,9 +31,11 @@ def text(document: Document) -> str:
     verdict, header = document.verdict, document.header
     word = verdict.word if verdict else ""
     parts = [f"### {': '.join(filter(None, (word, escaped(header.title))))}"]
+    parts.append(escaped(header.how))
     if verdict:
         parts.append(escaped(" ".join([verdict.sentence, *verdict.reasons])))
         parts += [escaped(one.words) for one in verdict.more if MARKDOWN in one.on]
+    parts.append(escaped(header.caveat))
     parts += [part for section in document.on(MARKDOWN) for block in section.blocks for part in _block(block)]
     parts.append(f"<sub>{escaped(document.provenance.line())}</sub>")
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -45,7 +47,7 @@ def _block(block: Block) -> Iterable[str]:
             yield _words(block.words)
         case Facts():
             for name, *lines in block.rows:
-                yield "\n".join([f"**{escaped(name)}** {_line(lines[0])}", *(f"  {_line(line)}" for line in lines[1:])])
+                yield "\n".join([f"**{_words(name)}** {_line(lines[0])}", *(f"  {_line(line)}" for line in lines[1:])])
         case Table():
             yield _table(block)
         case Chart():

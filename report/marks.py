@@ -90,7 +90,12 @@ def _of_owner(name: str, stages: Iterable[str], device: str) -> Fragment:
 
 def swatch(stage: str) -> Fragment:
     """A small square in the paint of a stage."""
-    box = el("rect", width=12, height=12, rx=2, fill=fill(stage), class_="segment")
+    return square(fill(stage))
+
+
+def square(paint: str) -> Fragment:
+    """The same in any paint."""
+    box = el("rect", width=12, height=12, rx=2, fill=paint, class_="segment")
     return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")
 
 

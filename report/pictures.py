@@ -1,43 +1,32 @@
-"""The pictures of where time goes: each a frozen value that draws itself on the page, some in the terminal too."""
+"""The pictures of where time goes: frozen values that draw themselves on the page, the main one in letters too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
-from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.numbers import duration, share, significant, usd
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import bars, marks
-from gapmeter.report.charts import Axis, Plot, Scale, Segment, bar, head, limit
-from gapmeter.report.svg import Fragment
+from gapmeter.report.charts import Axis, Plot, Point, Scale, Segment, after, bar, head, limit, points, shade
+from gapmeter.report.document import Gauge
+from gapmeter.report.svg import NOTHING, Fragment, el, percent
 
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
-_THICK, _ROW = 34, 66
+_BEHIND = 0.16  # of the longest bar, kept free for the number behind it
 _LABEL = 27  # columns of the terminal before a bar
 
 
 def segment(stage: str, ms: float, device: str, whole: str, *, label: str = "", of: str = "") -> Segment:
     """A stage's piece of a bar; ``whole``: what part it is of what. The residual is drawn however small it is."""
-    words = marks.words(stage)
-    told = ", ".join(filter(None, (f"{of}{words}: {duration(ms)}", whole)))
+    told = ", ".join(filter(None, (f"{of}{marks.words(stage)}: {duration(ms)}", whole)))
     return Segment(
         ms, marks.fill(stage), label, f"{told} · {marks.owner(stage, device)} · {marks.kind(stage)}", marks.ink(stage),
         least_px=4 if stage == UNEXPLAINED else None, data={"data_stage": stage, "data_ms": f"{ms:.7g}"},
     )  # fmt: skip
-
-
-def segments(
-    parts: Mapping[str, float], total_ms: float, device: str, *, labels: bool = False, of: str = ""
-) -> list[Segment]:
-    """A whole bar in the order of the timeline."""
-    return [
-        segment(stage, ms, device, f"{share(ms / total_ms)} of the bar" if total_ms else "",
-                label=marks.words(stage) if labels else "", of=of)
-        for stage, ms in parts.items() if ms > 0 or stage == UNEXPLAINED
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +38,21 @@ class Band:
     count: int
     total_ms: float
     parts: Mapping[str, float]
+
+    def segments(self, device: str, *, labels: bool = False, of: str = "") -> list[Segment]:
+        """The whole bar."""
+        return [
+            segment(stage, ms, device, f"{share(ms / self.total_ms)} of the bar" if self.total_ms else "",
+                    label=marks.words(stage) if labels else "", of=of)
+            for stage, ms in self.parts.items() if ms > 0 or stage == UNEXPLAINED
+        ]  # fmt: skip
+
+
+def stages_in(bands: Iterable[Band]) -> list[str]:
+    """The stages that any of the bars shows, in the order of the timeline; the residual always."""
+    known = list(bands)
+    names = dict.fromkeys(stage for band in known for stage in band.parts)
+    return [s for s in names if s == UNEXPLAINED or any(band.parts.get(s, 0) > 0 for band in known)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +71,32 @@ class Stacks:
     device: str
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        longest = max(self.typical.total_ms, self.slow.total_ms) or 1e-3  # gaps of 0: tokens that came in one read
+        thick, bands = 34, (self.typical, self.slow)
+        longest = max(band.total_ms for band in bands) or 1e-3  # gaps of 0: tokens that came in one read
         ends = [longest, self.limit[0]] if self.limit and self.limit[0] <= _FAR * longest else [longest]
-        plot = Plot(
-            Axis(Scale.linear(ends, room=0.02), "ms"),
-            Axis(Scale.categories([("typical", "slow", "difference")]), labels=False),
-            3 * _ROW,
-        )
-        bands = (self.typical, self.slow)
-        stacks = [
-            bar(plot, row, segments(band.parts, band.total_ms, self.device, labels=True), _THICK)
-            for row, band in enumerate(bands)
-        ]
-        heads = [
-            head(plot, row, _THICK, f"{band.name} {duration(band.total_ms)}", f"{band.detail}, mean of {band.count:,}")
-            for row, band in enumerate(bands)
-        ]
-        extra = self.slow.total_ms - self.typical.total_ms
-        told = f"what slow {self.what} wait beyond typical ones, largest first"
+        rows = Axis(Scale.categories([("typical", "slow", "difference")]), labels=False)
+        plot = Plot(Axis(Scale.linear(ends, room=0.02), "ms"), rows, height=198)
         grown = self._grown()
+        heads = [(f"{band.name} {duration(band.total_ms)}", f"{band.detail}, mean of {band.count:,}") for band in bands]
+        heads.append((f"difference {duration(self.slow.total_ms - self.typical.total_ms)}",
+                      f"what slow {self.what} wait beyond typical ones, largest first"))  # fmt: skip
         return plot.chart(
             name, f"{self.metric}: typical against slow {self.what}", self.sentence(),
-            *stacks,
-            bar(plot, 2, grown, _THICK, start=self.slow.total_ms - sum(piece.size for piece in grown)),
-            limit(plot, f"SLO {self.limit[1]}", x=self.limit[0]) if self.limit else Fragment(),
-            *heads, head(plot, 2, _THICK, f"difference {duration(extra)}", told),
+            *(bar(plot, row, band.segments(self.device, labels=True), thick) for row, band in enumerate(bands)),
+            bar(plot, 2, grown, thick, start=self.slow.total_ms - sum(piece.size for piece in grown)),
+            self._objective(plot),
+            *(head(plot, row, thick, *words) for row, words in enumerate(heads)),
             stamp=stamp,
         )  # fmt: skip
+
+    def _objective(self, plot: Plot) -> Fragment:
+        if self.limit is None:
+            return NOTHING
+        ms, words = self.limit
+        if plot.x.scale.holds(ms):
+            return limit(plot, f"SLO {words}", x=ms)
+        times = significant(ms / (self.slow.total_ms or plot.x.scale.high))
+        return el("text", f"SLO {words}: {times} times the slow bar →", x="100%", y=-6, class_="limit end")
 
     def sentence(self) -> str:
         """The picture for those who do not see it."""
@@ -109,8 +112,7 @@ class Stacks:
 
     def _grown(self) -> list[Segment]:
         """What grew, laid end to end up to the slow total; what shrank makes it begin before the typical total."""
-        whole = self.slow.total_ms - self.typical.total_ms
-        pieces = []
+        whole, pieces = self.slow.total_ms - self.typical.total_ms, []
         for stage, ms in self._excess():
             if ms > 0:
                 part = share(ms / whole) if whole > 0 else ""
@@ -127,8 +129,8 @@ class Stacks:
         text = Text.assemble((f" where {self.metric} goes".ljust(_LABEL), "bold"), axis)
         shown: set[str] = set()
         for name, band in ((" typical (p45-55)", self.typical), (" slow (p98.5+)", self.slow)):
-            label = f"{name.ljust(17)}{duration(band.total_ms):>9} "
-            text.append(f"\n{label}").append_text(bars.bar(band.parts, ms_per_column))
+            text.append(f"\n{name.ljust(17)}{duration(band.total_ms):>9} ")
+            text.append_text(bars.bar(band.parts, ms_per_column))
             shown |= bars.columns(band.parts, ms_per_column).keys()
         text.append(self._limit_mark(ms_per_column, width))
         return text.append("\n" + bars.key([s for s in self.slow.parts if s in shown], width, _LABEL))
@@ -143,8 +145,156 @@ class Stacks:
         return "\n" + (f"{' ' * at}^ {mark}" if at + 2 + len(mark) <= width else f"{mark} ^".rjust(at + 1))
 
 
-def stages_in(bands: Iterable[Band]) -> list[str]:
-    """The stages that any of the bars shows, in the order of the timeline; the residual always."""
-    known = list(bands)
-    names = dict.fromkeys(stage for band in known for stage in band.parts)
-    return [s for s in names if s == UNEXPLAINED or any(band.parts.get(s, 0) > 0 for band in known)]
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Everyone by rank: a bar a slice of the distribution, the fastest first, each the mean of the requests in it."""
+
+    title: str
+    slices: Sequence[Band]
+    device: str
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        x = Axis(Scale.linear([one.total_ms for one in self.slices], room=_BEHIND), "ms")
+        plot = Plot(x, Axis(Scale.categories([[one.name for one in self.slices]])), height=34 * len(self.slices))
+        said = "; ".join(f"{one.name} {duration(one.total_ms)}" for one in self.slices)
+        rows = [
+            part
+            for row, one in enumerate(self.slices)
+            for part in (
+                bar(plot, row, one.segments(self.device, of=f"{one.name}, "), 24),
+                after(plot, one.total_ms, row, duration(one.total_ms), f"n = {one.count:,}"),
+            )
+        ]
+        return plot.chart(name, self.title, f"Means by rank: {said}.", *rows, stamp=stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A share of a whole, with its interval where there is one; ``paint`` and ``ink`` are its colours."""
+
+    key: str
+    words: str
+    paint: str
+    ink: str
+    ms: float
+    share: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Bars as long as all of the wait, each cut by who was at work: (name, total in ms, requests, parts)."""
+
+    title: str
+    said: str
+    rows: Sequence[tuple[str, float, int, Sequence[Part]]]
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        thick = 28
+        scale = Axis(Scale.categories([[row[0] for row in self.rows]]), labels=False)
+        plot = Plot(Axis(Scale("linear", 0.0, 1.0), "share", about=5), scale, height=58 * len(self.rows))
+        drawn = []
+        for at, (row, total_ms, count, parts) in enumerate(self.rows):
+            drawn.append(bar(plot, at, [_share_segment(part, count) for part in parts if part.share > 0], thick))
+            drawn.append(head(plot, at, thick, f"{row} {duration(total_ms)}", f"mean of {count:,}"))
+        return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
+
+
+def _share_segment(part: Part, count: int) -> Segment:
+    label = share(part.share)
+    ends = f" (95 %: {share(part.low)} to {share(part.high)})" if part.low is not None else ""
+    title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
+    data = {"data_part": part.key, "data_share": f"{part.share:.7g}"}
+    return Segment(part.share, part.paint, label if part.share > 0.05 else "", title, part.ink, "part", data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """How much longer a stage took, with its interval; ``behind`` is told after it, ``title`` when asked for."""
+
+    stage: str
+    ms: float
+    low_ms: float | None
+    high_ms: float | None
+    behind: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """A bar a stage from 0, to the right where more was waited, with its interval."""
+
+    title: str
+    said: str
+    rows: Sequence[StageChange]
+    device: str
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        ends = [end for one in self.rows for end in (one.ms, one.low_ms, one.high_ms) if end is not None]
+        names = Axis(Scale.categories([[marks.words(one.stage) for one in self.rows]]))
+        plot = Plot(Axis(Scale.linear(ends, room=0.14), "ms", signed=True), names, height=30 * len(self.rows))
+        drawn = []
+        for row, one in enumerate(self.rows):
+            piece = segment(one.stage, one.ms, self.device, one.title)
+            drawn.append(bar(plot, row, [piece], 18))
+            if one.low_ms is not None and one.high_ms is not None:
+                drawn.append(points(plot, [Point(one.ms, row, (one.low_ms, one.high_ms), size=0)], "whisker ink"))
+            drawn.append(after(plot, max(one.ms, one.high_ms or 0.0, 0.0), row, duration(one.ms), one.behind))
+        return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class CostRange:
+    """A cost in USD with its interval on a logarithmic axis; no ``low`` where nobody looked for it."""
+
+    title: str
+    said: str
+    value: float
+    low: float | None
+    high: float
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        x = Axis(Scale.log([self.low or self.value / 10, self.value, self.high], room=1.4), "$")
+        plot = Plot(x, Axis(Scale.categories([("",)]), labels=False), height=32)
+        band = shade(
+            plot, self.low or x.scale.low, self.high, row=0, thick=12, css="band" if self.low else "band maybe"
+        )
+        dot = points(plot, [Point(self.value, 0, title=usd(self.value))])
+        return plot.chart(name, self.title, self.said, band, dot)
+
+
+def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:
+    """One request's stages as a bar in a row of a list, on the axis of the longest."""
+    scale = Axis(Scale("linear", 0.0, longest_ms), labels=False)
+    plot = Plot(scale, Axis(Scale.categories([("",)]), labels=False), height=16)
+    pieces = [
+        Segment(ms, marks.fill(stage), title=f"{marks.words(stage)}: {duration(ms)}",
+                data={"data_stage": stage, "data_ms": f"{ms:.6g}"})
+        for stage, ms in parts.items() if ms > 0
+    ]  # fmt: skip
+    return bar(plot, 0, pieces, 16)
+
+
+_LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective
+
+
+def gauge_line(gauge: Gauge) -> Fragment:
+    """An objective's figure and 95 % interval on a line from 0 that ends beyond its limit."""
+    limit = gauge.limit.value or 0.0
+    top = limit / _LIMIT_AT if limit > 0 else 1.0
+    scale = Axis(Scale("linear", 0.0, top), labels=False)
+    plot = Plot(scale, Axis(Scale.categories([("",)]), labels=False), height=20)
+    parts = [shade(plot, 0.0, top, "track", row=0, thick=6), shade(plot, limit, top, "beyond", row=0, thick=6)]
+    if gauge.low is not None:
+        high, css = (top, "sure open") if gauge.high is None else (gauge.high, "sure")
+        high = max(high, gauge.low + 0.004 * top)  # an interval of no width is seen too
+        parts.append(shade(plot, gauge.low, high, css, row=0, thick=10))
+    if gauge.never or (gauge.value is not None and gauge.value > top):
+        parts.append(points(plot, [Point(top, 0, css="off end", sign="▸")]))
+    elif gauge.value is not None:
+        parts.append(points(plot, [Point(gauge.value, 0, css="at", size=4.5)]))
+    x = percent(plot.across(limit))
+    words = f"{gauge.measured}, 95 % interval {gauge.interval}; the limit is {gauge.limit}"
+    line = el("line", x1=x, x2=x, y1=1, y2=19, class_="limit")
+    return el("svg", el("title", words), *parts, line, width="100%", height=20, aria_hidden="true")

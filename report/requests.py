@@ -1,100 +1,253 @@
-"""One request at a time: the slowest in a list, and any that can be opened as a timeline over the engine's steps."""
+"""One request at a time: the slowest in a list, and any that can be opened as a timeline over the engine's steps.
+
+A few hundred can be opened: the slowest to the first and to the last token, and an even sample by rank of the others.
+The sizes are bounded, so that a page stays small whatever the run; what is left out says so and is in the run's files.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from gapmeter.analysis.numbers import duration
-from gapmeter.report import marks
-from gapmeter.report.figure import Row, Table, Value, folded, origin, stamped
-from gapmeter.report.picked import STAGE_NAMES, picked, request_data
-from gapmeter.report.run import Run
-from gapmeter.report.shell import Section
-from gapmeter.report.slowest import SlowRequest, slowest
-from gapmeter.report.svg import Fragment, el, group
-from gapmeter.report.where import EVENTS, first_metric
+import numpy as np
+import pandas as pd
 
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.report import marks
+from gapmeter.report.document import (
+    Bar,
+    Block,
+    Column,
+    Figure,
+    Folded,
+    Headers,
+    Name,
+    Open,
+    Paragraph,
+    RequestView,
+    Row,
+    Section,
+    Slot,
+    Table,
+    in_ms,
+)
+from gapmeter.report.run_folder import Run
+
+_LISTED = 25
+_SLOWEST = 100  # by each of the two events
+_SAMPLE = 60
+_PIECES = 90_000  # stretches of time in the page, about eight bytes each
+_STEPS = 9_000  # engine steps in the page, about 35 bytes each
+STAGE_NAMES = [*(stage.name for stage in STAGES), UNEXPLAINED]
+_IN_STEP = ("requests", "prompt_tokens", "decode_tokens", "waiting")
+_INDEX = {name: i for i, name in enumerate(STAGE_NAMES)}
 _LEAD = (
     "The slowest, each with its own ledger, ",
-    "slowest first",
+    Slot("slow-order", "slowest first"),
     ". Pick a stage in any picture to sort by it; press a request to see what happened when, and beside whom.",
 )
-_CLOSED = "Press a request above, or a larger dot in the charts over time."
 
 
-def requests_section(run: Run) -> Section | None:
-    """The slowest requests, one by one, and the view that opens any of the embedded ones."""
-    event = EVENTS[first_metric(run.summary)][0]
-    found = slowest(run, event)
-    if not found:
+def section(run: Run, event: str) -> Section | None:
+    """The list by the wait for ``event`` (first_token or last_token), and the view that opens the embedded ones."""
+    slowest = _slowest(run, event)
+    if not len(slowest):
         return None
     names = picked(run)
-    lead = el("p", _LEAD[0], el("span", _LEAD[1], id="slow-order"), _LEAD[2], class_="lead")
-    body = [lead, _list(run, found, frozenset(names), event), folded(_table(found, event), run.provenance)]
-    data: dict[str, Any] = {}
-    if names:
-        body.append(_view(run, names))
-        data = request_data(run, names) | _looks(run.device)
-    return Section("requests", "One request", group(body), short="one request", data=data)
-
-
-def _list(run: Run, found: list[SlowRequest], openable: frozenset[str], event: str) -> Fragment:
-    heads = ("request", "due at", "TTFT", "E2E", "tokens", f"to the {event.replace('_', ' ')}")
-    css = ("", "n", "n", "n", "", "bar")
-    head = el("tr", *(el("th", h, scope="col", class_=c or None) for h, c in zip(heads, css, strict=True)))
-    rows = [
-        el(
-            "tr",
-            el("td", _name(r.name, r.name in openable)),
-            el("td", r.due, class_="n"),
-            el("td", r.ttft, class_="n"),
-            el("td", r.e2e, class_="n"),
-            el("td", r.tokens, class_="name"),
-            el("td", r.bar, class_="bar"),
-        )
-        for r in found
+    until = f"to the {event.replace('_', ' ')}"
+    blocks: list[Block] = [
+        Paragraph(_LEAD, "quiet"),
+        _list(run, slowest, frozenset(names), until),
+        Folded("as a table, by stage", [_by_stage(slowest, until)]),
     ]
-    grid = el("table", el("thead", head), el("tbody", *rows, id="slow-requests"), class_="slow")
-    return el("div", stamped(grid, len(found), run.provenance), class_="wide")
+    if not names:
+        return Section("requests", "One request", blocks, short="one request")
+    blocks.append(RequestView(len(names), len(run.requests)))
+    data = request_data(run, names) | _looks(run.device)
+    return Section("requests", "One request", blocks, short="one request", data=data)
 
 
-def _name(name: str, openable: bool) -> Fragment:
-    if openable:
-        return el("button", name, type="button", class_="open", data_request=name)
-    return el("span", name, title="not embedded in this page; its ledger is in ledger.parquet")
+def _slowest(run: Run, event: str) -> pd.DataFrame:
+    """The ledgers of those that waited longest, of the measured ones that succeeded."""
+    ledger = run.of_event(event)
+    if not len(ledger):
+        return ledger
+    measured = run.requests.loc[run.requests["measured"], "request_id"]
+    return ledger[ledger["request_id"].isin(measured)].nlargest(_LISTED, "total_ns")
 
 
-def _table(found: list[SlowRequest], event: str) -> Table:
-    stages = list(dict.fromkeys(stage for r in found for stage in r.stages_ms))
-    rows: list[Row] = [
-        [r.name, *(Value(duration(r.stages_ms.get(s)), repr(r.stages_ms.get(s, ""))) for s in stages)] for r in found
+def _list(run: Run, slowest: pd.DataFrame, openable: frozenset[str], until: str) -> Table:
+    requests = run.requests.set_index("request_id")
+    longest_ms, rows = float(slowest["total_ns"].iloc[0]) / 1e6, list[Row]()
+    for name, parts in _parts_ms(slowest):
+        request = requests.loc[name]
+        due = int(request["due_ns"])
+        at_s = (due - run.origin_ns) / 1e9
+        first, last = ((float(request[stamp]) - due) / 1e6 for stamp in ("first_token_ns", "last_token_ns"))
+        tokens = f"{_written(request['prompt_tokens'])} in, {_written(request['output_tokens'])} out"
+        rows.append([
+            Open(name, name in openable), Figure(at_s, text=f"{at_s:.2f} s"), Figure(first), Figure(last), Name(tokens),
+            Bar(parts, longest_ms),
+        ])  # fmt: skip
+    words = [Column("tokens", wraps=True), Column(until, wraps=True)]
+    headers: Headers = ["request", Column("due at", "due at (s)"), *in_ms("TTFT", "E2E"), *words]
+    return Table("The slowest requests", headers, rows, css="slow", key="slow-requests")
+
+
+def _by_stage(slowest: pd.DataFrame, until: str) -> Table:
+    found = _parts_ms(slowest)
+    stages = list(dict.fromkeys(stage for _, parts in found for stage in parts))
+    rows: list[Row] = [[name, *(Figure(parts.get(stage)) for stage in stages)] for name, parts in found]
+    headers: Headers = ["request", *(Column(marks.words(stage), f"{stage} (ms)") for stage in stages)]
+    return Table(f"The slowest requests {until}, by stage", headers, rows)
+
+
+def _parts_ms(ledger: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
+    """Of each request its measured stages."""
+    columns = {name: column(name) for name in STAGE_NAMES if column(name) in ledger.columns}
+    return [
+        (str(row["request_id"]), {s: float(row[c]) / 1e6 for s, c in columns.items() if pd.notna(row[c])})
+        for row in ledger.to_dict("records")
     ]
-    headers = ["request", *(marks.words(s) for s in stages)]
-    csv = ["request", *(f"{s} (ms)" for s in stages)]
-    return Table(f"The slowest requests to the {event.replace('_', ' ')}, by stage", headers, rows, csv=csv)
 
 
-def _view(run: Run, names: list[str]) -> Fragment:
-    embedded = f"{len(names):,} of {len(run.requests):,} requests are embedded in this page"
-    where = "the others are in timeline.parquet and ledger.parquet"
-    return el(
-        "div",
-        el("h3", "No request is open", id="request-name"),
-        el("p", _CLOSED, id="request-facts", class_="lead"),
-        el("div", id="request-drawing"),
-        el("p", f"{embedded}: the slowest to either token, and an even sample by rank; {where}.", class_="note"),
-        origin(run.provenance),
-        el("noscript", "Opening a request needs the page's script."),
-        id="request-view", tabindex=-1, role="region", aria_live="polite", aria_labelledby="request-name",
-    )  # fmt: skip
+def _written(tokens: object) -> str:
+    return "unknown" if pd.isna(tokens) else f"{tokens:,}"
+
+
+# --- what the page embeds
+
+
+def picked(run: Run) -> list[str]:
+    """Ids of the requests that can be opened, the most telling first; none without timelines."""
+    if not len(run.timeline):
+        return []
+    requests = run.requests[run.requests["measured"].to_numpy(bool)]
+    requests = requests[requests["request_id"].isin(run.timeline["request_id"].unique())]
+    by_first, by_last = (
+        requests.assign(waited=requests[stamp] - requests["due_ns"])
+        .sort_values("waited", ascending=False)["request_id"]
+        .tolist()
+        for stamp in ("first_token_ns", "last_token_ns")
+    )
+    worst = [name for pair in zip(by_first[:_SLOWEST], by_last[:_SLOWEST], strict=True) for name in pair]
+    sample = [by_last[i] for i in np.linspace(0, len(by_last) - 1, min(_SAMPLE, len(by_last))).astype(int)]
+    wanted = list(dict.fromkeys([*worst, *sample]))
+    sizes = run.timeline.groupby("request_id").size()
+    room = np.cumsum([int(sizes[name]) for name in wanted]) <= _PIECES
+    return [name for name, fits in zip(wanted, room, strict=True) if fits]
+
+
+def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    """For the script: stages, the picked requests with their stretches, the engine's steps, who was in them.
+
+    Times are microseconds from due (of a request) or from the first due time (of a step).
+    """
+    stretches = dict(list(run.timeline[run.timeline["request_id"].isin(names)].groupby("request_id")))
+    requests, sums = run.requests.set_index("request_id"), _sums(run)
+    shown, steps = _steps(run, names)
+    return {
+        "stages": STAGE_NAMES,
+        "requests": {
+            name: _request(requests.loc[name], stretches[name], sums[name], shown.get(name), run.origin_ns)
+            for name in names
+        },
+        "steps": steps,
+        "sharing": _sharing(run, steps),
+    }
 
 
 def _looks(device: str) -> dict[str, Any]:
     """Words, owners and paints of the stages, for the script."""
     return {
-        "words": [marks.words(s) for s in STAGE_NAMES],
-        "owners": [marks.owner(s, device) for s in STAGE_NAMES],
-        "kinds": [marks.kind(s) for s in STAGE_NAMES],
-        "paints": [marks.fill(s) for s in STAGE_NAMES],
-        "inks": [marks.ink(s) for s in STAGE_NAMES],
+        "words": [marks.words(stage) for stage in STAGE_NAMES],
+        "owners": [marks.owner(stage, device) for stage in STAGE_NAMES],
+        "kinds": [marks.kind(stage) for stage in STAGE_NAMES],
+        "paints": [marks.fill(stage) for stage in STAGE_NAMES],
+        "inks": [marks.ink(stage) for stage in STAGE_NAMES],
     }
+
+
+def _request(
+    row: pd.Series, stretches: pd.DataFrame, sums: list[Any], span: list[int] | None, origin: int
+) -> dict[str, Any]:
+    due = int(row["due_ns"])
+    ends = ((stretches["end_ns"].to_numpy(np.int64) - due) // 1000).tolist()
+    lengths = np.diff([0, *ends]).tolist()
+    tokens = row["token_ns"]
+    arrivals = [] if tokens is None else np.unique((np.asarray(tokens, np.int64) - due) // 1000).tolist()
+    return {
+        "due": (due - origin) // 1000,
+        "first": (int(row["first_token_ns"]) - due) // 1000,
+        "last": (int(row["last_token_ns"]) - due) // 1000,
+        "in": _whole(row["prompt_tokens"]),
+        "out": _whole(row["output_tokens"]),
+        "parts": [n for pair in zip(_codes(stretches), lengths, strict=True) for n in pair],
+        "sums": sums,
+        "tokens": np.diff([0, *arrivals]).tolist(),
+        "steps": span,
+    }
+
+
+def _codes(stretches: pd.DataFrame) -> list[int]:
+    return [_INDEX[stage] for stage in stretches["stage"]]
+
+
+def _whole(value: object) -> int | None:
+    return None if pd.isna(value) else int(value)  # type: ignore[call-overload]
+
+
+def _sums(run: Run) -> dict[str, list[Any]]:
+    """Per request: the ledgers to the first and to the last token, ns by stage, null where unmeasured."""
+    names = [column(name) for name in STAGE_NAMES]
+    out: dict[str, list[Any]] = {}
+    for event in ("first_token", "last_token"):
+        rows = run.of_event(event)
+        table = rows.reindex(columns=names).to_numpy(np.float64, na_value=np.nan)
+        for name, values in zip(rows["request_id"], table, strict=True):
+            out.setdefault(name, []).append([None if np.isnan(v) else int(v) for v in values])
+    return out
+
+
+def _steps(run: Run, names: Sequence[str]) -> tuple[dict[str, list[int]], list[list[int | None]]]:
+    """Each request's first and last step number, and the steps: number, start, length, forward, what they held."""
+    rows = run.of_event("last_token").set_index("request_id")
+    if not len(run.steps) or "first_step" not in rows or "forward_start_ns" not in run.steps:
+        return {}, []
+    wanted: set[int] = set()
+    shown: dict[str, list[int]] = {}
+    for name in names:
+        first, last = int(rows.loc[name, "first_step"]), int(rows.loc[name, "last_step"])
+        span = set(range(max(first - 3, 0), last + 1))  # a few earlier ones: whom it waited for
+        if first < 0 or len(wanted | span) > _STEPS:
+            continue
+        wanted |= span
+        shown[name] = [first, last]
+    steps = run.steps[run.steps["step"].isin(wanted)]
+    return shown, [_step(row, run.origin_ns) for row in steps.to_dict("records")]
+
+
+def _step(row: dict[str, Any], origin: int) -> list[int | None]:
+    ends = [row.get(f"{part}_end_ns") for part in ("loop", "update", "output_put", "sampling", "forward")]
+    known = [int(end) for end in ends if end is not None and not pd.isna(end) and end > 0]
+    start, end = int(row["schedule_ns"]), max(known, default=int(row["schedule_ns"]))
+    stamps = [row[f"forward_{side}_ns"] for side in ("start", "end")]
+    forward = [None if pd.isna(stamp) else (int(stamp) - origin) // 1000 for stamp in stamps]
+    content = [0 if pd.isna(row.get(name, 0)) else int(row.get(name, 0)) for name in _IN_STEP]
+    return [int(row["step"]), (start - origin) // 1000, (end - start) // 1000, *forward, *content]
+
+
+def _sharing(run: Run, steps: list[list[int | None]]) -> list[list[Any]]:
+    """Who was in those steps: id, first step, the step of the first token, last step."""
+    if not steps:
+        return []
+    numbers = np.array(sorted(int(step[0] or 0) for step in steps))
+    firsts = run.of_event("first_token").set_index("request_id")["last_step"]
+    rows = run.of_event("last_token")
+    low = np.searchsorted(numbers, rows["first_step"].to_numpy(np.int64))
+    high = np.searchsorted(numbers, rows["last_step"].to_numpy(np.int64), side="right")
+    rows = rows[high > low]
+    return [
+        [name, int(first), int(firsts[name]), int(last)]
+        for name, first, last in zip(rows["request_id"], rows["first_step"], rows["last_step"], strict=True)
+    ]

@@ -1,23 +1,29 @@
-"""The run over time: when each request was due and how long it took, what was in flight, what the engine held.
+"""The run over time: requests by when they were due, counts, and sampled levels, all on one axis of seconds.
 
-The panels share one time axis, in seconds from the first due time. At most 2,000 dots are drawn: each column of
-the picture keeps its smallest and largest request, and every request that failed stays.
+Second 0 is the first due time. At most some 2,000 dots are drawn: each column of the picture keeps its smallest and
+largest request, and every one that failed or broke its limit stays (5,000 at most). Behind each picture is a table of
+at most twenty-one stretches of the time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.numbers import duration, in_unit, significant, ticks, unit_of
-from gapmeter.report.svg import Fragment, chart, el, group, path, percent, stamp_across, stretched
+from gapmeter.analysis.numbers import duration, significant, ticks
+from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points, shade, stairs
+from gapmeter.report.document import Column, Figure, Headers, Row, Table
+from gapmeter.report.pictures import Limit
+from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 
-_DOTS = 2000
-_COLUMNS = 500
-_FAILED = 5000
+_DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
+_ROWS = 20  # of a table
+_ENDED = ("ok", "unsent", "abandoned")  # outcomes that are no failure
 Floats = NDArray[np.float64]
 
 
@@ -29,21 +35,17 @@ class Span:
     warmup_s: float
     end_s: float
 
-    def x(self, seconds: float) -> str:
-        return percent(min(max(seconds / self.length_s, 0.0), 1.0))
+    def axis(self, *, labels: bool = True) -> Axis:
+        return Axis(Scale("linear", 0.0, self.length_s), "s", about=8, labels=labels)
 
-    def shade(self, height: int) -> Fragment:
-        """The warm-up shaded grey, the part that is measured tinted."""
-        parts = []
-        if self.warmup_s > 0:
-            title = el("title", f"warm-up, the first {self.warmup_s:.1f} s: left out of every figure")
-            parts.append(el("rect", title, x=0, y=0, width=self.x(self.warmup_s), height=height, class_="warmup"))
-        width = percent(max(self.end_s - self.warmup_s, 0.0) / self.length_s)
-        measured = el("rect", x=self.x(self.warmup_s), y=0, width=width, height=height, class_="measured")
-        return group([*parts, measured])
+    def shades(self, plot: Plot) -> Fragment:
+        """The warm-up shaded gray, the part that is measured tinted."""
+        words = f"warm-up, the first {self.warmup_s:.1f} s: left out of every figure"
+        warmup = shade(plot, 0.0, self.warmup_s, "warmup", words) if self.warmup_s > 0 else NOTHING
+        return group([warmup, shade(plot, self.warmup_s, max(self.end_s, self.warmup_s), "measured")])
 
 
-def extent(requests: pd.DataFrame, origin_ns: int) -> Span:
+def span_of(requests: pd.DataFrame, origin_ns: int) -> Span:
     """From the first due time to the last answer; ``requests`` with ``measured``."""
     measured = (requests.loc[requests["measured"], "due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
     warmup_s, end_s = (float(measured.min()), float(measured.max())) if len(measured) else (0.0, 0.0)
@@ -52,116 +54,172 @@ def extent(requests: pd.DataFrame, origin_ns: int) -> Span:
     return Span(max(length, 1e-3), warmup_s, end_s)
 
 
+def stretches(length_s: float) -> list[tuple[float, float]]:
+    """The time axis cut at round seconds (1, 2 or 5 times a power of ten apart), at most twenty-one stretches."""
+    step = ticks(length_s, _ROWS)[1]
+    edges = [step * i for i in range(int(np.ceil(length_s / step - 1e-9)))]
+    return list(pairwise([*edges, length_s]))
+
+
+def _times(low: float, high: float) -> list[Figure]:
+    return [Figure(low, text=f"{low:g} s"), Figure(high, text=f"{high:.4g} s")]
+
+
+_FROM_TO = (Column("from", "from (s)"), Column("to", "to (s)"))
+
+
+def _exact(value: float | None) -> Figure:
+    """A mean, or a count."""
+    text = "" if value is None else significant(value) if value % 1 else f"{value:,.0f}"
+    return Figure(value, "number", text=text)
+
+
+# --- requests
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """Each request's latency by when it was due. ``open``: ids of those that can be opened; they are buttons."""
+
+    metric: str
+    span: Span
+    at_s: Floats
+    ms: Floats
+    good: NDArray[np.bool_]
+    outcome: Sequence[str]
+    ids: Sequence[str]
+    open: frozenset[str]
+    limit: Limit | None = None
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        answered = self.ms[self.good]
+        largest = float(answered.max(initial=0.0))
+        near = [self.limit[0]] if self.limit and self.limit[0] <= 1.5 * largest else []
+        plot = Plot(self.span.axis(), Axis(Scale.linear([largest, *near], room=0.06), "ms", about=5), height=170)
+        dots = [self._dot(row) for row in self._drawn().tolist()]
+        failed = np.flatnonzero(self.failed)
+        crosses = [_cross(plot, float(self.at_s[i]), self.outcome[i]) for i in failed.tolist()[:_FAILED]]
+        none = el("text", "no request was answered", x="50%", y=plot.height / 2, class_="faint middle")
+        said = (
+            f"{self.metric} of {len(answered):,} requests over time, largest {duration(largest)}; {len(failed)} failed."
+        )
+        return plot.chart(
+            name, f"{self.metric} over time", said, self.span.shades(plot),
+            NOTHING if len(answered) else none,
+            self._objective(plot, dots[:400]),
+            el("g", points(plot, dots), class_="dots", data_metric_dots=self.metric), *crosses, stamp=stamp,
+        )  # fmt: skip
+
+    def _objective(self, plot: Plot, near: Sequence[Point]) -> Fragment:
+        """Named inside of the plot where it lies beyond it and failed requests are marked above."""
+        if self.limit is None:
+            return NOTHING
+        ms, words = self.limit
+        if self.failed.any() and not plot.y.scale.holds(ms):
+            return el("text", f"SLO {words}, above this axis ↑", x="100%", y=14, class_="limit end halo")
+        return limit(plot, f"SLO {words}", y=ms, near=near)
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        return np.asarray([outcome not in _ENDED for outcome in self.outcome], dtype=np.bool_)
+
+    def _drawn(self) -> NDArray[np.int64]:
+        rows = np.flatnonzero(self.good)
+        kept = rows[thin(self.at_s[rows], self.ms[rows], self.span.length_s)]
+        over = rows[self.ms[rows] > self.limit[0]][:_FAILED] if self.limit else rows[:0]
+        openable = np.array([i for i in rows.tolist() if self.ids[i] in self.open], dtype=np.int64)
+        return np.unique(np.concatenate([kept, over, openable]))
+
+    def _dot(self, row: int) -> Point:
+        at, ms, name = float(self.at_s[row]), float(self.ms[row]), self.ids[row]
+        css = "dot over" if self.limit and ms > self.limit[0] else "dot"
+        if name not in self.open:
+            return Point(at, ms, css=css, size=2)
+        words = f"{name}: {duration(ms)}, due at {at:.2f} s"
+        data = {"data_request": name, "role": "button", "tabindex": -1, "aria_label": f"open {words}"}
+        return Point(at, ms, css=f"{css} open", size=3, title=words, data=data)
+
+    def table(self) -> Table:
+        """Of each stretch: how many were due, how many failed; least, median and largest of those answered."""
+        failed, rows = self.failed, list[Row]()
+        for low, high in stretches(self.span.length_s):
+            inside = (self.at_s >= low) & (self.at_s < high)
+            ms = self.ms[inside & self.good]
+            known = [float(ms.min()), float(np.median(ms)), float(ms.max())] if len(ms) else [None] * 3
+            due, lost = int(inside.sum()), int((inside & failed).sum())
+            rows.append([*_times(low, high), f"{due:,}", f"{lost:,}", *map(Figure, known)])
+        figures = [Column(word, f"{self.metric} {word} (ms)") for word in ("least", "median", "largest")]
+        headers: Headers = [Column("due from", "from (s)"), _FROM_TO[1], "due", "failed", *figures]
+        return Table(f"{self.metric} by the time it was due", headers, rows, words=0)
+
+
+def dots_of(
+    metric: str, requests: pd.DataFrame, span: Span, origin_ns: int, column: str, openable: frozenset[str],
+    limit: Limit | None = None,
+) -> Dots:  # fmt: skip
+    """``column``: the stamp that ends the latency."""
+    at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
+    ms = (requests[column].to_numpy(dtype=np.float64, na_value=np.nan) - requests["due_ns"].to_numpy()) / 1e6
+    good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
+    outcomes, ids = [str(o) for o in requests["outcome"]], [str(i) for i in requests["request_id"]]
+    return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit)
+
+
+def _cross(plot: Plot, at: float, outcome: str) -> Fragment:
+    """A failed request along the top: a mark and its word, never by colour alone."""
+    title = el("title", f"{outcome} at {at:.2f} s")
+    return el("text", title, "✕", x=percent(plot.across(at)), y=-5, class_="failed middle")
+
+
 def thin(at: Floats, value: Floats, length: float) -> NDArray[np.int64]:
     """Rows to draw: all when few, else the first, last, smallest and largest of each of 500 columns of time."""
     if len(at) <= _DOTS:
         return np.arange(len(at))
     column = np.minimum((at / length * _COLUMNS).astype(np.int64), _COLUMNS - 1)
-    by_value = np.lexsort((value, column))
-    by_time = np.lexsort((at, column))
+    by_value, by_time = np.lexsort((value, column)), np.lexsort((at, column))
     edges = np.flatnonzero(np.diff(column[by_value], prepend=-1))
     ends = np.append(edges[1:], len(at)) - 1
-    kept = np.concatenate([by_value[edges], by_value[ends], by_time[edges], by_time[ends]])
-    return np.unique(kept)
+    return np.unique(np.concatenate([by_value[edges], by_value[ends], by_time[edges], by_time[ends]]))
+
+
+# --- counts: step functions that are 0 before their first change
 
 
 @dataclass(frozen=True, slots=True)
-class Dots:
-    """What a panel of dots is drawn from: seconds, ms, whether it was answered, which requests can be opened."""
+class Counts:
+    """A count over time that changes at ``at_s``: the range between its extremes in each column of the picture."""
 
+    title: str
+    unit: str
+    span: Span
     at_s: Floats
-    ms: Floats
-    good: NDArray[np.bool_]
-    outcome: list[str]
-    ids: list[str]
-    open: frozenset[str]
+    value: Floats
+    note: str = ""
 
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        edges = np.linspace(0.0, self.span.length_s, _COLUMNS + 1)
+        low, high = envelope(self.at_s, self.value, edges)
+        largest = float(high.max(initial=0.0))
+        plot = Plot(self.span.axis(), Axis(Scale.linear([largest or 1.0], room=0.12), self.unit, about=2), height=74)
+        upper, lower = (stairs(edges.tolist(), values.tolist()) for values in (high, low))
+        return plot.chart(
+            name, f"{self.title} over time", f"{self.title} over time, at most {largest:g} {self.unit}.",
+            self.span.shades(plot), band(plot, [(x, 0.0, value) for x, value in upper], "area"),
+            line(plot, upper, "curve thin"), line(plot, lower, "curve faint"), stamp=stamp,
+        )  # fmt: skip
 
-def dots_of(requests: pd.DataFrame, origin_ns: int, column: str, open_: frozenset[str]) -> Dots:
-    """``column``: the stamp that ends the latency."""
-    at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
-    ms = (requests[column].to_numpy(dtype=np.float64, na_value=np.nan) - requests["due_ns"].to_numpy()) / 1e6
-    good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
-    return Dots(at, ms, good, [str(o) for o in requests["outcome"]], [str(i) for i in requests["request_id"]], open_)
-
-
-def latency_panel(
-    dots: Dots, span: Span, metric: str, limit: tuple[float, str] | None, stamp: str | None = None
-) -> Fragment:
-    """Dots of one metric over due time; failed requests as crosses along the top.
-
-    Drawn are all of few; of many the extremes of each column, every one that broke the limit or failed (up to 5,000
-    each), and those that can be opened, which are buttons.
-    """
-    height, good = 170, dots.good
-    largest = float(np.nanmax(dots.ms[good])) if good.any() else 1.0
-    top = max(largest, limit[0] if limit and limit[0] <= 1.5 * largest else 0.0) * 1.06 or 1.0
-    rows = _drawn(dots, span, limit[0] if limit else np.inf)
-    circles = [_dot(dots, i, span, height * (1 - dots.ms[i] / top), limit) for i in rows]
-    failed = np.flatnonzero([o not in ("ok", "unsent", "abandoned") for o in dots.outcome])
-    crosses = [_cross(span.x(dots.at_s[i]), dots.outcome[i], dots.at_s[i]) for i in failed[:_FAILED]]
-    levels = _levels(top, height) if good.any() else _none_answered(height)
-    said = f"{metric} of {int(good.sum()):,} requests over time, largest {duration(largest)}; {len(failed)} failed."
-    name = f"timeline-{metric.lower()}"
-    return chart(
-        name, height + 28, f"{metric} over time", said, span.shade(height), levels,
-        *_limit(limit, top, height, crowded=bool(len(failed))),
-        el("g", *circles, class_="dots", data_metric_dots=metric), *crosses,
-        _seconds(span, height), stamp_across(stamp, height / 2 + 12, "stamp small"),
-    )  # fmt: skip
-
-
-def _none_answered(height: int) -> Fragment:
-    return el("text", "no request was answered", x="50%", y=height / 2, class_="faint middle")
-
-
-def _drawn(dots: Dots, span: Span, limit_ms: float) -> NDArray[np.int64]:
-    rows = np.flatnonzero(dots.good)
-    kept = rows[thin(dots.at_s[rows], dots.ms[rows], span.length_s)]
-    over = rows[dots.ms[rows] > limit_ms][:_FAILED]
-    openable = np.array([i for i in rows if dots.ids[i] in dots.open], dtype=np.int64)
-    return np.unique(np.concatenate([kept, over, openable]))
-
-
-def _dot(dots: Dots, row: int, span: Span, y: float, limit: tuple[float, str] | None) -> Fragment:
-    css = "dot over" if limit and dots.ms[row] > limit[0] else "dot"
-    if dots.ids[row] not in dots.open:
-        return el("circle", cx=span.x(dots.at_s[row]), cy=y, r=2, class_=css)
-    words = f"{dots.ids[row]}: {duration(dots.ms[row])}, due at {dots.at_s[row]:.2f} s"
-    return el(
-        "circle", el("title", words), cx=span.x(dots.at_s[row]), cy=y, r=3, class_=f"{css} open",
-        data_request=dots.ids[row], role="button", tabindex=-1, aria_label=f"open {words}",
-    )  # fmt: skip
-
-
-def _cross(x: str, outcome: str, at: float) -> Fragment:
-    """A failed request: a mark and its word, never by colour alone."""
-    return el("text", el("title", f"{outcome} at {at:.2f} s"), "✕", x=x, y=-5, class_="failed middle")
-
-
-def _levels(top_ms: float, height: int) -> Fragment:
-    unit = unit_of(top_ms)
-    size = in_unit(1.0, unit)[0]
-    parts = []
-    for value in ticks(top_ms * size, 5):
-        y = height * (1 - value / (top_ms * size))
-        parts.append(el("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
-        parts.append(el("text", f"{value:g} {unit}" if value else "0", x=-8, y=y + 4, class_="tick end"))
-    return group(parts)
-
-
-def _limit(limit: tuple[float, str] | None, top: float, height: int, *, crowded: bool) -> list[Fragment]:
-    """``crowded``: failed requests are marked above the plot, so that an objective beyond it is named inside."""
-    if limit is None or not top:
-        return []
-    y = height * (1 - limit[0] / top)
-    if y < 0:
-        return [el("text", f"SLO {limit[1]}, above this axis ↑", x="100%", y=14 if crowded else -6,
-                   class_="limit end halo")]  # fmt: skip
-    return [
-        el("line", x1=0, x2="100%", y1=y, y2=y, class_="limit"),
-        el("text", f"SLO {limit[1]}", x="100%", y=y - 5 if y > 16 else y + 14, class_="limit end"),
-    ]
+    def table(self) -> Table:
+        """Of each stretch: least, mean over the time, and most."""
+        between = stretches(self.span.length_s)
+        edges = np.asarray([between[0][0], *(high for _, high in between)])
+        low, high = envelope(self.at_s, self.value, edges)
+        mean = _means(self.at_s, self.value, edges)
+        rows: list[Row] = [
+            [*_times(*ends), *(_exact(float(v)) for v in figures)]
+            for ends, figures in zip(between, zip(low, mean, high, strict=True), strict=True)
+        ]
+        figures = [Column(word, f"{word} ({self.unit})") for word in ("least", "mean", "most")]
+        return Table(f"{self.title} over time", [*_FROM_TO, *figures], rows, words=0)
 
 
 def in_flight(requests: pd.DataFrame, origin_ns: int) -> tuple[Floats, Floats]:
@@ -176,58 +234,17 @@ def in_flight(requests: pd.DataFrame, origin_ns: int) -> tuple[Floats, Floats]:
     return (at[order] - origin_ns) / 1e9, np.cumsum(change[order])
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A count over time: a step function that changes at ``at_s``; ``unit`` stands on its axis."""
-
-    key: str
-    title: str
-    unit: str
-    at_s: Floats
-    value: Floats
-    note: str = ""
-
-
-def arrivals(requests: pd.DataFrame, origin_ns: int, length_s: float) -> Series:
+def arrivals(requests: pd.DataFrame, span: Span, origin_ns: int) -> Counts:
     """Requests due per second, counted in bins that are a 1, 2 or 5 long, about a hundred of them."""
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
-    width = ticks(length_s, 100)[1]
-    edges = np.arange(0.0, length_s + width, width)
+    width = ticks(span.length_s, 100)[1]
+    edges = np.arange(0.0, span.length_s + width, width)
     counts, _ = np.histogram(at, edges)
-    rate = np.append(counts / width, 0.0)
-    return Series("arrivals", "Arrivals", "req/s", edges, rate, f"counted in bins of {width:g} s")
-
-
-def count_panel(series: Series, span: Span, stamp: str | None = None) -> Fragment:
-    """A count over time, as the range between its smallest and largest value in each column of the picture."""
-    height, title = 74, series.title
-    low, high = envelope(series.at_s, series.value, np.linspace(0.0, span.length_s, _COLUMNS + 1))
-    largest = float(high.max()) if len(high) else 0.0
-    top = (largest or 1.0) * 1.12
-    step = 1000 / len(low)
-    upper = [(x, height * (1 - v / top)) for i, v in enumerate(high) for x in (i * step, (i + 1) * step)]
-    lower = [(x, height * (1 - v / top)) for i, v in enumerate(low) for x in (i * step, (i + 1) * step)]
-    parts = [span.shade(height)]
-    for mark in dict.fromkeys((0.0, largest)):
-        y = height * (1 - mark / top)
-        parts.append(el("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
-        text = f"{significant(mark)} {series.unit}" if mark % 1 else f"{mark:,.0f} {series.unit}"
-        parts.append(el("text", text.strip() if mark else "0", x=-8, y=y + 4, class_="tick end"))
-    area = [(0.0, float(height)), *upper, (1000.0, float(height))]
-    parts.append(
-        stretched(
-            height, el("path", d=path(area, closed=True), class_="area"),
-            el("path", d=path(upper), class_="curve thin"),
-            el("path", d=path(lower), class_="curve faint"),
-        )
-    )  # fmt: skip
-    parts += [_seconds(span, height), stamp_across(stamp, height / 2 + 12, "stamp small")]
-    said = f"{title} over time, at most {largest:g} {series.unit}."
-    return chart(f"timeline-{series.key}", height + 28, title, said, *parts)
+    return Counts("Arrivals", "req/s", span, edges, np.append(counts / width, 0.0), f"counted in bins of {width:g} s")
 
 
 def envelope(at: Floats, value: Floats, edges: Floats) -> tuple[Floats, Floats]:
-    """Least and greatest value of a step function between neighboring edges; it is 0 before its first change."""
+    """Least and greatest value of a step function between neighboring edges."""
     first, after = np.searchsorted(at, edges[:-1], side="right"), np.searchsorted(at, edges[1:], side="right")
     before = np.concatenate([[0.0], value])
     low, high = np.empty(len(edges) - 1), np.empty(len(edges) - 1)
@@ -237,9 +254,101 @@ def envelope(at: Floats, value: Floats, edges: Floats) -> tuple[Floats, Floats]:
     return low, high
 
 
-def _seconds(span: Span, height: int) -> Fragment:
-    marks = ticks(span.length_s, 8)
-    return group(
-        el("text", f"{v:g} s" if v == marks[-1] else f"{v:g}", x=span.x(v), y=height + 20, class_="tick middle")
-        for v in marks
-    )
+def _means(at: Floats, value: Floats, edges: Floats) -> Floats:
+    """Means of a step function over each stretch; it holds after its last change."""
+    if not len(at):
+        return np.zeros(len(edges) - 1)
+    knots = np.concatenate([[min(0.0, at[0])], at, [max(edges[-1], at[-1])]])
+    area = np.concatenate([[0.0], np.cumsum(np.diff(knots) * np.concatenate([[0.0], value]))])
+    return np.asarray(np.diff(np.interp(edges, knots, area)) / np.diff(edges))
+
+
+# --- levels: lines through samples
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One quantity over time; the axis reaches ``least_top`` at least.
+
+    ``usual_s`` is the distance between samples; where one is missing the line breaks. ``shaded`` are further gaps, in
+    seconds, over which the line holds since it comes from a counter.
+    """
+
+    key: str
+    title: str
+    unit: str
+    at_s: Floats
+    value: Floats
+    usual_s: float
+    least_top: float = 0.0
+    shaded: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Levels of one source, one beneath the other, the last with the time axis."""
+
+    span: Span
+    levels: Sequence[Level]
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        last = self.levels[-1]
+        return group(
+            group([el("h3", level.name), _level(f"{name}-{level.key}", level, self.span, stamp, last=level is last)])
+            for level in self.levels
+        )
+
+    def table(self) -> Table:
+        """Of each stretch: the mean of every level's samples in it, and the largest; a dash where there was none."""
+        rows: list[Row] = [
+            [
+                *_times(low, high),
+                *(_exact(value) for level in self.levels for value in _mean_and_most(level, low, high)),
+            ]
+            for low, high in stretches(self.span.length_s)
+        ]
+        headers = [
+            column
+            for level in self.levels
+            for column in (Column(level.name, f"{level.name}: mean"), Column("largest", f"{level.name}: largest"))
+        ]
+        return Table("Samples over time, means and largest", [*_FROM_TO, *headers], rows, words=0, css="dense")
+
+
+def _mean_and_most(level: Level, low: float, high: float) -> tuple[float | None, float | None]:
+    inside = level.value[(level.at_s >= low) & (level.at_s < high) & np.isfinite(level.value)]
+    return (float(inside.mean()), float(inside.max())) if len(inside) else (None, None)
+
+
+def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool) -> Fragment:
+    inside = (level.at_s >= 0) & (level.at_s <= span.length_s) & np.isfinite(level.value)
+    at, value = level.at_s[inside], level.value[inside]
+    largest = float(value.max(initial=0.0))
+    top = max(largest, level.least_top, 1e-9)
+    plot = Plot(span.axis(labels=last), Axis(Scale.linear([top]), level.unit, about=2), height=56)
+    gaps = missing(at, level.usual_s, span.length_s)
+    shown = [shade(plot, max(low, 0.0), min(high, span.length_s), "gap", f"no sample from {low:.1f} to {high:.1f} s")
+             for low, high in (*gaps, *level.shaded)]  # fmt: skip
+    mean = f"mean {significant(float(value.mean()))}, largest {significant(largest)}" if len(value) else "none"
+    gone = f"; {len(gaps)} gaps, {sum(high - low for low, high in gaps):.1f} s in all" if gaps else ""
+    said = f"{level.title}, {level.unit or 'count'}: {mean}, {len(value):,} samples{gone}."
+    samples = line(plot, _broken(at, value, gaps, span.length_s), "curve thin")
+    return plot.chart(name, level.title, said, *shown, samples, stamp=stamp)
+
+
+def missing(at_s: Floats, usual_s: float, length_s: float) -> list[tuple[float, float]]:
+    """Stretches of the axis, in seconds, that have no sample where there should have been one (1.9 distances)."""
+    return [(low, high) for low, high in pairwise([0.0, *at_s.tolist(), length_s]) if high - low > 1.9 * usual_s]
+
+
+def _broken(
+    at: Floats, value: Floats, gaps: Sequence[tuple[float, float]], length_s: float
+) -> Iterable[tuple[float, float]]:
+    """The samples to draw, with something that is no number in each gap, where the line breaks."""
+    kept = thin(at, value, length_s)
+    breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]
+    return sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks])

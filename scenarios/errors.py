@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 
-class BadValue(Exception):
-    """A value that a field cannot take. ``path`` leads to the offending part inside the field's value."""
+class BadValue(ValueError):
+    """A value that a key cannot take. ``path`` leads to the offending part inside the key's value."""
 
     def __init__(self, text: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(text)
@@ -55,8 +55,14 @@ def unread(error: OSError | ValueError) -> str:
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that looks most like ``word``, or None when none does."""
-    found = get_close_matches(word.lower(), list(choices), n=1, cutoff=0.5)
-    return found[0] if found else None
+    close = get_close_matches(word.lower(), list(choices), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def did_you_mean(word: object, choices: Iterable[str]) -> str:
+    """``did you mean rate? `` when a choice looks like the word, else nothing."""
+    close = nearest(str(word), choices)
+    return f"did you mean {close}? " if close else ""
 
 
 def either(choices: Iterable[str]) -> str:

@@ -1,181 +1,372 @@
-"""A scenario as frozen values. Times are nanoseconds, rates requests per second, shares fractions of 1."""
+"""A scenario as frozen values, and every key that a file may have: what it means, and what it is when left out.
+
+Times are nanoseconds inside and seconds in a file, rates requests per second, shares fractions of 1. What a model
+serialises to could stand in a scenario file. The JSON Schema and `gapmeter config` are made from these models too.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Shape, Step, Trace, spelled
-from gapmeter.scenarios.asked import Prompts
-from gapmeter.scenarios.pauses import Pause, seconds, spell_pause
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import SkipJsonSchema
+
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Steps
+from gapmeter.scenarios.distributions import Constant, FixedPause, Lengths, Pause, Sampled
+from gapmeter.scenarios.durations import SECOND_NS, Duration, PositiveDuration, Warmup
+from gapmeter.scenarios.errors import BadValue, nearest
+from gapmeter.scenarios.prompts import Prompts
+from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
+from gapmeter.scenarios.sweep import read_points
+from gapmeter.scenarios.trace import Trace
+from gapmeter.scenarios.values import (
+    CHOICE,
+    MOST_RATE,
+    Arguments,
+    Part,
+    Share,
+    TextLine,
+    Url,
+    Wording,
+    bad_value,
+    integer,
+)
 
 # Those whose mean is load.rate, and those that bring rates or times of their own.
 RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
 UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
+MOST_REQUESTS = 2_000_000
+
+_Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]
+_Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
+_Arrivals = Annotated[
+    Literal["constant", "poisson", "gamma", "onoff", "ramp", "steps", "diurnal", "trace", "closed"], CHOICE
+]
+_SHORT_PRECISIONS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_Precision = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-]+$"),
+    Wording("a precision", "for instance float32, bfloat16 or float16"),
+    AfterValidator(lambda word: _SHORT_PRECISIONS.get(word, word)),
+]
+_Name = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), Wording("a name", "for instance chat-p99")
+]
+_Summary = Annotated[
+    str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Wording("a line of text", "for instance one sentence")
+]
+_DeviceName = Annotated[
+    str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("a device's name", "for instance H100-SXM")
+]
+_ContextLength = Annotated[StrictInt, Field(ge=2, le=10_000_000), integer("a context length", 2048)]
+_Temperature = Annotated[StrictFloat, Field(ge=0, le=2), Wording("a number", "for instance 0.5")]
+_Rate = Annotated[StrictFloat, Field(ge=1e-5, le=MOST_RATE), Wording("a rate", "20", "requests per second")]
+_Burstiness = Annotated[
+    StrictFloat,
+    Field(ge=0.001, le=1000),
+    Wording("a burstiness", "4", "squared coefficient of variation of the gaps; 1 is Poisson"),
+]
+_Users = Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of users", 16)]
+_Requests = Annotated[StrictInt, Field(ge=1, le=MOST_REQUESTS), integer("a number of requests", 500)]
+_Price = Annotated[StrictFloat, Field(ge=1e-6, le=1e6), Wording("a price", "2.49", "USD per hour")]
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Every request has the same number of tokens."""
-
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """Whole numbers from low to high, both included, each equally likely."""
-
-    low: int
-    high: int
+def _check_hz(hz: float) -> float:
+    if 0 < hz < 0.01:
+        raise BadValue(f"{hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none")
+    return hz
 
 
-@dataclass(frozen=True, slots=True)
-class Lognormal:
-    """Log-normal with this median and 95th percentile, rounded, at least 1; ``max`` caps what lies above it."""
-
-    median: float
-    p95: float
-    max: int | None = None
+def _check_metrics_every(ns: int) -> int:
+    if 0 < ns < SECOND_NS // 20:
+        raise BadValue("so often is a load of its own; write 50ms or more, or 0 for never")
+    return ns
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Drawn with replacement from the numbers in a file, one a line."""
-
-    path: str
-    values: tuple[int, ...]
-
-
-Lengths = Constant | Uniform | Lognormal | Sampled
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """One limit. Times have ``limit_ns`` and a percentile (99.9 for p99.9), ``errors`` has ``limit_share``."""
-
-    metric: str
-    percentile: float | None
-    limit_ns: int | None
-    limit_share: float | None
-    text: str
+_SamplesPerSecond = Annotated[
+    StrictFloat, Field(ge=0, le=100), Wording("a number", "for instance 10"), AfterValidator(_check_hz)
+]
+_ScrapePeriod = Annotated[Duration, AfterValidator(_check_metrics_every)]
+_WrittenSlo = Annotated[
+    Slo,
+    PlainValidator(parse_slo),
+    PlainSerializer(lambda slo: slo.text),
+    WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
+]
+_Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Who answers. ``url`` is set for ``engine: attach`` only; ``tokenizer`` None means the model's own."""
-
-    engine: str
-    model: str
-    precision: str
-    max_batch: int
-    max_model_len: int | None
-    args: Mapping[str, object]
-    url: str | None
-    tokenizer: str | None
-    dialect: str
-    ready_timeout_ns: int
-    emulation: str = "refuse"
+def _read_sweep(value: object) -> object:
+    return read_points(value, _check_swept)
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What is asked: lengths in tokens of the served model, the chat template's own included; None: the trace's.
-
-    ``turns``: how many turns a conversation has. ``file``: the prompts themselves.
-    """
-
-    kind: str
-    prompt_tokens: Lengths | None
-    output_tokens: Lengths | None
-    shared_prefix: float
-    temperature: float
-    shared_prefixes: int = 1
-    turns: Lengths = Constant(1)
-    file: Prompts | None = None
+_Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(_read_sweep)]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Server(Part):
+    """Who answers."""
+
+    engine: _Engine = Field(
+        "transformers",
+        description="transformers and vllm are launched; attach asks a server that already runs at server.url; "
+        "simulated is a server of known stage times that proves the measurement itself.",
+    )
+    model: TextLine = Field("builtin:tiny", description="builtin:NAME, a folder, or a hub id.")
+    precision: _Precision = Field("float32", description="float32, bfloat16, float16, or a word of the engine's own.")
+    emulation: Annotated[Literal["refuse", "mark"], CHOICE] = Field(
+        "refuse",
+        description="What happens when the device has no native arithmetic of that precision: refuse ends the run "
+        "before it begins, mark runs it and marks every result as emulated.",
+    )
+    max_batch: Annotated[StrictInt, Field(ge=1, le=65536), integer("a batch size", 8)] = Field(
+        8, description="The engine's cap on requests that run together."
+    )
+    max_model_len: _ContextLength | None = Field(
+        None,
+        description="Cap on prompt and output tokens of one request; longer prompts are cut to fit. The model's own "
+        "when left out.",
+    )
+    args: Arguments = Field({}, description="Further engine flags by name, passed through and recorded.")
+    url: Url | None = Field(None, description="The address of a running server; engine attach only.")
+    tokenizer: TextLine | None = Field(
+        None, description="Folder or hub id of the served model's tokenizer; engine attach only."
+    )
+    dialect: Annotated[Literal["full", "plain"], CHOICE] = Field(
+        "full",
+        description="full asks for exact output lengths and running token counts (vLLM's fields ignore_eos, min_tokens "
+        "and continuous_usage_stats); plain leaves these out for servers that refuse them; engine attach only.",
+    )
+    ready_timeout_ns: PositiveDuration = Field(
+        600 * SECOND_NS, alias="ready_timeout", description="How long a launched server may take until it answers."
+    )
+
+
+class Workload(Part):
+    """What is asked. Lengths are tokens of the served model, the chat template's own included; None: the trace's."""
+
+    kind: _Kind = Field(
+        "chat",
+        description="chat asks /v1/chat/completions with one user message, completion asks /v1/completions. "
+        "conversation: several turns of one user, each with all that was said before it; load.rate is then "
+        "conversations per second, and a closed loop's users hold one conversation after another. file: prompts of "
+        "your own.",
+    )
+    prompt_tokens: Lengths | None = Field(
+        None,
+        description="Prompt length in the served model's tokens, the chat template's own included; in a conversation "
+        "that of each question as if it were asked alone. Left out only where a trace gives it.",
+    )
+    output_tokens: Lengths | None = Field(
+        None, description="Length of the answer in tokens. Left out only where a trace gives it."
+    )
+    file: Prompts | None = Field(
+        None,
+        description="JSON lines with prompt or messages, and max_tokens where output_tokens does not say it (kind file "
+        "only), asked in their order, again from the start when they end.",
+    )
+    turns: Lengths = Field(Constant(1), description="How many turns a conversation has (conversation only).")
+    shared_prefix: Share = Field(0.0, description="Share of each prompt that is the same text in every request.")
+    shared_prefixes: Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of texts", 4)] = Field(
+        1,
+        description="How many such shared texts there are; each request begins with one of them, drawn evenly.",
+    )
+    temperature: _Temperature = Field(
+        0.0, description="Sampling temperature; 0 takes the likeliest token, so that equal requests get equal answers."
+    )
+
+
+class Load(Part):
     """How it is asked. Exactly one of ``duration_ns`` and ``requests`` is set.
 
     Open loop: ``rate`` is set, except for ramp, steps and trace, which have rates or times of their own. Closed loop:
-    ``concurrency`` is set. ``burstiness`` is the squared coefficient of variation of the gaps: 1 is Poisson, 4 comes
-    in bursts. Arrivals that have a shape have it under their own name. ``warmup_ns`` None means auto.
+    ``concurrency`` is set. Arrivals that have a shape have it under their own name. ``warmup_ns`` None means auto.
     """
 
-    generator: str
-    arrivals: str
-    rate: float | None
-    burstiness: float | None
-    concurrency: int | None
-    think_time: Pause
-    duration_ns: int | None
-    requests: int | None
-    warmup_ns: int | None
-    timeout_ns: int
-    processes: int
-    placement: str
-    onoff: OnOff | None = None
-    ramp: Ramp | None = None
-    steps: tuple[Step, ...] | None = None
-    diurnal: Diurnal | None = None
-    trace: Trace | None = None
-    stall_ns: int | None = None
-    retries: int = 0
-    retry_pause_ns: int = 500_000_000
-    traceparent: bool = False
+    generator: Annotated[Literal["asyncio", "locust"], CHOICE] = Field(
+        "asyncio", description="What issues the requests."
+    )
+    arrivals: _Arrivals = Field(
+        "poisson",
+        description="closed: each of load.concurrency users asks again when answered. All others are open loops: "
+        "arrivals do not wait for answers. onoff, ramp, steps, diurnal and trace have a shape under their own name.",
+    )
+    rate: _Rate | None = Field(
+        None,
+        description="Requests per second (open loop): the mean where the rate changes by chance or through a day. "
+        "ramp, steps and trace have rates or times of their own.",
+    )
+    burstiness: _Burstiness | None = Field(
+        None,
+        description="Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 "
+        "comes in bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness.",
+    )
+    onoff: OnOff | None = Field(
+        None,
+        description="Bursts (onoff only): the rate is high and low in turn, each for an exponential time with mean on "
+        "and off; quiet is the low rate as a share of the high one. Their mean over time is load.rate.",
+    )
+    ramp: Ramp | None = Field(
+        None,
+        description="Requests per second from and to (ramp only), in a straight line over the measured part, or over a "
+        "time after which the rate stays.",
+    )
+    steps: Steps | None = Field(
+        None, description="Rates one after the other, each for a time; the last one holds on (steps only)."
+    )
+    diurnal: Diurnal | None = Field(
+        None,
+        description="A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with "
+        "its peak at an hour, or hours with relative rates through the day.",
+    )
+    trace: Trace | None = Field(
+        None,
+        description="Requests recorded elsewhere, issued at their own times, speed times as fast (trace only): JSON "
+        "lines with timestamp (ms), input_length, output_length and hash_ids, or a CSV with TIMESTAMP, ContextTokens "
+        "and GeneratedTokens. Lengths that the workload does not give are the trace's.",
+    )
+    concurrency: _Users | None = Field(None, description="Users of the closed loop.")
+    think_time: Pause = Field(
+        FixedPause(0),
+        description="From an answer's end until the same user's next request: in a closed loop, and between the turns "
+        "of a conversation.",
+    )
+    duration_ns: PositiveDuration | None = Field(
+        None, alias="duration", description="How long the measured part lasts; or load.requests."
+    )
+    requests: _Requests | None = Field(None, description="How many requests are measured; or load.duration.")
+    warmup_ns: Warmup = Field(
+        None,
+        alias="warmup",
+        description="Load before the measured part, on top of it. auto: a tenth of the measured part, 2 s to 30 s "
+        "(closed loop of so many requests: two for each user).",
+    )
+    timeout_ns: PositiveDuration = Field(
+        60 * SECOND_NS,
+        alias="timeout",
+        description="How long after it was due an answer is awaited; one that takes longer counts as failed.",
+    )
+    stall_ns: PositiveDuration | None = Field(
+        None,
+        alias="stall",
+        description="How long a stream that has begun may bring no token before it is given up as stalled; never when "
+        "left out. The wait for the first token has no limit but load.timeout.",
+    )
+    retries: Annotated[StrictInt, Field(ge=0, le=100), integer("a number of retries", 2)] = Field(
+        0,
+        description="How often a request is issued again that was refused, answered 5xx, 408, 425 or 429, or cut or "
+        "timed out before anything had come. Every attempt is a record; latency counts from when the first was due.",
+    )
+    retry_pause_ns: Duration = Field(
+        SECOND_NS // 2,
+        alias="retry_pause",
+        description="From a failed attempt's end until the next one is due; doubled each time, up to 8 s.",
+    )
+    traceparent: Annotated[StrictBool, Wording("a truth value", "true or false")] = Field(
+        False,
+        description="Whether requests carry a traceparent header (W3C Trace Context), so that the server's own "
+        "OpenTelemetry spans stand under ours.",
+    )
+    processes: Annotated[StrictInt, Field(ge=1, le=1024), integer("a number of processes", 1)] = Field(
+        1, description="Generator processes that share the plan."
+    )
+    placement: Annotated[Literal["auto", "shared"], CHOICE] = Field(
+        "auto",
+        description="auto gives the generator cores of its own where the machine has enough; shared lets generator and "
+        "server use all of them, which suits a server of several processes on a small machine.",
+    )
 
     @property
     def loop(self) -> str:
+        """Whether arrivals wait for answers: ``open`` or ``closed``."""
         return "open" if self.arrivals in OPEN_ARRIVALS else "closed"
 
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """What is sampled beside a run: everything ``hz`` times a second (0: nothing); /metrics at its own pace."""
+class Telemetry(Part):
+    """What is watched meanwhile."""
 
-    hz: float = 10.0
-    metrics_every_ns: int = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What serving costs. ``gpu`` None: the machine's own device. ``usd_per_hour`` None: the catalogue's price.
-
-    ``gpus_per_replica`` None: as many as the engine's flags say. A price is that of one GPU, or of the whole server
-    where there is none. ``utilisation``: the share of the rate that holds the SLOs that is planned to be used.
-    """
-
-    gpu: str | None = None
-    usd_per_hour: float | None = None
-    gpus_per_replica: int | None = None
-    utilisation: float = 0.8
+    hz: _SamplesPerSecond = Field(
+        10.0,
+        description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches "
+        "telemetry off.",
+    )
+    metrics_every_ns: _ScrapePeriod = Field(
+        SECOND_NS,
+        alias="metrics_every",
+        description="How often the engine's /metrics page is asked for, which costs its API server; 0 for never.",
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One question, completely: what serves, what is asked, how, and what must hold."""
+class Cost(Part):
+    """What serving costs."""
 
-    name: str
-    summary: str
-    server: Server
-    workload: Workload
-    load: Load
-    slo: tuple[Slo, ...]
-    seed: int
-    repeat: int
-    telemetry: Telemetry = Telemetry()
-    cost: Cost = Cost()
-    source: Path | None = None
-    sweep: tuple[Mapping[str, object], ...] = ()
+    gpu: _DeviceName | None = Field(
+        None,
+        description="The device that is paid for, by a name of the catalogue; the machine's own when left out.",
+    )
+    usd_per_hour: _Price | None = Field(
+        None,
+        description="Price of one GPU for an hour, or of the whole server where there is none; the catalogue's "
+        "when left out.",
+    )
+    gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), integer("a number of GPUs", 1)] | None = Field(
+        None,
+        description="GPUs that serve together as one replica; as many as the engine's flags split the model over when "
+        "left out.",
+    )
+    utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Wording("a number", "for instance 0.5")] = Field(
+        0.8, description="Share of the rate that holds the SLOs which the service is planned to carry."
+    )
 
-    def to_dict(self) -> dict[str, object]:
-        """The resolved scenario as it could stand in a file: JSON-able, and it parses back to the same values."""
-        return {f.name: plain(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "source"}
+
+class Scenario(Part):
+    """One scenario of gapmeter: what serves, what is asked, how, and what must hold."""
+
+    name: _Name = Field(
+        "scenario", description="Names the scenario in its run's folder; the file's own name when left out."
+    )
+    summary: _Summary = Field("", description="One line that says which question this scenario answers.")
+    server: Server = Field(default_factory=Server, description="Who answers.")
+    workload: Workload = Field(default_factory=Workload, description="What is asked.")
+    load: Load = Field(description="How it is asked.")
+    telemetry: Telemetry = Field(default_factory=Telemetry, description="What is watched meanwhile.")
+    cost: Cost = Field(default_factory=Cost, description="What serving costs.")
+    slo: _Slos = Field((), description="Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %.")
+    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a seed", 1)] = Field(
+        1, description="Everything random in the plan follows from it."
+    )
+    repeat: Annotated[StrictInt, Field(ge=1, le=1000), integer("a number of repeats", 3)] = Field(
+        1, description="How often the same trace is run, each time with fresh text."
+    )
+    sweep: _Sweep = Field(
+        (),
+        description="Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of "
+        "mappings. The server is started anew only where one of its keys changes; repeat runs every point so often.",
+    )
+    source: SkipJsonSchema[Path | None] = Field(None, exclude=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved scenario as it could stand in a file: JSON-able, and it reads back to the same values."""
+        return self.model_dump(mode="json")
 
     def digest(self) -> str:
         """12 hex digits of the SHA-256 of what is measured; the same for the same values wherever they came from."""
@@ -189,41 +380,64 @@ class Scenario:
         if own := self.workload.file:
             document["prompts"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
         if trace := self.load.trace:
-            document["trace"] = [trace.at_ns, trace.prompt_tokens, trace.output_tokens, trace.blocks]
+            recorded = trace.recorded
+            document["trace"] = [recorded.at_ns, recorded.prompt_tokens, recorded.output_tokens, recorded.blocks]
         packed = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(packed.encode()).hexdigest()[:12]
 
 
-def plain(name: str, value: object) -> object:
-    """A value as a scenario file would spell it: seconds for ``*_ns``, text for SLOs, a mapping for lengths."""
-    match value:
-        case None:
-            return "auto" if name == "warmup_ns" else None
-        case Constant(tokens):
-            return tokens
-        case Uniform(low, high):
-            return {"uniform": [low, high]}
-        case Lognormal(median, p95, highest):
-            shape = {"median": median, "p95": p95}
-            return {"lognormal": shape if highest is None else shape | {"max": highest}}
-        case Sampled(path):
-            return {"file": path}
-        case Slo():
-            return value.text
-        case tuple():
-            return [plain(name, item) for item in value]
-        case Mapping():
-            return dict(value)
-        case Server() | Workload() | Load() | Telemetry() | Cost():
-            return {f.name.removesuffix("_ns"): plain(f.name, getattr(value, f.name)) for f in fields(value)}
-        case int() if name.endswith("_ns"):
-            return seconds(value)
-    return _plain_part(value)
+def _keys() -> dict[str, FieldInfo]:
+    keys: dict[str, FieldInfo] = {}
+    for name, info in Scenario.model_fields.items():
+        if name in SECTIONS:
+            fields = SECTIONS[name].model_fields.items()
+            keys |= {f"{name}.{field.alias or leaf}": field for leaf, field in fields}
+        elif not info.exclude:
+            keys[name] = info
+    return keys
 
 
-def _plain_part(value: object) -> object:
-    if isinstance(value, Prompts):
-        return value.path
-    if isinstance(value, Shape):
-        return spelled(value)
-    return spell_pause(value) if isinstance(value, Pause) else value
+# The groups of keys, and every dotted key that a file may have, in the order in which they are listed.
+SECTIONS: dict[str, type[Part]] = {
+    "server": Server, "workload": Workload, "load": Load, "telemetry": Telemetry, "cost": Cost,
+}  # fmt: skip
+KEYS = _keys()
+_SAME_FOR_ALL = ("name", "summary", "slo", "repeat")  # they name the scenario or judge it
+SWEPT_KEYS = tuple(key for key in KEYS if key not in (*_SAME_FOR_ALL, "sweep"))
+
+
+def flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's document by dotted key."""
+    groups = {f"{name}.{leaf}": value for name in SECTIONS for leaf, value in document[name].items()}
+    return {key: value for key, value in document.items() if key not in SECTIONS} | groups
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """What holds for a key that nobody wrote, as a file would spell it."""
+    return flat(Scenario.model_validate({section: {} for section in SECTIONS}).to_dict())
+
+
+def _check_swept(key: str, value: object) -> None:
+    if key in _SAME_FOR_ALL:
+        raise BadValue("it is one for the whole sweep; write it beside sweep")
+    if str(key).startswith("server.args."):  # the parts of this mapping are free
+        return
+    if key not in SWEPT_KEYS:
+        close = nearest(str(key), SWEPT_KEYS)
+        raise BadValue("no such key to sweep over" + (f"; did you mean {close}?" if close else ""))
+    check_value(key, value)
+
+
+def check_value(key: str, value: object) -> None:
+    """Raises BadValue for a value, as a file would spell it, that its key cannot take."""
+    try:
+        _adapter(key).validate_python(value)
+    except ValidationError as error:
+        raise bad_value(error) from error
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    kind: Any = Annotated[KEYS[key].annotation, KEYS[key]]
+    return TypeAdapter(kind)

@@ -1,4 +1,4 @@
-"""The JSON Schema of scenario files, made from the same table as the parser: ``python -m scenarios.schema``.
+"""The JSON Schema of scenario files, made from the model: ``python -m gapmeter.scenarios.schema``.
 
 Written to schema.json beside the scenarios, it gives editors completion and marks mistakes while they are typed.
 """
@@ -8,45 +8,69 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gapmeter.scenarios.fields import FIELDS, REQUIRED, SECTIONS, Field
-from gapmeter.scenarios.values import Schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from gapmeter.scenarios.model import KEYS, SECTIONS, SWEPT_KEYS, Scenario, defaults
+from gapmeter.scenarios.sweep import MOST_POINTS
 
 PATH = Path(__file__).with_name("schema.json")
 
 
-def schema() -> Schema:
+class _ForEditors(GenerateJsonSchema):
+    """Without nulls and titles, which would only be offered in vain; defaults are added as a file would spell them."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
+def schema() -> JsonSchemaValue:
     """The schema as a JSON-able document."""
-    top = [field for field in FIELDS if not field.section]
-    sections = {name: _object([f for f in FIELDS if f.section == name], doc) for name, doc in SECTIONS.items()}
-    whole = _object(top, "One scenario of gapmeter: what serves, what is asked, how, and what must hold.")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "gapmeter scenario",
-        **whole,
-        "properties": whole["properties"] | sections,
-        "required": [name for name in SECTIONS if sections[name].get("required")] + ["load"],
+    document = Scenario.model_json_schema(schema_generator=_ForEditors)
+    for part in document["$defs"].values():
+        del part["title"]
+        part.pop("description", None)  # of the type, for those who read the code; the key that has it says its own
+    for key in KEYS:
+        if defaults()[key] is not None and key != "name":
+            _property(document, key)["default"] = defaults()[key]
+    document["properties"]["sweep"] = {"description": KEYS["sweep"].description, "default": []} | _sweep()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document, "title": "gapmeter scenario"}
+
+
+def _sweep() -> JsonSchemaValue:
+    """A grid or a list of points over every key that may be swept over."""
+    kinds = {key: {"$ref": f"#/{_pointer(key)}"} for key in SWEPT_KEYS}
+    free = r"^server\.args\..+"
+    some: JsonSchemaValue = {"type": "object", "minProperties": 1, "additionalProperties": False}
+    grid = some | {
+        "properties": {key: {"type": "array", "minItems": 1, "items": kind} for key, kind in kinds.items()},
+        "patternProperties": {free: {"type": "array", "minItems": 1}},
     }
+    point = some | {"properties": kinds, "patternProperties": {free: {}}}
+    return {"anyOf": [grid, {"type": "array", "maxItems": MOST_POINTS, "items": point}]}
+
+
+def _pointer(key: str) -> str:
+    section, _, leaf = key.rpartition(".")
+    return f"$defs/{SECTIONS[section].__name__}/properties/{leaf}" if section else f"properties/{leaf}"
+
+
+def _property(document: JsonSchemaValue, key: str) -> JsonSchemaValue:
+    node = document
+    for part in _pointer(key).split("/"):
+        node = node[part]
+    return node
 
 
 def text() -> str:
     """The schema as it stands in schema.json."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-def _object(fields: list[Field], doc: str) -> Schema:
-    made: Schema = {
-        "type": "object",
-        "description": doc,
-        "properties": {field.leaf: _property(field) for field in fields},
-        "additionalProperties": False,
-    }
-    required = [field.leaf for field in fields if field.default is REQUIRED]
-    return made | {"required": required} if required else made
-
-
-def _property(field: Field) -> Schema:
-    given = {} if field.default in (None, REQUIRED) else {"default": field.default}
-    return {"description": field.doc, **given, **field.type.schema}
 
 
 if __name__ == "__main__":

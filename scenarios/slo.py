@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
 
-from gapmeter.scenarios.errors import BadValue, either, nearest, quoted
-from gapmeter.scenarios.model import Slo
-from gapmeter.scenarios.values import Type
+from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
 
 TIMES = ("ttft", "itl", "tpot", "e2e")
 METRICS = (*TIMES, "errors")
@@ -15,79 +13,74 @@ METRICS = (*TIMES, "errors")
 _UNIT_NS = {"us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _LONGEST_NS = 86_400_000_000_000
 _SHAPE = re.compile(
-    r"(?P<metric>[A-Za-z]\w*)\s*(?P<percentile>[pP][\d.]+)?\s*(?P<sign>[<>=]{1,2})\s*(?P<value>[\d.]+)\s*(?P<unit>\S*)"
+    r"(?P<metric>[A-Za-z]\w*)\s*(?P<percentile>[pP][\d.]+)?\s*(?P<sign>[<>=]{1,2})\s*(?P<limit>[\d.]+)\s*(?P<unit>\S*)"
 )
 _EXAMPLE = "ttft p99 <= 500 ms or errors <= 1 %"
+_NUMBER = r"\d+(\.\d+)?"
+
+# What an SLO looks like, for a JSON Schema.
+SLO_PATTERN = (
+    rf"^\s*(({'|'.join(TIMES)})\s+p{_NUMBER}\s*<=\s*{_NUMBER}\s*({'|'.join(_UNIT_NS)})|errors\s*<=\s*{_NUMBER}\s*%)\s*$"
+)
 
 
-def slos() -> Type:
-    """A list of SLOs."""
-    times, units = "|".join(TIMES), "|".join(_UNIT_NS)
-    number = r"\d+(\.\d+)?"
-    pattern = rf"^\s*(({times})\s+p{number}\s*<=\s*{number}\s*({units})|errors\s*<=\s*{number}\s*%)\s*$"
-    return Type(_read_all, {"type": "array", "items": {"type": "string", "pattern": pattern}})
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """One limit. Times have ``limit_ns`` and a percentile (99.9 for p99.9), ``errors`` has ``limit_share``."""
+
+    metric: str
+    percentile: float | None
+    limit_ns: int | None
+    limit_share: float | None
+    text: str
 
 
-def _read_all(value: Any) -> tuple[Slo, ...]:
-    if not isinstance(value, list):
-        raise BadValue(f"{quoted(value)} is not a list of SLOs; write [{quoted('ttft p99 <= 500 ms')}]")
-    return tuple(parse_slo(item, at) for at, item in enumerate(value))
-
-
-def parse_slo(value: object, at: int = 0) -> Slo:
-    """One SLO, the ``at``-th of its list; raises BadValue."""
-    found = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        raise BadValue(f"{quoted(value)} is not an SLO; write {_EXAMPLE}", (at,))
-    metric, sign = found["metric"].lower(), found["sign"]
+def parse_slo(value: object) -> Slo:
+    """One SLO; raises BadValue."""
+    words = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if words is None:
+        raise BadValue(f"{quoted(value)} is not an SLO; write {_EXAMPLE}")
+    metric, percentile, unit, limit = words["metric"].lower(), words["percentile"], words["unit"], words["limit"]
     if metric not in METRICS:
-        close = nearest(metric, METRICS)
-        hint = f"did you mean {close}? " if close else ""
-        raise BadValue(f"{quoted(found['metric'])} is not a metric; {hint}write {either(METRICS)}", (at,))
-    if sign != "<=":
-        raise BadValue(f"{quoted(sign)} is not a comparison; an SLO is an upper limit, write <=", (at,))
-    limit = _number(found["value"], at)
+        hint = did_you_mean(metric, METRICS)
+        raise BadValue(f"{quoted(words['metric'])} is not a metric; {hint}write {either(METRICS)}")
+    if words["sign"] != "<=":
+        raise BadValue(f"{quoted(words['sign'])} is not a comparison; an SLO is an upper limit, write <=")
     if metric == "errors":
-        return _errors(found, limit, at)
-    return _time(metric, found, limit, at)
+        return _errors(percentile, limit, unit)
+    return _time(metric, percentile, _number(limit), unit)
 
 
-def _errors(found: re.Match[str], limit: float, at: int) -> Slo:
-    if found["percentile"]:
-        raise BadValue("errors is a share and has no percentile; write errors <= 1 %", (at,))
-    if found["unit"] != "%":
-        raise BadValue(
-            f"the limit {quoted(found['value'] + found['unit'])} lacks its unit; write {limit:.12g} %", (at,)
-        )
-    if limit > 100:
-        raise BadValue(f"{limit:.12g} % is more than every request; write at most 100 %", (at,))
-    return Slo("errors", None, None, limit / 100, f"errors <= {limit:.12g} %")
+def _errors(percentile: str | None, limit: str, unit: str) -> Slo:
+    percent = _number(limit)
+    if percentile:
+        raise BadValue("errors is a share and has no percentile; write errors <= 1 %")
+    if unit != "%":
+        raise BadValue(f"the limit {quoted(limit + unit)} lacks its unit; write {percent:.12g} %")
+    if percent > 100:
+        raise BadValue(f"{percent:.12g} % is more than every request; write at most 100 %")
+    return Slo("errors", None, None, percent / 100, f"errors <= {percent:.12g} %")
 
 
-def _time(metric: str, found: re.Match[str], limit: float, at: int) -> Slo:
-    if not found["percentile"]:
-        raise BadValue(f"{metric} lacks its percentile; write {metric} p99 <= {limit:.12g} ms", (at,))
-    percentile = _number(found["percentile"][1:], at)
-    if not 0 < float(f"{percentile:.12g}") < 100:
-        raise BadValue(
-            f"p{percentile:.12g} is not a percentile; write one between p0 and p100, for instance p99", (at,)
-        )
-    unit = found["unit"]
+def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
+    if not percentile:
+        raise BadValue(f"{metric} lacks its percentile; write {metric} p99 <= {limit:.12g} ms")
+    rank = _number(percentile[1:])
+    if not 0 < float(f"{rank:.12g}") < 100:
+        raise BadValue(f"p{rank:.12g} is not a percentile; write one between p0 and p100, for instance p99")
     if unit not in _UNIT_NS:
         problem = f"{quoted(unit)} is not a unit of time" if unit else f"the limit {limit:.12g} lacks its unit"
-        raise BadValue(f"{problem}; write {limit:.12g} ms or {limit:.12g} s", (at,))
-    if limit * _UNIT_NS[unit] < 1:
-        raise BadValue(
-            f"a limit of {limit:.12g} {unit} can never hold; write what users can wait, for instance 500 ms", (at,)
-        )
-    if limit * _UNIT_NS[unit] > _LONGEST_NS:
-        raise BadValue(f"the limit {limit:.12g} {unit} is out of range; write at most 24 hours (86400 s)", (at,))
-    text = f"{metric} p{percentile:.12g} <= {limit:.12g} {unit}"
-    return Slo(metric, percentile, round(limit * _UNIT_NS[unit]), None, text)
+        raise BadValue(f"{problem}; write {limit:.12g} ms or {limit:.12g} s")
+    limit_ns = limit * _UNIT_NS[unit]
+    if limit_ns < 1:
+        raise BadValue(f"a limit of {limit:.12g} {unit} can never hold; write what users can wait, for instance 500 ms")
+    if limit_ns > _LONGEST_NS:
+        raise BadValue(f"the limit {limit:.12g} {unit} is out of range; write at most 24 hours (86400 s)")
+    return Slo(metric, rank, round(limit_ns), None, f"{metric} p{rank:.12g} <= {limit:.12g} {unit}")
 
 
-def _number(digits: str, at: int) -> float:
+def _number(digits: str) -> float:
     try:
         return float(digits)
     except ValueError:
-        raise BadValue(f"{quoted(digits)} is not a number; write for instance {_EXAMPLE}", (at,)) from None
+        raise BadValue(f"{quoted(digits)} is not a number; write for instance {_EXAMPLE}") from None

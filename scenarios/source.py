@@ -1,20 +1,20 @@
-"""From YAML text to keys with their values and places: a file, an environment variable or a ``--set`` flag."""
+"""Scenario files: which file a name means, and its YAML as nodes that know their line and column.
+
+What no scenario needs is refused: tags, values that contain themselves, depth and aliases without end.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gapmeter.scenarios.errors import Place, ScenarioError, nearest, quoted, unread
-from gapmeter.scenarios.fields import BY_KEY, SECTIONS
 
-ENVIRONMENT_PREFIX = "GAPMETER_"
-_MOST_BYTES = 1_000_000
 _MOST_NODES = 100_000  # with every alias written out
 _DEEPEST = 30
 _TOO_DEEP = f"lists and mappings in each other, more than {_DEEPEST} deep; write fewer"
@@ -37,77 +37,73 @@ _Loader.add_implicit_resolver(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One key as somebody wrote it. ``node`` leads from a part of the value to its own line and column."""
-
-    key: str
-    value: Any
-    place: Place
-    node: yaml.Node | None = None
-
-    def place_of(self, path: tuple[str | int, ...]) -> Place:
-        """Where the part of the value at ``path`` was written."""
-        node = _descend(self.node, path)
-        return self.place if node is None or self.place.line is None else _place(self.place.source, node)
+def search_path() -> tuple[Path, ...]:
+    """The folders in which names are looked up, in order."""
+    return Path("scenarios"), Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """All that one source says: keys, and where its sections begin."""
+def scenario_file(path_or_name: str, search: Sequence[Path]) -> Path:
+    """The file of a scenario given by name or by path; raises ScenarioError that lists those there are."""
+    as_path = Path(path_or_name)
+    if as_path.suffix in (".yaml", ".yml") or len(as_path.parts) > 1:
+        if not _is_file(as_path):
+            raise ScenarioError(_no_file(as_path, search), place=Place(path_or_name))
+        return as_path
+    for folder in search:
+        if _is_file(folder / f"{path_or_name}.yaml"):
+            return folder / f"{path_or_name}.yaml"
+    if _is_file(as_path):
+        raise ScenarioError(f"no scenario of this name; for the file in this folder write ./{path_or_name}",
+                            place=Place(path_or_name))  # fmt: skip
+    raise ScenarioError(_unknown(path_or_name, search))
 
-    given: dict[str, Given]
-    sections: dict[str, Place]
+
+def list_scenarios(search: Sequence[Path] | None = None) -> list[tuple[str, str]]:
+    """Every scenario that a name reaches, in alphabetical order: its name and its summary."""
+    paths: dict[str, Path] = {}
+    for folder in search_path() if search is None else search:
+        for path in sorted(folder.glob("*.yaml")):
+            paths.setdefault(path.stem, path)
+    return [(name, _summary(path)) for name, path in sorted(paths.items())]
 
 
-def read_file(path: Path) -> Layer:
-    """The keys of a scenario file; lengths in a ``file:`` are found beside the scenario."""
-    shown = str(path)
+def _is_file(path: Path) -> bool:
     try:
-        if (size := path.stat().st_size) > _MOST_BYTES:
-            text = f"{size:,} bytes are no scenario, which has {_MOST_BYTES:,} at most; prompts and lengths go into"
-            raise ScenarioError(f"{text} files of their own", place=Place(shown))
-        text = path.read_text(encoding="utf-8-sig")
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or one that no file can have
+        return False
+
+
+def _no_file(path: Path, search: Sequence[Path]) -> str:
+    """Why a path does not lead to a scenario, with the nearest that does."""
+    try:
+        if path.is_dir():
+            return "a folder, not a scenario; write the path of a .yaml file in it"
+        beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"cannot read it: {unread(error)}", place=Place(shown)) from error
-    root = compose(text, shown)
-    if root is None:
-        raise ScenarioError("the file is empty; it needs at least server, workload or load", place=Place(shown, 1, 1))
-    layer = Layer({}, {"": _place(shown, root)})
-    _flatten(root, "", shown, layer)
-    for given in list(layer.given.values()):
-        layer.given[given.key] = _beside(given, path.parent)
-    return layer
+        return f"no such file: {unread(error)}"
+    close = nearest(path.name, beside)
+    if not close and any(_is_file(folder / path.name) for folder in search):
+        return f"no such file; the scenario of that name is written {path.stem}"
+    return f"no such file; did you mean {path.parent / close}?" if close else "no such file; write its path from here"
 
 
-def read_flag(flag: str) -> Layer:
-    """The key of one ``KEY=VALUE``."""
-    key, equals, text = flag.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise ScenarioError(
-            f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8", place=Place("--set")
-        )
-    return _one_key(key, text, "--set")
+def _unknown(name: str, search: Sequence[Path]) -> str:
+    names = [known for known, _ in list_scenarios(search)]
+    if not names:
+        return f"no scenario {quoted(name)}: there are none in {', '.join(map(str, search))}"
+    names.sort(key=lambda known: -SequenceMatcher(None, name.lower(), known).ratio())
+    return f"no scenario {quoted(name)}; there are {', '.join(names)}"
 
 
-def read_environment(environment: Mapping[str, str]) -> Layer:
-    """The keys that ``GAPMETER_LOAD_RATE`` and its like set; an empty one counts as unset."""
-    names = {environment_name(key): key for key in BY_KEY}
-    layer = Layer({}, {})
-    for name, text in sorted(environment.items()):
-        if name in names and text.strip():
-            layer.given.update(_one_key(names[name], text, name).given)
-        elif name not in names and name.startswith(tuple(f"{ENVIRONMENT_PREFIX}{s.upper()}_" for s in SECTIONS)):
-            close = nearest(name, {known.lower(): known for known in names})
-            hint = f"; did you mean {close.upper()}?" if close else "; `gapmeter config SCENARIO` lists the keys"
-            raise ScenarioError(f"no key of a scenario has this name{hint}", place=Place(name))
-    return layer
-
-
-def environment_name(key: str) -> str:
-    """``GAPMETER_LOAD_RATE`` for ``load.rate``."""
-    return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
+def _summary(path: Path) -> str:
+    """The file's own summary, or in brackets why it has none: a list must not fail over one file in it."""
+    try:
+        node = compose(path.read_text(encoding="utf-8-sig"), str(path))
+        document = plain(node, str(path)) if isinstance(node, yaml.MappingNode) else {}
+    except (ScenarioError, OSError, ValueError) as error:
+        return f"({error})"
+    return str(document.get("summary", "(no summary)"))
 
 
 def compose(text: str, shown: str, *, lines: bool = True) -> yaml.Node | None:
@@ -143,110 +139,34 @@ def plain(node: yaml.Node, shown: str, key: str = "") -> Any:
     try:
         return builder.construct_document(node)
     except yaml.constructor.ConstructorError as error:
-        raise ScenarioError(f"not plain YAML: {error.problem}", place=_place(shown, node), key=key) from error
+        raise ScenarioError(f"not plain YAML: {error.problem}", place=place_of_node(shown, node), key=key) from error
     except (ValueError, KeyError, IndexError) as error:  # a number of thousands of digits, or a tag that does not fit
         text = "a number or tag that cannot be read; write fewer digits, or the value without its tag"
-        raise ScenarioError(f"not plain YAML: {text}", place=_place(shown, node), key=key) from error
+        raise ScenarioError(f"not plain YAML: {text}", place=place_of_node(shown, node), key=key) from error
 
 
-def _one_key(key: str, text: str, source: str) -> Layer:
-    """The layer of a flag or variable: a document with nothing but this key in it."""
-    place = Place(source)
-    try:
-        node = compose(text, source, lines=False)
-    except ScenarioError as error:
-        said = "is" if error.text.startswith("not ") else "cannot be:"
-        raise ScenarioError(f"{quoted(text)} {said} {error.text}", place=place, key=key) from error
-    leaf = _owner(key)
-    if leaf is None and key not in SECTIONS:
-        raise unknown_key(key, place)
-    value = None if node is None else _plain_flag(node, key, place)
-    layer = Layer({}, {})
-    if leaf is None:
-        if not isinstance(node, yaml.MappingNode):
-            raise ScenarioError("this is a group of keys; write --set GROUP.KEY=VALUE", place=place, key=key)
-        _flatten(node, key, source, layer)
-        layer.given.update({k: Given(k, g.value, place) for k, g in layer.given.items()})
-        return layer
-    return one_key(key, value, place)
-
-
-def _plain_flag(node: yaml.Node, key: str, place: Place) -> Any:
-    """A flag has no lines to point to."""
-    try:
-        return plain(node, place.source, key)
-    except ScenarioError as error:
-        raise ScenarioError(error.text, place=place, key=key) from error
-
-
-def _owner(key: str) -> str | None:
-    """The field that a dotted key belongs to: itself, or the one of which it names a part (``server.args.x``)."""
-    parts = key.split(".")
-    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((head for head in heads if head in BY_KEY), None)
-
-
-def _flatten(node: yaml.Node, prefix: str, shown: str, layer: Layer) -> None:
-    """Put every key below ``node`` into the layer; sections are gone through, a field's value is kept whole."""
-    if not isinstance(node, yaml.MappingNode):
-        what = f"{prefix} needs keys below it" if prefix else "a scenario is a mapping of keys"
-        raise ScenarioError(f"{what}, not {quoted(plain(node, shown))}", place=_place(shown, node), key=prefix)
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ScenarioError(
-                "a key must be a word, not a list or mapping", place=_place(shown, key_node), key=prefix
-            )
-        key = f"{prefix}.{key_node.value}" if prefix else str(key_node.value)
-        if key in SECTIONS:
-            layer.sections[key] = _place(shown, key_node)
-            _flatten(value_node, key, shown, layer)
-        elif key in BY_KEY:
-            layer.given[key] = Given(key, plain(value_node, shown, key), _place(shown, value_node), value_node)
+def node_at(node: yaml.Node | None, path: tuple[str | int, ...]) -> yaml.Node | None:
+    """The node at a path from this one, or the deepest on the way to one that is not there."""
+    for step in path:
+        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+        elif isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == step), node)
         else:
-            raise unknown_key(key, _place(shown, key_node))
+            break
+    return node
 
 
-def one_key(key: str, value: Any, place: Place) -> Layer:
-    """The layer in which a key, or a part of one (``server.args.x``), has this value; files lie beside the place's."""
-    leaf = _owner(key)
-    if leaf is None:
-        raise unknown_key(key, place)
-    for part in reversed(key[len(leaf) :].split(".")[1:]):
-        value = {part: value}
-    given = Given(leaf, value, place)
-    return Layer({leaf: given if place.line is None else _beside(given, Path(place.source).parent)}, {})
-
-
-def unknown_key(key: str, place: Place) -> ScenarioError:
-    """The error for a key that no field has, with the nearest that one has."""
-    section, _, leaf = key.rpartition(".")
-    siblings = [field.leaf for field in BY_KEY.values() if field.section == section]
-    if not section:
-        siblings += list(SECTIONS)
-    elsewhere = [field.key for field in BY_KEY.values() if field.leaf == leaf]
-    close = nearest(leaf, siblings)
-    found = (f"{section}.{close}" if section else close) if close else nearest(key, BY_KEY)
-    found = elsewhere[0] if elsewhere else found
-    hint = f"; did you mean {found}?" if found else ""
-    listed = f" ({section or 'the file'} has {', '.join(siblings)})" if section in ("", *SECTIONS) else ""
-    return ScenarioError(f"no such key{hint}{listed}", place=place, key=key)
-
-
-def _beside(given: Given, folder: Path) -> Given:
-    value = given.value
-    holds = given.key.startswith("workload.") or given.key == "load.trace"
-    if isinstance(value, dict) and holds and isinstance(value.get("file"), str):
-        value = value | {"file": str(folder / value["file"])}
-    if given.key == "workload.file" and isinstance(value, str):
-        value = str(folder / value)
-    return Given(given.key, value, given.place, given.node)
+def place_of_node(shown: str, node: yaml.Node) -> Place:
+    """Where a node begins."""
+    return Place(shown, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _check_nodes(node: yaml.Node, shown: str, sizes: dict[int, int], above: list[int], key: str = "") -> None:
     """Refuse what no scenario needs and a later reader would choke on; ``sizes`` gets each node's, aliases unfolded."""
 
     def fail(text: str) -> ScenarioError:
-        return ScenarioError(text, place=_place(shown, node), key=key)
+        return ScenarioError(text, place=place_of_node(shown, node), key=key)
 
     if id(node) in above:
         raise fail("this value contains itself; write it out")
@@ -275,7 +195,7 @@ def _check_duplicates(node: yaml.MappingNode, shown: str, key: str) -> None:
         name = str(key_node.value)
         if name in first:
             text = f"the key stands twice, first in line {first[name].start_mark.line + 1}; take one out"
-            raise ScenarioError(text, place=_place(shown, key_node), key=f"{key}.{name}".lstrip("."))
+            raise ScenarioError(text, place=place_of_node(shown, key_node), key=f"{key}.{name}".lstrip("."))
         first[name] = key_node
 
 
@@ -288,19 +208,3 @@ def _children(node: yaml.Node, key: str) -> Iterator[tuple[yaml.Node, str]]:
     elif isinstance(node, yaml.SequenceNode):
         for one in node.value:
             yield one, key
-
-
-def _descend(node: yaml.Node | None, path: tuple[str | int, ...]) -> yaml.Node | None:
-    """The node at ``path``: the key's for the last name of a mapping that has no such value, else the value's."""
-    for step in path:
-        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-        elif isinstance(node, yaml.MappingNode):
-            node = next((value for key, value in node.value if key.value == step), node)
-        else:
-            break
-    return node
-
-
-def _place(shown: str, node: yaml.Node) -> Place:
-    return Place(shown, node.start_mark.line + 1, node.start_mark.column + 1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,19 +20,17 @@ from gapmeter.analysis.requests.metrics import (
     stamps_ns,
     succeeded,
 )
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
-
-Slo = Mapping[str, Any]
+from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import share_of
+from gapmeter.report import bridge
 
 
 def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:
     """The SLOs of a manifest as shares: a p99 lets 1 % of values exceed its limit."""
     return tuple(
         Promise(
-            str(slo["text"]),
-            str(slo["metric"]),
-            float(slo["limit_share"]) if slo["metric"] == "errors" else 1 - float(slo["percentile"]) / 100,
+            slo.text, slo.metric, slo.limit_share if slo.limit_share is not None else 1 - (slo.percentile or 0) / 100
         )
         for slo in slos
     )
@@ -63,20 +60,20 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
     """How many requests kept every limit themselves, and how many independent ones all of them are worth."""
     if not len(requests):
         return 0, 0.0
-    good = good_requests(requests, limits_of(slos))
-    return int(good.sum()), len(good) / quantiles.autocorrelation_time(good.astype(np.float64))
+    good = good_requests(requests, limits_of(bridge.slos_of({"slo": slos})))
+    return int(good.sum()), share_of(good).n_eff or 0.0
 
 
 def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     failed = ~succeeded(requests)
-    if slo["metric"] == "errors":
+    if slo.metric == "errors":
         return _count_errors(failed)
-    limit, percentile = float(slo["limit_ns"]), float(slo["percentile"])
-    if slo["metric"] == "itl":
+    limit, percentile = float(slo.limit_ns or 0), slo.percentile or 0.0
+    if slo.metric == "itl":
         return _count_gaps(*pooled_gaps(requests, ~failed, failures=True), limit)
-    values = np.where(failed, np.inf, request_values_ns(requests, str(slo["metric"])))
+    values = np.where(failed, np.inf, request_values_ns(requests, slo.metric))
     known = ~np.isnan(values)
-    if slo["metric"] == "tpot":
+    if slo.metric == "tpot":
         return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
     count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them
@@ -92,6 +89,4 @@ def _count_gaps(gaps_ns: Floats, clusters: Sequence[Ints], limit_ns: float) -> C
 def _count_errors(failed: Bools) -> Count:
     if not len(failed):
         return Count(0.0, 0, 0.0)
-    return Count(
-        float(failed.sum()), len(failed), len(failed) / quantiles.autocorrelation_time(failed.astype(np.float64))
-    )
+    return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +15,10 @@ from gapmeter.analysis.capacity.evidence import find, plan_looks
 from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.trial import Count, Outcome, Trial
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
+from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.results.run import BROKEN, Check
+from gapmeter.analysis.results.study import SearchManifest, TrialNote
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "lag", "loop_lag", "client_cpu", "token_rate", "request_rate")
@@ -27,60 +29,57 @@ _OTHER_RULES = ("requests", "records", "rate")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A trial with the summary of its run, None where there is none."""
+    """A trial with what its run found, None where there is nothing."""
 
     trial: Trial
-    summary: Mapping[str, Any] | None
+    result: RunResult | None
 
 
-def goal_of(manifest: Mapping[str, Any]) -> Goal:
-    """What the manifest of a search says was searched."""
-    asked = manifest["capacity"]
+def goal_of(manifest: SearchManifest) -> Goal:
+    """What was searched."""
+    asked = manifest.capacity
     return Goal(
-        promises_of(manifest["slo"]), asked["start"], asked["confidence"], asked["within"], asked["longest"],
-        budget_s=asked["budget_s"], lost_s=asked.get("lost_s", 8.0), first_look=FIRST_LOOK,
+        promises_of(manifest.slo), asked.start, asked.confidence, asked.within, asked.longest,
+        budget_s=asked.budget_s, lost_s=asked.lost_s, first_look=FIRST_LOOK,
     )  # fmt: skip
 
 
-def read_trials(folder: Path, manifest: Mapping[str, Any]) -> list[Measured]:
+def read_trials(folder: Path, manifest: SearchManifest) -> list[Measured]:
     """Every trial that the manifest lists, in the order in which they were run."""
-    promises = promises_of(manifest["slo"])
+    promises = promises_of(manifest.slo)
     out = []
-    for noted in manifest["capacity"]["trials"]:
-        outcome, summary = read_outcome(folder / noted["folder"], manifest["slo"], noted)
-        looks = plan_looks(promises, noted["looks"][-1], noted["looks"][0])
+    for note in manifest.capacity.trials:
+        outcome, result = read_outcome(folder / note.folder, manifest.slo, note)
+        looks = plan_looks(promises, note.looks[-1], note.looks[0])
         finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
-        out.append(Measured(Trial(float(noted["rate"]), outcome, finding), summary))
+        out.append(Measured(Trial(note.rate, outcome, finding), result))
     return out
 
 
-def read_outcome(
-    path: Path, slos: list[Mapping[str, Any]], noted: Mapping[str, Any]
-) -> tuple[Outcome, Mapping[str, Any] | None]:
-    """What came of one trial: counted anew from its table of requests, validity from its summary."""
-    died, interrupted = str(noted.get("died") or ""), bool(noted.get("interrupted"))
-    common = {"seconds": float(noted["seconds"]), "died": died, "interrupted": interrupted, "name": noted["folder"]}
+def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outcome, RunResult | None]:
+    """What came of one trial: counted anew from its table of requests, validity from its result."""
     try:
-        summary = json.loads((path / "summary.json").read_text())
+        result = RunResult.read(path)
         requests = pd.read_parquet(path / "requests.parquet")
     except (OSError, ValueError):
-        empty = tuple(Count(0.0, 0, 0.0) for _ in slos)
-        why = str(noted.get("reason") or "it could not be analysed")
-        return Outcome(empty, 0, 0, good=0, good_n_eff=0.0, invalid=why, **common), None
+        nothing = Outcome(
+            tuple(Count(0.0, 0, 0.0) for _ in slos), 0, 0, note.seconds, good=0, good_n_eff=0.0,
+            invalid=note.reason or "it could not be analysed", died=note.died or "", interrupted=note.interrupted,
+            name=note.folder,
+        )  # fmt: skip
+        return nothing, None
     measured = measured_requests(requests)
-    looks, ended = noted["looks"], noted.get("ended", len(noted["looks"]))
-    if ended < len(looks):  # what came after the look that ended it is no part of its verdict
-        measured = measured[measured["due_ns"] >= noted["from_ns"]].head(looks[ended - 1])
+    if note.ended < len(note.looks):  # what came after the look that ended it is no part of its verdict
+        measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
-    invalid, client = validity(summary, slos)
-    if interrupted:
-        invalid = invalid or "it was interrupted"
+    invalid, client = validity(result.checks, slos)
     outcome = Outcome(
-        count_all(slos, measured, float(noted["rate"])), int(summary["counts"]["issued"]), len(measured), good=good,
-        good_n_eff=worth, looks=ended,
-        in_flight=_in_flight(measured, float(noted["rate"])), invalid=invalid, client_limit=client, **common,
+        count_all(slos, measured, note.rate), result.counts.issued, len(measured), note.seconds,
+        good=good, good_n_eff=worth, looks=note.ended, in_flight=_in_flight(measured, note.rate),
+        invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
+        died=note.died or "", interrupted=note.interrupted, name=note.folder,
     )  # fmt: skip
-    return outcome, summary
+    return outcome, result
 
 
 def _in_flight(measured: pd.DataFrame, rate: float) -> float:
@@ -89,22 +88,20 @@ def _in_flight(measured: pd.DataFrame, rate: float) -> float:
     return rate * float(took.mean()) / 1e9 if len(took) and not np.isnan(took).any() else math.inf
 
 
-def validity(summary: Mapping[str, Any], slos: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
+def validity(checks: Sequence[Check], slos: Sequence[Slo]) -> tuple[str, bool]:
     """Why a trial is no measurement ("" if it is one), and whether that is the load tester's own limit.
 
     Errors of the server do not make a trial invalid: they count against the SLOs. Lateness of the load tester is
     inside every latency that a verdict was made from, so it is weighed against the SLOs' limits, not against what
     happened to be measured: beyond a tenth of the tightest it may be what fails.
     """
-    tightest = min((float(slo["limit_ns"]) for slo in slos if slo.get("limit_ns")), default=0.0)
+    tightest = min((float(slo.limit_ns) for slo in slos if slo.limit_ns), default=0.0)
     broken = [
         check
-        for check in summary["checks"]
-        if check["status"] == "broken"
-        and not (check["rule"] in _LATENESS and (check["value"] or 0.0) <= _LATE_SHARE * tightest)
+        for check in checks
+        if check.status == BROKEN and not (check.rule in _LATENESS and (check.value or 0.0) <= _LATE_SHARE * tightest)
     ]
     for rules, client in ((_OTHER_RULES, False), (CLIENT_RULES, True)):
-        found = [check["text"] for check in broken if check["rule"] in rules]
-        if found:
-            return "; ".join(found), client
+        if texts := [check.text for check in broken if check.rule in rules]:
+            return "; ".join(texts), client
     return "", False

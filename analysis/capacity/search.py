@@ -19,12 +19,22 @@ import numpy as np
 
 from gapmeter.analysis.capacity.evidence import FIRST_LOOK, find, hopeless, plan_looks, values_to_hold
 from gapmeter.analysis.capacity.posterior import Posterior, posterior
-from gapmeter.analysis.capacity.trial import FAILS, HOLDS, INVALID, UNDECIDED, Count, Oracle, Promise, Trial
+from gapmeter.analysis.capacity.result import (
+    BUDGET,
+    CLIENT,
+    DIED,
+    FAILS,
+    FOUND,
+    HOLDS,
+    INTERRUPTED,
+    INVALID,
+    NOT_MEASURED,
+    UNDECIDED,
+    UNMEETABLE,
+    Ended,
+)
+from gapmeter.analysis.capacity.trial import Count, Oracle, Promise, Trial
 
-# How a search ended.
-FOUND, BUDGET, UNMEETABLE, CLIENT, NOT_MEASURED, DIED, INTERRUPTED = (
-    "found", "budget", "unmeetable", "client_limit", "not_measured", "died", "interrupted",
-)  # fmt: skip
 MOST_HALVINGS = 8
 MOST_DOUBLINGS = 20
 SHORT_PART = 0.03  # of the budget: a trial that only has to show an overload
@@ -69,8 +79,8 @@ class Goal:
     first_look: int = FIRST_LOOK
 
 
-def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
-    """The trial to run next, or why there is none: one of the words above."""
+def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
+    """The trial to run next, or how the search has ended."""
     if not trials:
         return _short(goal, goal.start)
     last = trials[-1].outcome
@@ -101,7 +111,7 @@ def spread(known: Posterior, confidence: float) -> float:
     return max(1 - low / middle, high / middle - 1)
 
 
-def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[list[Trial], str]:
+def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[list[Trial], Ended]:
     """Every trial until the search ends, and how it ended; ``trials`` are those that were run before."""
     done = list(trials)
     while not isinstance(ask := next_trial(goal, done), str):
@@ -148,7 +158,7 @@ def _short(goal: Goal, rate: float) -> Ask:
     return Ask(rate, min(goal.longest, max(math.ceil(rate * seconds), 2 * goal.first_look)))
 
 
-def _decide(goal: Goal, told: Sequence[Trial], known: Posterior, left_s: float) -> Ask | str:
+def _decide(goal: Goal, told: Sequence[Trial], known: Posterior, left_s: float) -> Ask | Ended:
     """Between a rate that leans to holding and one that leans to failing."""
     held, failed = _decided(told, HOLDS), _decided(told, FAILS)
     low = max((t.rate for t in told if t.finding.leaning == HOLDS), default=0.0)
@@ -163,7 +173,7 @@ def _decide(goal: Goal, told: Sequence[Trial], known: Posterior, left_s: float) 
     return _refine(goal, told, known, seconds, left_s)
 
 
-def _refine(goal: Goal, told: Sequence[Trial], known: Posterior, seconds: float, left_s: float) -> Ask | str:
+def _refine(goal: Goal, told: Sequence[Trial], known: Posterior, seconds: float, left_s: float) -> Ask | Ended:
     """The posterior's median or quartile, if holding there fits into the time left; else what still moves an end.
 
     That is a surer hold below the highest (where requests are worth more), while the interval reaches below it, then
@@ -225,7 +235,7 @@ def _decided(told: Sequence[Trial], verdict: str) -> list[float]:
     return [trial.rate for trial in told if trial.verdict == verdict]
 
 
-def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | str:
+def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     """An invalid trial is repeated once; then it was no measurement, or the load tester's own limit is near."""
     last = trials[-1]
     if last.rate not in _twice_invalid(trials):
@@ -243,7 +253,7 @@ def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
     return {rate for rate in tried if tried.count(rate) > 1}
 
 
-def _below_invalid(goal: Goal, trials: Sequence[Trial], told: Sequence[Trial]) -> Ask | str:
+def _below_invalid(goal: Goal, trials: Sequence[Trial], told: Sequence[Trial]) -> Ask | Ended:
     """Between what held and what the load tester could not do; CLIENT once that is narrow and one rate surely held."""
     beyond = min(_twice_invalid(trials))
     best = max((t.rate for t in told if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
@@ -255,7 +265,7 @@ def _below_invalid(goal: Goal, trials: Sequence[Trial], told: Sequence[Trial]) -
     return CLIENT if _decided(told, HOLDS) or _again(told, longer) else longer
 
 
-def _bracket(goal: Goal, told: Sequence[Trial]) -> float | str | None:
+def _bracket(goal: Goal, told: Sequence[Trial]) -> float | Ended | None:
     """Twice the highest rate that leans to holding, or half the lowest that fails; None once there is one of each."""
     low, high = min(trial.rate for trial in told), max(trial.rate for trial in told)
     lowest, highest = (next(trial for trial in told if trial.rate == rate) for rate in (low, high))

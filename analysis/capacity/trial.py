@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-HOLDS, FAILS, UNDECIDED, INVALID = "holds", "fails", "undecided", "invalid"
+from gapmeter.analysis.capacity.result import INVALID, Side, TrialVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Finding:
     number of the promise that decided: the one that fails most surely, or that holds least surely.
     """
 
-    verdict: str
+    verdict: TrialVerdict
     confidence: float
-    leaning: str
+    leaning: Side
     promise: int
 
 
@@ -86,7 +86,7 @@ class Trial:
     finding: Finding
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> TrialVerdict:
         """HOLDS, FAILS, UNDECIDED or INVALID."""
         return INVALID if self.outcome.invalid or self.outcome.died else self.finding.verdict
 

@@ -6,81 +6,87 @@ own limits that a dollar buys, which is cost and quality together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.cost.cost import describe_cost, describe_tokens
-from gapmeter.analysis.cost.energy import Energy, describe_energy
-from gapmeter.analysis.judge.evidence import RunWarning
-from gapmeter.analysis.numbers import large, share
+from gapmeter.analysis.cost.cost import describe_cost, describe_tokens, offered_rate, searched_rate
+from gapmeter.analysis.cost.energy import UNMEASURED, describe_energy
+from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.cost import Cost, Economy, NoCost, NoEnergy, Value
+from gapmeter.analysis.results.device import EnergyWindow
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import RunFigures, RunResult, RunWarning, Steady
 
 
 def describe_economics(
-    summary: Mapping[str, Any], manifest: Mapping[str, Any], measured: pd.DataFrame, energy: Energy | None
-) -> dict[str, Any]:
-    """The summary's parts ``tokens_per_request``, ``cost``, ``energy`` and ``value``; ``measured``: its requests."""
-    tokens = {"tokens_per_request": describe_tokens(measured)}
-    cost = describe_cost({**summary, **tokens}, manifest)
-    return {
-        **tokens,
-        "cost": cost,
-        "energy": describe_energy(summary, energy),
-        "value": describe_value(cost, summary.get("goodput")),
-    }
+    figures: RunFigures, steady: Steady, manifest: Manifest, measured: pd.DataFrame, energy: EnergyWindow | None
+) -> Economy:
+    """Of a run; ``measured``: its requests."""
+    tokens = describe_tokens(measured)
+    rate = offered_rate(figures.verdict, figures.slo, figures.load, figures.counts.measured, steady)
+    cost = describe_cost(rate, tokens, manifest)
+    return Economy(
+        tokens_per_request=tokens,
+        cost=cost,
+        energy=describe_energy(energy, figures.throughput),
+        value=describe_value(cost, figures.goodput.share_ci),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SearchTrial:
-    """One trial of a search for capacity: its rate, whether the SLOs held at it, and the summary of its run."""
+    """One trial of a search for capacity: its rate, whether the SLOs held at it, and what its run found."""
 
     rate: float
     held: bool
-    summary: Mapping[str, Any]
+    result: RunResult
 
 
 def describe_search(
-    summary: Mapping[str, Any], manifest: Mapping[str, Any], trials: Sequence[SearchTrial]
-) -> dict[str, Any]:
-    """The same parts for a search's summary, which has ``capacity``; ``manifest``: that of one of its trials.
+    low: float | None, high: float | None, manifest: Manifest, trials: Sequence[SearchTrial]
+) -> Economy | None:
+    """Of a search whose answer lies between ``low`` and ``high``; ``manifest``: that of one of its trials.
 
     Tokens of a request are those of the longest trial. Energy and goodput are those of the trial at the highest rate
-    that held and lies within the answer, since both follow the load.
+    that held and lies within the answer, since both follow the load. None without trials.
     """
     if not trials:
-        return {}
-    longest = max(trials, key=lambda trial: trial.summary["counts"]["measured"])
-    tokens = {"tokens_per_request": longest.summary.get("tokens_per_request")}
-    cost = describe_cost({**summary, **tokens}, manifest)
-    most = (summary["capacity"] or {}).get("high")
-    held = [trial for trial in trials if trial.held and (most is None or trial.rate <= most)]
-    best = max(held, key=lambda trial: trial.rate).summary if held else {}
-    energy = best.get("energy") or describe_energy({}, None)
-    return {**tokens, "cost": cost, "energy": energy, "value": describe_value(cost, best.get("goodput"))}
+        return None
+    tokens = max(trials, key=lambda trial: trial.result.counts.measured).result.tokens_per_request
+    cost = describe_cost(searched_rate(low, high), tokens, manifest)
+    held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
+    best = max(held, key=lambda trial: trial.rate).result if held else None
+    return Economy(
+        tokens_per_request=tokens,
+        cost=cost,
+        energy=best.energy if best else NoEnergy(status="unmeasured", reason=UNMEASURED),
+        value=describe_value(cost, best.goodput.share_ci if best else None),
+    )
 
 
-def describe_value(cost: Mapping[str, Any], goodput: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``summary["value"]``: requests within their limits for a dollar, from the goodput share's lower end."""
-    bounds = (goodput or {}).get("share_ci") or [None, None]
-    if cost["per_request_usd"] is None:
-        reason = "there is no cost at the SLA"
-        return {"good_requests_per_usd": None, "reason": reason, "sentence": f"none: {reason}"}
-    if bounds[0] is None:
-        reason = "the share of requests within their limits is unmeasured"
-        return {"good_requests_per_usd": None, "reason": reason, "sentence": f"none: {reason}"}
-    worth = bounds[0] / cost["per_request_usd"]
-    said = f"at least {large(worth)} requests within their own limits for a dollar ({share(bounds[0])} or more are)"
-    return {"good_requests_per_usd": worth, "reason": None, "sentence": said}
+def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
+    """Requests within their limits for a dollar, from the goodput share's lower end."""
+    if isinstance(cost, NoCost):
+        return Value(good_requests_per_usd=None, reason="there is no cost at the SLA")
+    least = goodput_ci[0] if goodput_ci else None
+    if least is None:
+        return Value(good_requests_per_usd=None, reason="the share of requests within their limits is unmeasured")
+    return Value(good_requests_per_usd=least / cost.per_request_usd, reason=None)
 
 
-def emulation_warning(manifest: Mapping[str, Any]) -> list[RunWarning]:
+def emulation_warning(manifest: Manifest) -> list[RunWarning]:
     """What a result must say whose precision its device only emulates."""
-    told = (manifest.get("target") or {}).get("precision") or {}
-    if not told.get("emulated"):
+    support = manifest.target.precision
+    if support is None or not support.emulated:
         return []
-    text = f"emulated: {told['device']} has no native {told['precision']} arithmetic"
-    cause = "its speed and cost say nothing of a device that has it"
-    native = next(iter(told["supported"]), "float32")
-    return [RunWarning("emulated", text, cause, f"--set server.precision={native}", ("ttft", "itl", "tpot", "e2e"))]
+    return [
+        RunWarning(
+            code="emulated",
+            text=f"emulated: {support.device} has no native {support.precision} arithmetic",
+            cause="its speed and cost say nothing of a device that has it",
+            flag=f"--set server.precision={next(iter(support.supported), 'float32')}",
+            touches=("ttft", "itl", "tpot", "e2e"),
+        )
+    ]

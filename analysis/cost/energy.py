@@ -6,77 +6,43 @@ Tokens per watt is output tokens per second over watts, which is output tokens p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from gapmeter.analysis.results.cost import Energy, NoEnergy
+from gapmeter.analysis.results.device import EnergyWindow
+from gapmeter.analysis.results.run import Throughput
 
-from gapmeter.analysis.numbers import DASH, share, significant
+UNMEASURED = "unmeasured: no counter of energy was read on this machine"
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """Joules over ``seconds``, between ``low_j`` and ``high_j`` (None: no counter bounds it).
+def describe_energy(window: EnergyWindow | None, throughput: Throughput) -> Energy | NoEnergy:
+    """Energy spread over the requests that succeeded, and their tokens.
 
-    ``idle_j``: what the same time would have taken idle, None where that was not measured. ``source``: what counted.
+    What failed ones took is in it, however long they were waited for.
     """
-
-    joules: float
-    low_j: float | None
-    high_j: float | None
-    seconds: float
-    idle_j: float | None
-    source: str
-
-
-def describe_energy(summary: Mapping[str, Any], energy: Energy | None) -> dict[str, Any]:
-    """``summary["energy"]``; every figure null where nobody measured energy, with the ``reason``.
-
-    Needs ``throughput``. Energy is spread over the requests that succeeded, and their tokens; what failed ones took is
-    in it, however long they were waited for.
-    """
-    names = ("joules", "per_request_j", "per_output_token_j", "tokens_per_watt", "watts", "idle_share")
-    if energy is None:
-        reason = "unmeasured: no counter of energy was read on this machine"
-        return {"status": "unmeasured", "reason": reason, **dict.fromkeys(names), "sentence": f"energy {reason}"}
-    requests, tokens = _work(summary["throughput"])
-    per_request = _each(energy, requests)
-    per_token = _each(energy, tokens)
-    idle = None if energy.idle_j is None else energy.idle_j / energy.joules if energy.joules else None
-    return {
-        "status": "measured",
-        "reason": None,
-        "source": energy.source,
-        "seconds": energy.seconds,
-        "joules": energy.joules,
-        "joules_ci": [energy.low_j, energy.high_j],
-        "watts": energy.joules / energy.seconds if energy.seconds else None,
-        "per_request_j": per_request[0],
-        "per_request_j_ci": per_request[1:],
-        "per_output_token_j": per_token[0],
-        "per_output_token_j_ci": per_token[1:],
-        "tokens_per_watt": tokens / energy.joules if tokens and energy.joules else None,
-        "tokens_per_watt_ci": [tokens / j if tokens and j else None for j in (energy.high_j, energy.low_j)],
-        "idle_share": idle,
-        "sentence": _sentence(energy, per_request[0], tokens, idle),
-    }
+    if window is None:
+        return NoEnergy(status="unmeasured", reason=UNMEASURED)
+    requests, tokens = (
+        None if rate is None else rate * throughput.span_s
+        for rate in (throughput.requests_per_s, throughput.output_tokens_per_s)
+    )
+    joules, low, high = window.joules, window.low_j, window.high_j
+    return Energy(
+        status="measured",
+        reason=None,
+        source=window.source,
+        seconds=window.seconds,
+        joules=joules,
+        joules_ci=(low, high),
+        watts=_over(joules, window.seconds),
+        per_request_j=_over(joules, requests),
+        per_request_j_ci=(_over(low, requests), _over(high, requests)),
+        per_output_token_j=_over(joules, tokens),
+        per_output_token_j_ci=(_over(low, tokens), _over(high, tokens)),
+        tokens_per_watt=_over(tokens or None, joules),
+        tokens_per_watt_ci=(_over(tokens or None, high), _over(tokens or None, low)),
+        idle_share=_over(window.idle_j, joules),
+    )
 
 
-def _work(throughput: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Requests that succeeded and their output tokens, back from their rates."""
-    rates = (throughput["requests_per_s"], throughput["output_tokens_per_s"])
-    requests, tokens = (None if rate is None else rate * throughput["span_s"] for rate in rates)
-    return requests, tokens
-
-
-def _each(energy: Energy, count: float | None) -> list[float | None]:
-    """Joules of one of ``count`` things, with its interval."""
-    if not count:
-        return [None, None, None]
-    return [None if joules is None else joules / count for joules in (energy.joules, energy.low_j, energy.high_j)]
-
-
-def _sentence(energy: Energy, per_request: float | None, tokens: float | None, idle: float | None) -> str:
-    each = DASH if per_request is None else f"{significant(per_request)} J"
-    rate = DASH if not tokens or not energy.joules else significant(tokens / energy.joules)
-    idly = "idle share unmeasured" if idle is None else f"{share(idle)} of it idle power"
-    return f"{each} a request, {rate} output tokens per joule ({idly}; {energy.source})"
+def _over(amount: float | None, count: float | None) -> float | None:
+    """A quotient; None where either is unknown, or there is nothing to divide by."""
+    return None if amount is None or not count else amount / count

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gapmeter.analysis.device.devices import CPU, Device, UnknownDevice, catalogue, find_device, recognise
+from gapmeter.analysis.results.cost import Price
+from gapmeter.analysis.results.manifest import Manifest
 
 _PARALLEL = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 _SET_PRICE = "write cost.usd_per_hour"
@@ -21,34 +22,13 @@ class NoPrice(ValueError):
     """Nobody knows what this replica costs; the text says what to write."""
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """USD for an hour of one replica. ``source`` says whose price it is; ``is_default``: the catalogue's.
-
-    ``units``: GPUs of a replica, or cores of a CPU server. ``measured_on`` names the device that was measured where it
-    is another than the one that is priced, else "".
-    """
-
-    device: str
-    units: int
-    usd_per_unit_hour: float
-    source: str
-    is_default: bool
-    utilisation: float
-    measured_on: str = ""
-
-    @property
-    def usd_per_hour(self) -> float:
-        return self.units * self.usd_per_unit_hour
-
-
-def price_of(manifest: Mapping[str, Any]) -> Price:
+def price_of(manifest: Manifest) -> Price:
     """The price that a run's manifest leads to. Raises NoPrice."""
-    asked = manifest["scenario"].get("cost") or {}
+    asked, engine = manifest.scenario.get("cost") or {}, manifest.scenario["server"]
     here = own_device(manifest)
     device, label = _device(asked.get("gpu"), here, manifest)
     own = asked.get("usd_per_hour")
-    count = int(asked.get("gpus_per_replica") or split_over(manifest["scenario"]["server"].get("args") or {}))
+    count = int(asked.get("gpus_per_replica") or split_over(engine.get("args") or {}))
     if device is None and own is None:
         raise NoPrice(
             f"{label} is not in the catalogue; {_SET_PRICE}, or cost.gpu with one of {', '.join(catalogue())}"
@@ -56,14 +36,16 @@ def price_of(manifest: Mapping[str, Any]) -> Price:
     on_cpu = device is not None and device.is_cpu
     units = (_cores(manifest) if own is None else 1) if on_cpu else count
     other = device is not None and here is not None and here.key != device.key
+    usd = float(own) if own is not None else device.price.usd if device else 0.0
     return Price(
         device=label,
         units=units,
-        usd_per_unit_hour=float(own) if own is not None else device.price.usd if device else 0.0,
+        usd_per_unit_hour=usd,
         source="the scenario's price" if own is not None else _source(device),
         is_default=own is None,
         utilisation=float(asked.get("utilisation") or 1.0),
         measured_on=here.key if here is not None and other else "",
+        usd_per_hour=units * usd,
     )
 
 
@@ -74,15 +56,15 @@ def split_over(flags: Mapping[str, Any]) -> int:
     return math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 
-def own_device(manifest: Mapping[str, Any]) -> Device | None:
+def own_device(manifest: Manifest) -> Device | None:
     """The device that a launched server ran on; None for a GPU outside the catalogue, or somebody else's server."""
-    if manifest["scenario"]["server"]["engine"] == "attach":
+    if manifest.scenario["server"]["engine"] == "attach":
         return None
-    gpus = manifest.get("hardware", {}).get("gpus") or []
+    gpus = manifest.hardware.gpus
     return recognise(gpus[0]) if gpus else catalogue()[CPU]
 
 
-def _device(named: str | None, here: Device | None, manifest: Mapping[str, Any]) -> tuple[Device | None, str]:
+def _device(named: str | None, here: Device | None, manifest: Manifest) -> tuple[Device | None, str]:
     """The device that is priced and its name. Raises NoPrice for one that only its owner can name."""
     if named is not None:
         try:
@@ -92,16 +74,15 @@ def _device(named: str | None, here: Device | None, manifest: Mapping[str, Any])
         return device, device.key
     if here is not None:
         return here, here.key
-    gpus = manifest.get("hardware", {}).get("gpus") or []
-    if manifest["scenario"]["server"]["engine"] == "attach" or not gpus:
+    gpus = manifest.hardware.gpus
+    if manifest.scenario["server"]["engine"] == "attach" or not gpus:
         raise NoPrice("somebody else's server: nobody said which device it has; write cost.gpu, for instance H100-SXM")
-    return None, str(gpus[0]).partition(",")[0]
+    return None, gpus[0].partition(",")[0]
 
 
-def _cores(manifest: Mapping[str, Any]) -> int:
+def _cores(manifest: Manifest) -> int:
     """The cores that the server had; all of the machine's where it was not confined."""
-    own = (manifest.get("placement") or {}).get("server")
-    return len(own) if own else int(manifest["hardware"]["cores"])
+    return len(manifest.placement.server) or manifest.hardware.cores
 
 
 def _source(device: Device | None) -> str:

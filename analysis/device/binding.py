@@ -19,11 +19,11 @@ A queue is a symptom: requests wait because what serves them is busy. So ``behin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from gapmeter.analysis.device.binding_evidence import BindingEvidence
 from gapmeter.analysis.numbers import share
+from gapmeter.analysis.results.device import Binding, Roofline, Telemetry
+from gapmeter.analysis.results.run import BROKEN, Check
 from gapmeter.analysis.stages import BY_NAME
 
 LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (
@@ -39,39 +39,55 @@ _BY_GROUP = {"tokenization": HOST, "framework": HOST, "network": NETWORK, "load_
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """What binds, its share of the mean answer, what binds without a queue, and the sentence that says why.
+class BindingEvidence:
+    """What telemetry and roofline know of what binds a run; None is unmeasured.
 
-    ``resource`` is "unmeasured" without a ledger. ``parts`` are the shares of all resources; ``unmeasured`` what could
-    not be told apart.
+    ``decode_bound`` and ``prefill_bound``: ``memory bandwidth``, ``cache bandwidth``, ``compute`` or ``neither``.
+    ``pcie_share``: the busier direction of the link, a fraction of 1.
     """
 
-    resource: str
-    share: float | None
-    behind: str | None
-    parts: dict[str, float]
-    unmeasured: tuple[str, ...]
-    why: str
+    decode_bound: str | None = None
+    prefill_bound: str | None = None
+    pcie_share: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"unmeasured": list(self.unmeasured)}
+
+def binding_evidence(roofline: Roofline, telemetry: Telemetry | None) -> BindingEvidence:
+    """From a run's result."""
+    links = [gpu.pcie for gpu in telemetry.gpus if gpu.pcie] if telemetry else []
+    shares = [
+        way.mean / link.link_gb_s for link in links if link.link_gb_s for way in (link.rx_gb_s, link.tx_gb_s) if way
+    ]
+    return BindingEvidence(
+        decode_bound=roofline.decode.bound if roofline.decode else None,
+        prefill_bound=roofline.prefill.bound if roofline.prefill else None,
+        pcie_share=max(shares, default=None),
+    )
 
 
 def decide(
-    stages_ms: Mapping[str, float], checks: Sequence[Mapping[str, Any]] = (),
+    stages_ms: Mapping[str, float], checks: Sequence[Check] = (),
     evidence: BindingEvidence | None = None, *, device: str = "GPU",
 ) -> Binding:  # fmt: skip
-    """``stages_ms``: mean time to the last token by stage; ``checks`` as in summary.json.
+    """``stages_ms``: mean time to the last token by stage; ``checks``: what the rules of validity found.
 
     ``evidence``: what telemetry and roofline know; ``device`` is what computed the forwards: a CPU has no PCIe link.
     """
-    broken = next((c for c in checks if c["status"] == "broken" and c["rule"] in _CLIENT_CHECKS), None)
+    broken = next((check for check in checks if check.status == BROKEN and check.rule in _CLIENT_CHECKS), None)
     sums = _sums(stages_ms)
     whole = sum(stages_ms.values())
     if broken is not None:
-        return Binding(LOAD_TESTER, None, None, _shares(sums, whole), (), str(broken["text"]))
+        return Binding(
+            resource=LOAD_TESTER, share=None, behind=None, parts=_shares(sums, whole), unmeasured=(), why=broken.text
+        )
     if not sums or whole <= 0 or set(sums) <= {LOAD_TESTER}:
-        return Binding(UNMEASURED, None, None, {}, ("the server's stages",), "no stage of the server was measured")
+        return Binding(
+            resource=UNMEASURED,
+            share=None,
+            behind=None,
+            parts={},
+            unmeasured=("the server's stages",),
+            why="no stage of the server was measured",
+        )
     first = max(sums, key=lambda name: sums[name])
     served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
     behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
@@ -85,7 +101,10 @@ def decide(
     why = f"{share(sums[first] / whole)} of the mean answer is {_words(first, stages_ms)}"
     if behind:
         why += f"; what serves it is busy with {_words(served_by, stages_ms)}"
-    return Binding(resource, sums[first] / whole, behind, _shares(sums, whole), unknown + blind, why + told)
+    return Binding(
+        resource=resource, share=sums[first] / whole, behind=behind, parts=_shares(sums, whole),
+        unmeasured=unknown + blind, why=why + told,
+    )  # fmt: skip
 
 
 def _sums(stages_ms: Mapping[str, float]) -> dict[str, float]:

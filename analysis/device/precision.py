@@ -6,10 +6,9 @@ A GPU's formats are those for which the catalogue has a figure; a CPU's follow f
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from gapmeter.analysis.device.devices import Device
+from gapmeter.analysis.results.manifest import PrecisionSupport
 
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _QUANTIZED = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8", "w8a8": "int8"}
@@ -23,27 +22,6 @@ _CPU_FLAGS = {
 CPU_FLAGS = frozenset().union(*_CPU_FLAGS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
-    """``native`` None: nobody knows. ``format`` is "" for a word of the engine's own that names no arithmetic.
-
-    ``supported``: the formats of the device, as a scenario writes them.
-    """
-
-    precision: str
-    format: str
-    device: str
-    native: bool | None
-    supported: tuple[str, ...]
-
-    @property
-    def emulated(self) -> bool:
-        return self.native is False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"emulated": self.emulated}
-
-
 def format_of(precision: str) -> str:
     """fp32, bf16, fp16, fp8, fp4 or int8; "" for a word that names none (awq and gptq compute in 16 bits)."""
     word = precision.lower()
@@ -52,17 +30,24 @@ def format_of(precision: str) -> str:
     return next((name for start, name in _QUANTIZED.items() if word.startswith(start)), "")
 
 
-def support(precision: str, device: Device | None, cpu_flags: Collection[str] = ()) -> Support:
+def support(precision: str, device: Device | None, cpu_flags: Collection[str] = ()) -> PrecisionSupport:
     """Whether ``device`` computes in ``precision``; None: a device that the catalogue does not know.
 
     ``cpu_flags`` are those of /proc/cpuinfo, for a CPU.
     """
     name = format_of(precision)
-    if device is None:
-        return Support(precision, name, "", None, ())
-    formats = cpu_formats(cpu_flags) if device.is_cpu else tuple(f for f, v in (device.tflops or {}).items() if v)
-    words = tuple(_WORDS.get(each, each) for each in formats)
-    return Support(precision, name, device.key, name in formats if name else None, words)
+    formats: tuple[str, ...] = ()
+    if device is not None:
+        formats = cpu_formats(cpu_flags) if device.is_cpu else tuple(f for f, v in (device.tflops or {}).items() if v)
+    native = name in formats if name and device is not None else None
+    return PrecisionSupport(
+        precision=precision,
+        format=name if device is not None else "",
+        device=device.key if device is not None else "",
+        native=native,
+        supported=tuple(_WORDS.get(each, each) for each in formats),
+        emulated=native is False,
+    )
 
 
 def cpu_formats(flags: Collection[str]) -> tuple[str, ...]:
@@ -70,7 +55,7 @@ def cpu_formats(flags: Collection[str]) -> tuple[str, ...]:
     return ("fp32", *(name for name, any_of in _CPU_FLAGS.items() if any_of & set(flags)))
 
 
-def refusal(found: Support) -> str:
+def refusal(found: PrecisionSupport) -> str:
     """Why a precision is refused, and what to write instead."""
     return (
         f"{found.device} has no native {found.precision}: the engine would emulate it, slower, and say nothing of a "

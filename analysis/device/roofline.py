@@ -9,14 +9,12 @@ values of every running sequence; a prompt's step multiplies. So, over a run's s
   operations = 2 x parameters x tokens (the head's only for the sequences that get a token from the step)
   + 4 x layers x heads x head size x pairs of a token and one that it attends to (itself included).
 
-The interval is that of a ratio of sums (delta method, neighbouring steps counted as alike by their autocorrelation
-time), widened by the spread of the device's own figure where that was measured. Activations, and what is written, are
-not counted: the shares are lower bounds on the traffic.
+The interval is that of a ratio of sums (stats.means), widened by the spread of the device's own figure where that was
+measured. Activations, and what is written, are not counted: the shares are lower bounds on the traffic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,40 +22,196 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognise
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.results.device import (
+    AchievedShare,
+    DecodeRoofline,
+    Experts,
+    ForwardTime,
+    LeastTime,
+    PeakRate,
+    PrefillRoofline,
+    Roofline,
+    RooflineDevice,
+    Weights,
+)
+from gapmeter.analysis.results.manifest import Manifest, MeasuredRate
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.means import ratio_of_sums
 from gapmeter.records import EntryFlag, Span
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_Z = 1.96
+FEWEST_STEPS = 20
+_BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound
+_FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """A device's peak: the figure, and how low it was seen too (the same where a data sheet says it)."""
+class Peaks:
+    """What the device can do. ``cached_gb_s`` is set where the weights fit into the last-level cache of a CPU."""
 
-    peak: float
-    low: float
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Achieved over possible, with its 95 % interval; ``achieved`` in GB/s or TFLOPS."""
-
-    share: float
-    low: float
-    high: float
-    achieved: float
-    steps: int
+    device: str
+    source: str
+    bandwidth_gb_s: PeakRate | None
+    tflops: PeakRate | None
+    llc_bytes: int | None
+    cached_gb_s: PeakRate | None
+    no_tflops: str = ""
 
 
-def step_work(trace: Trace, weights: Mapping[str, Any]) -> pd.DataFrame:
+def peaks_of(manifest: Manifest) -> Peaks | str:
+    """The device's figures, from the catalogue for a GPU, as measured for a CPU; a sentence when there are none."""
+    if manifest.hardware.gpus:
+        return _gpu_peaks(manifest, manifest.hardware.gpus[0])
+    measured = manifest.target.peaks
+    if measured is None:
+        return "the memory bandwidth of the server's cores was not measured"
+    best = max(measured.triad, measured.read, key=lambda found: found.high)
+    precision = manifest.scenario["server"]["precision"]
+    known = precision == measured.multiply_precision
+    return Peaks(
+        device=manifest.hardware.cpu,
+        source=f"measured on {_cores(len(measured.cores))} before the server began",
+        bandwidth_gb_s=_measured(best),
+        tflops=_measured(measured.multiply) if known else None,
+        llc_bytes=measured.llc_bytes,
+        cached_gb_s=_measured(measured.cached) if measured.cached else None,
+        no_tflops="" if known else f"the peak of {precision} on this CPU was not measured (float32 alone is)",
+    )
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+def _measured(rate: MeasuredRate) -> PeakRate:
+    """The best of the repeats is the peak, as in STREAM; the median says how far one may be off."""
+    return PeakRate(peak=rate.high, low=rate.median)
+
+
+def _gpu_peaks(manifest: Manifest, name: str) -> Peaks | str:
+    device = recognise(name)
+    asked = (manifest.scenario.get("cost") or {}).get("gpu")
+    if device is None and asked:
+        try:
+            device = find_device(str(asked))
+        except UnknownDevice:
+            device = None
+    if device is None or device.bandwidth_gb_s is None:
+        return f"{name.partition(',')[0]} is not in the catalogue (analysis/gpus.yaml)"
+    count = manifest.target.tensor_parallel or 1
+    precision = manifest.scenario["server"]["precision"]
+    tflops = (device.tflops or {}).get(_FORMATS.get(precision, ""))
+    return Peaks(
+        device=device.name,
+        source=str(device.data_sheet),
+        bandwidth_gb_s=PeakRate(peak=device.bandwidth_gb_s * count, low=device.bandwidth_gb_s * count),
+        tflops=PeakRate(peak=tflops * count, low=tflops * count) if tflops else None,
+        llc_bytes=None,
+        cached_gb_s=None,
+        no_tflops="" if tflops else f"the catalogue has no {precision} peak of it",
+    )
+
+
+def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int, int] | None) -> Roofline:
+    """Decode, prefill, the device; None with ``why`` for what is unmeasured."""
+    missing, weights = _missing(trace, manifest), manifest.target.weights
+    peaks = missing or peaks_of(manifest)
+    if isinstance(peaks, str) or trace is None or window is None or weights is None:
+        return Roofline(decode=None, prefill=None, device=None, why=str(peaks))
+    steps = step_work(trace, weights)
+    steps = steps[(steps["start_ns"] >= window[0]) & (steps["start_ns"] <= window[1])]
+    return Roofline(
+        decode=_decode(steps[steps["prompts"] == 0], weights, peaks),
+        prefill=_prefill(steps[steps["prompts"] > 0], peaks),
+        device=RooflineDevice(
+            name=peaks.device, source=peaks.source, llc_bytes=peaks.llc_bytes, bandwidth_gb_s=peaks.bandwidth_gb_s,
+            cached_gb_s=peaks.cached_gb_s, tflops=peaks.tflops,
+        ),
+        weights=weights,
+        why=None,
+    )  # fmt: skip
+
+
+def _missing(trace: Trace | None, manifest: Manifest) -> str:
+    engine = manifest.scenario["server"]["engine"]
+    if engine == "simulated":
+        return "the simulated engine computes nothing"
+    if engine == "attach":
+        return "of an attached server neither the model's size nor the device is known"
+    if manifest.target.weights is None:
+        return "the model's folder does not tell its size"
+    if trace is None or not trace.has_engine:
+        return "no server process recorded its steps"
+    return ""
+
+
+def _decode(steps: pd.DataFrame, weights: Weights, peaks: Peaks) -> DecodeRoofline | None:
+    """Decode-only steps against the bandwidth, and what that says of the least time for a token."""
+    if len(steps) < FEWEST_STEPS or peaks.bandwidth_gb_s is None:
+        return None
+    read, ns = steps["bytes"].to_numpy(np.float64), steps["forward_ns"].to_numpy(np.float64)
+    largest = float(read.max())
+    resident = peaks.llc_bytes is not None and largest < peaks.llc_bytes
+    bandwidth = peaks.cached_gb_s if resident and peaks.cached_gb_s else peaks.bandwidth_gb_s
+    mbu = ratio(read, ns, bandwidth)
+    mfu = ratio(steps["operations"].to_numpy(np.float64) / 1e3, ns, peaks.tflops) if peaks.tflops else None
+    least_ms = read / bandwidth.peak / 1e6
+    return DecodeRoofline(
+        mbu=mbu,
+        mbu_of_memory=mbu.achieved / peaks.bandwidth_gb_s.peak,
+        mfu=mfu,
+        cache_resident=resident,
+        bandwidth_gb_s=bandwidth.peak,
+        batch_mean=float(steps["decoding"].mean()),
+        kv_tokens_mean=float(steps["kv_tokens"].mean()),
+        bytes_mean=float(read.mean()),
+        weight_bytes=weights.step_bytes,
+        forward_ms=_forward_time(ns),
+        itl_least_ms=LeastTime(mean=float(least_ms.mean()), max=float(least_ms.max())),
+        bound=_bound(mbu.share, mfu.share if mfu else None, resident),
+    )
+
+
+def _forward_time(ns: Floats) -> ForwardTime:
+    return ForwardTime(mean=float(ns.mean()) / 1e6, p50=float(np.median(ns)) / 1e6)
+
+
+def _bound(mbu: float, mfu: float | None, resident: bool) -> str:
+    """The roof that explains at least half of the forward time, the larger of the two; else ``neither``."""
+    roof, part = ("cache bandwidth" if resident else "memory bandwidth"), mbu
+    if mfu is not None and mfu > part:
+        roof, part = "compute", mfu
+    return roof if part >= _BOUND_SHARE else "neither"
+
+
+def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
+    """Steps with prompts against the peak of multiplications; those without decoding where there are enough."""
+    alone = steps[steps["decoding"] == 0]
+    chosen = alone if len(alone) >= FEWEST_STEPS else steps
+    if len(chosen) < FEWEST_STEPS:
+        return None
+    ns, operations = chosen["forward_ns"].to_numpy(np.float64), chosen["operations"].to_numpy(np.float64)
+    mfu = ratio(operations / 1e3, ns, peaks.tflops) if peaks.tflops else None
+    return PrefillRoofline(
+        mfu=mfu,
+        why=peaks.no_tflops or None,
+        tflops=float(operations.sum() / ns.sum()) / 1e3,
+        mixed=chosen is steps and bool((steps["decoding"] > 0).any()),
+        steps=len(chosen),
+        tokens_mean=float(chosen["prompt_tokens"].mean()),
+        forward_ms=_forward_time(ns),
+        bound=None if mfu is None else ("compute" if mfu.share >= _BOUND_SHARE else "neither"),
+    )
+
+
+def step_work(trace: Trace, weights: Weights) -> pd.DataFrame:
     """One row a step with a forward: what it ran, the ``bytes`` it must read and the ``operations`` it must do.
 
     Beside these: ``forward_ns``, ``start_ns``, ``decoding``, ``prompts``, ``prompt_tokens``, ``kv_tokens`` (tokens that
-    its decoding sequences attend to). ``weights`` as the manifest's ``target`` has them.
+    its decoding sequences attend to). ``weights``: the manifest's.
     """
     entries = trace.entries[trace.entries["tokens"] > 0]
     seqs, at = np.unique(entries["step"], return_inverse=True)
@@ -68,13 +222,13 @@ def step_work(trace: Trace, weights: Mapping[str, Any]) -> pd.DataFrame:
     def total(values: Any) -> Floats:
         return np.bincount(at, values, len(seqs)).astype(np.float64)
 
-    layers, sliding, window = weights["layers"], weights["sliding_layers"], weights["window"]
+    layers, sliding, window = weights.layers, weights.sliding_layers, weights.window
     context = before + tokens
-    seen = context * (layers - sliding) + (np.minimum(context, window) * sliding if sliding else 0)
+    seen = context * (layers - sliding) + (np.minimum(context, window or 0) * sliding if sliding else 0)
     pairs = _pairs(before, tokens, None) * (layers - sliding)
     pairs = pairs + (_pairs(before, tokens, window) * sliding if sliding else 0)
     sequences, worked = total(np.ones(len(entries))), total(tokens)
-    body = weights["step_parameters"] - weights["head_parameters"]
+    body = weights.step_parameters - weights.head_parameters
     start_ns, forward_ns = _forwards(trace, seqs)
     found = pd.DataFrame(
         {
@@ -85,10 +239,10 @@ def step_work(trace: Trace, weights: Mapping[str, Any]) -> pd.DataFrame:
             "prompts": total(prompt),
             "prompt_tokens": total(tokens * prompt),
             "kv_tokens": total(context * ~prompt),
-            "bytes": weights["step_bytes"] + _routed(weights, worked, "bytes") + total(seen) * weights["kv_bytes"],
-            "operations": 2.0 * (body + _routed_active(weights)) * worked
-            + 2.0 * weights["head_parameters"] * total(emits)
-            + 4.0 * weights["attention_width"] * total(pairs),
+            "bytes": weights.step_bytes + _routed_bytes(weights.experts, worked) + total(seen) * weights.kv_bytes,
+            "operations": 2.0 * (body + _routed_active(weights.experts)) * worked
+            + 2.0 * weights.head_parameters * total(emits)
+            + 4.0 * weights.attention_width * total(pairs),
             "sequences": sequences,
         }
     )
@@ -103,18 +257,15 @@ def _pairs(before: Floats, tokens: Floats, window: int | None) -> Floats:
     return np.asarray(below * before + below * (below + 1) / 2 + (tokens - below) * window)
 
 
-def _routed(weights: Mapping[str, Any], tokens: Floats, what: str) -> Floats | float:
+def _routed_bytes(experts: Experts | None, tokens: Floats) -> Floats | float:
     """The part of the experts that a step reads, if every token chose its own evenly: E (1 - (1 - k / E)^tokens)."""
-    experts = weights.get("experts")
-    if not experts:
+    if experts is None:
         return 0.0
-    chosen = 1.0 - (1.0 - experts["per_token"] / experts["count"]) ** tokens
-    return np.asarray(experts[what] * chosen)
+    return np.asarray(experts.bytes * (1.0 - (1.0 - experts.per_token / experts.count) ** tokens))
 
 
-def _routed_active(weights: Mapping[str, Any]) -> float:
-    experts = weights.get("experts")
-    return experts["parameters"] * experts["per_token"] / experts["count"] if experts else 0.0
+def _routed_active(experts: Experts | None) -> float:
+    return experts.parameters * experts.per_token / experts.count if experts else 0.0
 
 
 def _forwards(trace: Trace, seqs: Ints) -> tuple[Ints, Floats]:
@@ -127,11 +278,8 @@ def _forwards(trace: Trace, seqs: Ints) -> tuple[Ints, Floats]:
     return start, np.bincount(at[inside], (rows["end"] - rows["start"])[inside], len(seqs)).astype(np.float64)
 
 
-def ratio(amount: Floats, ns: Floats, peak: Rate) -> Share:
+def ratio(amount: Floats, ns: Floats, peak: PeakRate) -> AchievedShare:
     """``amount`` a nanosecond over the peak (in units of 10^9 a second), with its interval. Needs two steps."""
-    rate = float(amount.sum() / ns.sum())
-    left = amount - rate * ns
-    worth = len(ns) / quantiles.autocorrelation_time(left)
-    error = float(np.sqrt((left**2).sum() / len(ns) / max(worth - 1, 1.0)) / ns.mean())
-    low, high = (rate - _Z * error) / peak.peak, (rate + _Z * error) / peak.low
-    return Share(rate / peak.peak, max(low, 0.0), high, rate, len(ns))
+    rate, low, high = ratio_of_sums(amount, ns).known
+    share, least, most = rate / peak.peak, max(low / peak.peak, 0.0), high / peak.low
+    return AchievedShare(share=share, low=least, high=most, achieved=rate, steps=len(ns))

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.records import RunFolder
 
 Floats = NDArray[np.float64]
@@ -40,7 +41,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Telemetry:
+class Samples:
     """All samples of a run. ``tables`` has a frame a source, with ``at_ns``; a source that was never read has none.
 
     ``absent`` says why a source is not there. ``ended``: the sampler closed its files itself.
@@ -91,7 +92,7 @@ class Telemetry:
         return float((told[-1]["cpu_ns"] - told[0]["cpu_ns"]) / (told[-1]["at_ns"] - told[0]["at_ns"]))
 
 
-def read_telemetry(folder: RunFolder) -> Telemetry | None:
+def read_telemetry(folder: RunFolder) -> Samples | None:
     """None when nothing was sampled. A line that a kill left half written is counted and passed over."""
     notes, broken = _read_lines(folder.telemetry / "sampler.jsonl")
     if not notes:
@@ -103,7 +104,7 @@ def read_telemetry(folder: RunFolder) -> Telemetry | None:
         if rows:
             tables[source] = pd.DataFrame(rows)
     absent = {str(note["source"]): str(note["why"]) for note in notes if note["type"] == "absent"}
-    return Telemetry(tables, tuple(notes), absent, broken)
+    return Samples(tables, tuple(notes), absent, broken)
 
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -122,35 +123,6 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyEstimate:
-    """Energy of a window, in J. ``method``: ``counter`` (the device counts it) or ``power`` (summed power samples).
-
-    ``low_j`` and ``high_j`` bound it where a counter was read: it stood still at the last sample before the window and
-    the first after it at the outside, at the first and last inside it at least. None where only power was read.
-    ``idle_w`` is the power of the same devices before the load, server up; ``idle_j`` that over the window.
-    ``parts_j`` by device. ``source`` says in words what was read.
-    """
-
-    joules: float
-    low_j: float | None
-    high_j: float | None
-    seconds: float
-    method: str
-    source: str
-    idle_w: float | None
-    parts_j: Mapping[str, float]
-
-    @property
-    def idle_j(self) -> float | None:
-        return None if self.idle_w is None else self.idle_w * self.seconds
-
-    @property
-    def idle_share(self) -> float | None:
-        """The part that would have been used without a request, at most 1; None when nothing was seen idle."""
-        return None if self.idle_j is None or self.joules <= 0 else min(self.idle_j / self.joules, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """One device over one window: energy and its bounds in J, the idle power in W."""
 
@@ -162,22 +134,14 @@ class _Part:
     method: str
 
 
-def window_energy(folder: RunFolder, t0_ns: int, t1_ns: int) -> EnergyEstimate | None:
+def energy_of(telemetry: Samples, t0_ns: int, t1_ns: int, load_ns: int) -> EnergyWindow | None:
     """Energy from ``t0_ns`` to ``t1_ns`` (CLOCK_MONOTONIC): the server's GPUs, and the CPU where RAPL may be read.
 
-    A device's counter is taken where it has one, its power samples only where it has none. None when nothing that
-    measures energy covers the window.
+    A device's counter is taken where it has one, its power samples only where it has none. ``load_ns`` is when the load
+    began: what was sampled before is idle. None when nothing that measures energy covers the window.
     """
-    telemetry = read_telemetry(folder)
-    if telemetry is None or t1_ns <= t0_ns:
+    if t1_ns <= t0_ns:
         return None
-    manifest = folder.read_manifest()
-    load_ns = int(manifest.get("plan", {}).get("t0_ns", t0_ns))
-    return energy_of(telemetry, t0_ns, t1_ns, load_ns)
-
-
-def energy_of(telemetry: Telemetry, t0_ns: int, t1_ns: int, load_ns: int) -> EnergyEstimate | None:
-    """As ``window_energy``; ``load_ns`` is when the load began: what was sampled before is idle."""
     gpus = [_gpu_part(gpu, rows, t0_ns, t1_ns, load_ns) for gpu, rows in _servers_gpus(telemetry)]
     cpu = [_rapl_part(*each, t0_ns, t1_ns, load_ns) for each in _rapl_domains(telemetry)]
     if any(part is None for part in gpus):
@@ -189,19 +153,24 @@ def energy_of(telemetry: Telemetry, t0_ns: int, t1_ns: int, load_ns: int) -> Ene
     lows = [part.low_j for part in parts if part.low_j is not None]
     highs = [part.high_j for part in parts if part.high_j is not None]
     idle = [part.idle_w for part in parts if part.idle_w is not None]
-    return EnergyEstimate(
-        joules=sum(part.joules for part in parts),
+    joules, seconds = sum(part.joules for part in parts), (t1_ns - t0_ns) / 1e9
+    idle_w = sum(idle) if len(idle) == len(parts) else None
+    idle_j = None if idle_w is None else idle_w * seconds
+    return EnergyWindow(
+        joules=joules,
         low_j=sum(lows) if len(lows) == len(parts) else None,
         high_j=sum(highs) if len(highs) == len(parts) else None,
-        seconds=(t1_ns - t0_ns) / 1e9,
+        seconds=seconds,
         method="power" if "power" in methods else "counter",
         source=_source_words(parts),
-        idle_w=sum(idle) if len(idle) == len(parts) else None,
+        idle_w=idle_w,
         parts_j={part.name: part.joules for part in parts},
+        idle_j=idle_j,
+        idle_share=None if idle_j is None or joules <= 0 else min(idle_j / joules, 1.0),
     )
 
 
-def _servers_gpus(telemetry: Telemetry) -> Iterator[tuple[int, pd.DataFrame]]:
+def _servers_gpus(telemetry: Samples) -> Iterator[tuple[int, pd.DataFrame]]:
     """Those on which a process of the server computed when sampling began; all of them when that cannot be seen."""
     table = telemetry.tables.get("gpu")
     if table is None:
@@ -212,7 +181,7 @@ def _servers_gpus(telemetry: Telemetry) -> Iterator[tuple[int, pd.DataFrame]]:
             yield int(gpu), rows
 
 
-def servers_gpus(telemetry: Telemetry) -> set[int]:
+def servers_gpus(telemetry: Samples) -> set[int]:
     """Indices of the GPUs that the server uses, or all that were sampled where NVML does not show whose they are."""
     described = telemetry.about("gpu").get("gpus", [])
     processes = telemetry.tables.get("processes")
@@ -234,7 +203,7 @@ def _gpu_part(gpu: int, rows: pd.DataFrame, t0_ns: int, t1_ns: int, load_ns: int
     return None
 
 
-def _rapl_domains(telemetry: Telemetry) -> Iterator[tuple[str, Ints, Floats]]:
+def _rapl_domains(telemetry: Samples) -> Iterator[tuple[str, Ints, Floats]]:
     """Packages, and memory where it is counted apart; not what is part of a package, nor psys, which holds all."""
     table = telemetry.tables.get("rapl")
     if table is None:

@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, Check, Evidence
+from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.numbers import count, share, significant
 from gapmeter.analysis.requests.metrics import Ints, stamps_ns
 from gapmeter.analysis.requests.rate_curve import Knots, expected_counts
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, Check
+from gapmeter.analysis.stats.estimate import Floats
 
 RATE_TOLERANCE = 0.01
 DELIVERED_FLOOR_NS = 20e6  # in a window of a second, one late request would otherwise look like a rate
@@ -34,7 +35,9 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
     left = _left_ns(requests)
     planned, delivered = _per_s(_known(requests, "due_ns")), _per_s(left[left >= 0])
     if planned is None or delivered is None:
-        yield Check("rate", UNMEASURED, None, None, "too few requests to tell the delivered rate")
+        yield Check(
+            rule="rate", status=UNMEASURED, value=None, limit=None, text="too few requests to tell the delivered rate"
+        )
         return
     if evidence.rate_knots:
         yield _curve(len(starts), evidence)
@@ -43,8 +46,8 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
     late = abs(delivered / planned - 1)
     allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(len(requests) - 1, 1))
     yield Check(
-        "delivered", BROKEN if late > allowed else OK, delivered, planned,
-        f"{significant(planned)} requests per second were due, {significant(delivered)} were sent"
+        rule="delivered", status=BROKEN if late > allowed else OK, value=delivered, limit=planned,
+        text=f"{significant(planned)} requests per second were due, {significant(delivered)} were sent"
         f" ({share(late)} off; {share(allowed)} allowed)",
     )  # fmt: skip
     yield from _dispersion(starts, evidence)
@@ -55,8 +58,8 @@ def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
     slack = RATE_TOLERANCE + float(special.ndtri(1 - CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
     off = abs(planned / asked - 1)
     return Check(
-        "rate", BROKEN if off > slack else OK, planned, asked,
-        f"{significant(asked)} {evidence.unit} per second were asked for, {significant(planned)} were due"
+        rule="rate", status=BROKEN if off > slack else OK, value=planned, limit=asked,
+        text=f"{significant(asked)} {evidence.unit} per second were asked for, {significant(planned)} were due"
         f" ({share(off)} off; chance and rounding allow {share(slack)})",
     )  # fmt: skip
 
@@ -67,8 +70,8 @@ def _curve(n: int, evidence: Evidence) -> Check:
     wanted = float(end - start)
     low, high = (max(float(special.pdtrik(p, wanted)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
     return Check(
-        "rate", OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, float(n), wanted,
-        f"the planned rate lets {significant(wanted)} {evidence.unit} expect, {count(n)} were due"
+        rule="rate", status=OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, value=float(n), limit=wanted,
+        text=f"the planned rate lets {significant(wanted)} {evidence.unit} expect, {count(n)} were due"
         f" (chance allows {math.floor(low):,} .. {math.ceil(high):,})",
     )  # fmt: skip
 
@@ -78,7 +81,13 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     left = _left_ns(requests)
     index, windows = _index(_on_scale(left[left >= 0], evidence.rate_knots))
     if index is None:
-        yield Check("dispersion", UNMEASURED, None, None, "too few requests to tell how evenly they were sent")
+        yield Check(
+            rule="dispersion",
+            status=UNMEASURED,
+            value=None,
+            limit=None,
+            text="too few requests to tell how evenly they were sent",
+        )
         return
     low, high = 0.0, CONSTANT_DISPERSION
     if evidence.rate_knots or evidence.arrivals == "poisson":
@@ -90,8 +99,8 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
         low = min(BUNCHING[0] * as_planned, as_planned - CONSTANT_DISPERSION)
         high = max(BUNCHING[1] * as_planned, as_planned + CONSTANT_DISPERSION)
     yield Check(
-        "dispersion", OK if low <= index <= high else BROKEN, index, high,
-        f"index of dispersion of {evidence.arrivals} arrivals {index:.2f}, expected {low:.2f} .. {high:.2f}",
+        rule="dispersion", status=OK if low <= index <= high else BROKEN, value=index, limit=high,
+        text=f"index of dispersion of {evidence.arrivals} arrivals {index:.2f}, expected {low:.2f} .. {high:.2f}",
     )  # fmt: skip
 
 

@@ -1,14 +1,13 @@
-"""What is known of a run beside its tables, and the form of what rules find in it."""
+"""What is known of a run beside its tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from gapmeter.analysis.judge.floor import Floor
 from gapmeter.analysis.requests.rate_curve import Knots
-from gapmeter.analysis.stats.quantiles import Floats
-
-OK, WARN, BROKEN, UNMEASURED = "ok", "warn", "broken", "unmeasured"
+from gapmeter.analysis.results.manifest import GeneratorFloor
+from gapmeter.analysis.stats.estimate import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,11 @@ class Evidence:
     of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths were forced on the server,
     and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed piece of work.
     ``slo_on_errors``: an SLO judges them, so no rule does.
-    ``floor``: what calibration found of the load tester on the machine of the run. ``suspended_ns``: how long that
-    slept meanwhile.
+    ``locustfile``: the name of the user's own. ``floor``: what calibration found of the load tester on the machine of
+    the run. ``suspended_ns``: how long that slept meanwhile.
     """
 
-    loop: str
+    loop: Literal["open", "closed"]
     arrivals: str
     requested_rate: float | None = None
     count_dispersion: float | None = None
@@ -48,30 +47,9 @@ class Evidence:
     rate_knots: Knots = ()
     window_ns: tuple[int, int] = (0, 0)
     prefix_share: float | None = None
+    locustfile: str | None = None
     unit: str = "requests"
     beyond_end: int | None = None
     think_time_ns: int = 0
-    floor: Floor | None = None
+    floor: GeneratorFloor | None = None
     suspended_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One rule: what was found, what it may be, and the plain sentence. ``value`` None where unmeasured."""
-
-    rule: str
-    status: str
-    value: float | None
-    limit: float | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunWarning:
-    """What was seen, the likely cause, the exact flag to try (or nothing), and the numbers that it touches."""
-
-    code: str
-    text: str
-    cause: str
-    flag: str
-    touches: tuple[str, ...]

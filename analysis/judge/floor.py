@@ -1,62 +1,23 @@
-"""The load tester's own floor on the machine of the run, as its manifest holds it."""
+"""The load tester's own floor on the machine of the run, and how near to it the run came."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.metrics import stamps_ns
+from gapmeter.analysis.results.manifest import GeneratorFloor, Manifest
+from gapmeter.analysis.results.run import FloorShares
 
 COMMAND = "gapmeter calibrate"
-METRICS = ("ttft", "itl", "e2e")
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The highest rate of one generator process that was exact. Not ``reached``: it can do more than that."""
-
-    per_s: float
-    reached: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """What the load tester itself adds, in ms: ``errors_ms[metric] = (p50, p99)``; and how much one process takes."""
-
-    errors_ms: Mapping[str, tuple[float, float]]
-    chunk_us: float
-    tokens: Limit
-    requests: Limit
-    quick: bool
-    measured: str
-
-    @property
-    def sentence(self) -> str:
-        """The p99s, for a line of figures."""
-        return "floor p99 " + ", ".join(f"{m.upper()} {duration(p99)}" for m, (_, p99) in self.errors_ms.items())
-
-
-def read_floor(manifest: Mapping[str, Any]) -> Floor | None:
-    """The run's generator's floor; None when its machine was not calibrated for it, or in another form."""
-    known = manifest.get("calibration") or {}
-    try:
-        found = known["generators"][manifest["scenario"]["load"]["generator"]]
-        return Floor(
-            errors_ms={m: (float(found[f"{m}_p50_ms"]), float(found[f"{m}_p99_ms"])) for m in METRICS},
-            chunk_us=float(found["chunk_us"]),
-            tokens=_limit(found["tokens"]),
-            requests=_limit(found["requests"]),
-            quick=bool(found["quick"]),
-            measured=str(found["measured_wall"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
+def floor_of(manifest: Manifest) -> GeneratorFloor | None:
+    """The run's generator's floor; None when its machine was not calibrated for it."""
+    known = manifest.calibration
+    return known.generators.get(manifest.scenario["load"]["generator"]) if known else None
 
 
 def busiest_second(requests: pd.DataFrame) -> tuple[float, float]:
@@ -71,31 +32,26 @@ def busiest_second(requests: pd.DataFrame) -> tuple[float, float]:
     return tokens, sent
 
 
-def floor_part(floor: Floor | None, requests: pd.DataFrame) -> dict[str, Any] | None:
-    """The floor as summary.json has it, with the shares of one process's limits that the busiest second took."""
+def describe_floor(floor: GeneratorFloor | None, requests: pd.DataFrame) -> FloorShares | None:
+    """The floor, with the shares of one process's limits that the busiest second took."""
     if floor is None:
         return None
     tokens, sent = busiest_second(requests)
-    errors = {
-        f"{m}_p{p}_ms": value for m, pair in floor.errors_ms.items() for p, value in zip((50, 99), pair, strict=True)
-    }
-    return {
-        **errors,
-        "chunk_us": floor.chunk_us,
-        "tokens_per_s": floor.tokens.per_s,
-        "requests_per_s": floor.requests.per_s,
-        "tokens_share": tokens / floor.tokens.per_s,
-        "requests_share": sent / floor.requests.per_s,
-        "quick": floor.quick,
-        "measured": floor.measured,
-    }
-
-
-def _limit(found: Mapping[str, Any]) -> Limit:
-    per_s = float(found["per_s"])
-    if not (math.isfinite(per_s) and per_s > 0):
-        raise ValueError(f"{per_s} is no rate")
-    return Limit(per_s, found["ended_by"] == "client")
+    return FloorShares(
+        ttft_p50_ms=floor.ttft_p50_ms,
+        ttft_p99_ms=floor.ttft_p99_ms,
+        itl_p50_ms=floor.itl_p50_ms,
+        itl_p99_ms=floor.itl_p99_ms,
+        e2e_p50_ms=floor.e2e_p50_ms,
+        e2e_p99_ms=floor.e2e_p99_ms,
+        chunk_us=floor.chunk_us,
+        tokens_per_s=floor.tokens.per_s,
+        requests_per_s=floor.requests.per_s,
+        tokens_share=tokens / floor.tokens.per_s,
+        requests_share=sent / floor.requests.per_s,
+        quick=floor.quick,
+        measured=floor.measured_wall,
+    )
 
 
 def _most(at_ns: np.ndarray[Any, np.dtype[np.int64]]) -> float:

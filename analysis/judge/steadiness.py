@@ -1,70 +1,30 @@
 """Did the run have a steady state at all? Three looks that fail in different ways.
 
 - MSER-5 (``steady.py``) looks for a start that differs, in TTFT and TPOT.
-- PELT (Killick, Fearnhead and Eckley 2012) looks for a change of level anywhere, with cost l2 on the logarithms of at
-  most 200 means of neighbours, in units of their own spread between neighbours, penalty 15 ln n. On a queue it answers
-  every long burst. So only the strongest change counts, and only when its two sides differ as MSER-5's guard asks
-  (``steady.differs``), at six standard errors, and by a fifth. It is a cross-check: it never changes the state, it says
+- PELT looks for a change of level anywhere, on the logarithms. It is a cross-check: it never changes the state, it says
   when it disagrees.
-- The queue's slope: Theil and Sen's, of the number of requests in flight at 40 moments of the measured window. What is
-  in flight now is what was before plus what arrived less what ended, so s^2, the long-run variance of that step (its
-  variance times its autocorrelation time), says how far a queue wanders. The queue grew when the line rises by more
-  than a steady one does: (a) more than a queue at 90 % load has waiting in 1 % of moments, ln(100) s^2 / (2 d), with d
-  what such a server would gain on the arrivals in a step (Kingman 1962, On queues in heavy traffic); (b) more than one
-  standard deviation of a walk without drift over the window, s sqrt(39), since in a long run a queue nearer to its
-  capacity also comes far; (c) a third of what was in flight on average; and when (d) it did not come back: never in
-  the second half were as few in flight as in the first quarter on average. More was then offered than served, and any
-  latency depends on how long one looked. The slope's interval is that of a line through a walk, whose variance is 6/5
-  s^2 / (40 h^2) for steps h apart (Durlauf and Phillips 1988, Trends versus random walks): wider, as it holds for a
-  queue at its capacity too.
+- The slope of the number of requests in flight at 40 moments of the measured window. Where it rises by more than a
+  steady queue does, more was offered than served, and any latency depends on how long one looked.
 
-A closed loop cannot outgrow its users, so its slope is not asked for.
+stats.changes has the methods and their sources. A closed loop cannot outgrow its users, so its slope is not asked for.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
 
-from gapmeter.analysis.judge.evidence import RunWarning
-from gapmeter.analysis.judge.steady import FEWEST_BATCHES, Warmup, detect_warmup, differs
+from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.requests.attempts import final
 from gapmeter.analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import CONFIDENCE, Floats
+from gapmeter.analysis.results.run import LevelChange, Mser5, Pelt, QueueSlope, RunWarning, Steady, SteadyMethods
+from gapmeter.analysis.stats.changes import BATCH, FEWEST_BATCHES, Slope, slope_of, strongest_change
+from gapmeter.analysis.stats.estimate import CONFIDENCE, Floats
 
 MOMENTS = 40
-FEWEST_REQUESTS = 5 * FEWEST_BATCHES
-GROWTH = 1 / 3  # of the mean in flight, over the window
-STEADY_LOAD = 0.9  # the busiest queue that may still be taken for a steady one
-_RARE = 0.01
-FEWEST_MORE = 2.0  # requests by which a queue must grow
-_POINTS = 200
-_PENALTY = 15.0
-_APART = 6.0
-_NOTABLE = 1.2  # times the level before
-
-
-@dataclass(frozen=True, slots=True)
-class Slope:
-    """Growth of the number in flight, a second, with its interval; ``first`` and ``last`` on the fitted line.
-
-    ``steady_most``: the growth over the window that a steady queue seldom exceeds.
-    """
-
-    per_s: float
-    low: float
-    high: float
-    first: float
-    last: float
-    steady_most: float
-    grows: bool
+FEWEST_REQUESTS = BATCH * FEWEST_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,35 +41,33 @@ class Change:
     certain: bool
 
 
-def describe_steady(
-    requests: pd.DataFrame, warmup: Warmup | None, *, loop: str, searched: bool, offered: float | None = None
-) -> dict[str, Any]:
-    """``summary["steady"]``: the state, what each method says, whether the figures may stand for capacity.
+def describe_steady(requests: pd.DataFrame, warmup: Warmup | None, *, loop: str, searched: bool) -> Steady:
+    """The state, what each method says, whether the figures may stand for capacity.
 
     ``requests``: all, with ``measured`` as it is after the warm-up was left out; ``warmup`` what MSER-5 had left out,
     None where the scenario fixes the warm-up (then MSER-5 is asked here, and what it would leave out is only said);
-    ``searched``: whether the load is meant to be steady at all; ``offered`` requests a second.
+    ``searched``: whether the load is meant to be steady at all. The state is unknown with fewer than 50 requests, or
+    where none succeeded.
     """
+    unasked = SteadyMethods(mser5=None, pelt=None, queue_slope=None)
     if not searched:
-        return _told("not_applicable", {}, "the load was meant to change, so there is no steady state to look for")
+        return Steady(state="not_applicable", methods=unasked, valid_for_capacity=False)
     window = requests[requests["measured"].to_numpy(bool) & issued(requests)]
-    if len(window) < FEWEST_REQUESTS:
-        were = "request was" if len(window) == 1 else "requests were"
-        text = f"too short to tell: {len(window)} {were} measured, a steady state takes {FEWEST_REQUESTS} to see"
-        return _told("unknown", {}, text)
-    if not (window["outcome"] == "ok").any():
-        return _told("unknown", {}, "no request succeeded, so there is no latency that could be steady")
+    if len(window) < FEWEST_REQUESTS or not (window["outcome"] == "ok").any():
+        return Steady(state="unknown", methods=unasked, valid_for_capacity=False)
     slope = queue_slope(requests) if loop == "open" else None
     seen = detect_warmup(window) if warmup is None else warmup
     changes = level_changes(window if warmup is None else requests[issued(requests)])
-    methods = {
-        "mser5": {**_mser_part(seen), "applied": warmup is not None},
-        "pelt": _pelt_part(changes, seen),
-        "queue_slope": None if slope is None else _slope_part(slope),
-    }
-    grows, moved = slope is not None and slope.grows, seen.state == "unsteady"
-    said = _sentences(requests, slope, seen, methods, offered)
-    return _told("unsteady" if grows or moved else "steady", methods, "; ".join(said))
+    methods = SteadyMethods(
+        mser5=Mser5(
+            state=seen.state, excluded_requests=seen.excluded, metric=seen.metric, ratio=seen.ratio,
+            applied=warmup is not None,
+        ),
+        pelt=_describe_pelt(changes, seen),
+        queue_slope=None if slope is None else _describe_slope(slope, _served_per_s(requests)),
+    )  # fmt: skip
+    unsteady = (slope is not None and slope.grows) or seen.state == "unsteady"
+    return Steady(state="unsteady" if unsteady else "steady", methods=methods, valid_for_capacity=not unsteady)
 
 
 def queue_slope(requests: pd.DataFrame) -> Slope | None:
@@ -122,26 +80,7 @@ def queue_slope(requests: pd.DataFrame) -> Slope | None:
     edges = np.linspace(float(inside.min()), float(inside.max()), MOMENTS + 1)
     middle = (edges[1:] + edges[:-1]) / 2
     seconds, level = (middle - middle[0]) / 1e9, _in_flight(sent, edges)
-    per_s, intercept, _, _ = stats.theilslopes(level, seconds)
-    steps = np.diff(level)
-    spread = float(steps.var(ddof=1)) * quantiles.autocorrelation_time(steps)
-    half = float(special.stdtrit(MOMENTS - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(1.2 * spread * MOMENTS)
-    more, span = per_s * float(seconds[-1]), float(seconds[-1])
-    most = _steady_most(spread, len(inside) / MOMENTS, float(level.mean()))
-    ends = float(per_s), float(per_s - half / span), float(per_s + half / span)
-    return Slope(*ends, float(intercept), float(intercept + more), most, bool(more > most and _stays(level)))
-
-
-def _stays(level: Floats) -> bool:
-    """Whether a queue never came back: in its second half to what it had in the first quarter."""
-    return bool(level[MOMENTS // 2 :].min() > level[: MOMENTS // 4].mean())
-
-
-def _steady_most(spread: float, arrivals: float, mean: float) -> float:
-    """The most by which a steady queue is taken to grow; ``spread`` and ``arrivals`` are of one step."""
-    gained = arrivals * (1 / STEADY_LOAD - 1)
-    waiting = math.log(1 / _RARE) * spread / (2 * gained)
-    return max(FEWEST_MORE, GROWTH * mean, waiting, math.sqrt(spread * (MOMENTS - 1)))
+    return slope_of(level, seconds, len(inside) / MOMENTS)
 
 
 def _in_flight(sent: pd.DataFrame, edges: Floats) -> Floats:
@@ -169,124 +108,61 @@ def level_changes(requests: pd.DataFrame) -> list[Change]:
     return sorted(found, key=lambda change: change.at_ns)
 
 
-def strongest_change(logs: Floats) -> tuple[int, float, bool] | None:
-    """Where a series of logarithms changes its level most, the ratio of after to before, whether it is certain."""
-    width = max(5, math.ceil(len(logs) / _POINTS))
-    m = len(logs) // width
-    if m < FEWEST_BATCHES:
-        return None
-    means = logs[: m * width].reshape(m, width).mean(axis=1)
-    noise = float(np.median(np.abs(np.diff(means)))) / 0.954  # the median of |difference| of two normals
-    if noise <= 0:
-        return None
-    cuts = _pelt(means / noise, _PENALTY * math.log(m))
-    if not cuts:
-        return None
-    cut = max(cuts, key=lambda at: at * (m - at) * (means[at:].mean() - means[:at].mean()) ** 2)
-    before, after = means[:cut], means[cut:]
-    shorter, longer = sorted((before, after), key=len)
-    step = float(after.mean() - before.mean())
-    certain = abs(step) > math.log(_NOTABLE) and differs(shorter, longer, _APART)
-    return cut * width, math.exp(step), certain
-
-
-def _pelt(values: Floats, penalty: float) -> list[int]:
-    """Exact PELT with the linear kernel, which is cost l2; in ruptures' C code, whose import takes a while."""
-    import ruptures
-
-    found = ruptures.KernelCPD(kernel="linear", min_size=2).fit(values.reshape(-1, 1)).predict(pen=penalty)
-    return [int(end) for end in found[:-1]]
-
-
-def growth_warning(told: Mapping[str, Any]) -> list[RunWarning]:
+def growth_warning(steady: Steady) -> list[RunWarning]:
     """A warning where the queue grew through the run."""
-    slope = told["methods"]["queue_slope"]
-    if not (slope and slope["grows"]):
+    slope = steady.methods.queue_slope
+    if slope is None or not slope.grows:
         return []
-    text = told["sentence"].split("; more was")[0]
     cause = "more was offered than the server can do, so that latency depends on how long one looks"
-    touches = ("ttft", "e2e", "capacity")
-    return [RunWarning("overload", text, cause, "a lower load.rate", touches)]
+    return [
+        RunWarning(
+            code="overload",
+            text=growth_text(slope),
+            cause=cause,
+            flag="a lower load.rate",
+            touches=("ttft", "e2e", "capacity"),
+        )
+    ]
 
 
-def _told(state: str, methods: Mapping[str, Any], sentence: str) -> dict[str, Any]:
-    named = {name: methods.get(name) for name in ("mser5", "pelt", "queue_slope")}
-    return {"state": state, "methods": named, "valid_for_capacity": state == "steady", "sentence": sentence}
+def growth_text(slope: QueueSlope) -> str:
+    """By how much a queue grew, and a steady one does not."""
+    low, high = slope.per_s_ci
+    first, last = slope.in_flight
+    return (
+        f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
+        f"({100 * slope.confidence:.0f} % interval {low:.2g} .. {high:.2g}), from about {first:.0f} to {last:.0f}, "
+        f"where a steady queue seldom grows by more than {slope.steady_most:.0f}"
+    )
 
 
-def _mser_part(warmup: Warmup) -> dict[str, Any]:
-    return {
-        "state": warmup.state, "excluded_requests": warmup.excluded, "metric": warmup.metric, "ratio": warmup.ratio,
-    }  # fmt: skip
-
-
-def _pelt_part(changes: list[Change], warmup: Warmup) -> dict[str, Any]:
+def _describe_pelt(changes: list[Change], warmup: Warmup) -> Pelt:
     """The changes, and whether they tell the same story: none that is certain but where MSER-5 cut (a tenth later).
 
     Where MSER-5 gave up, any change supports it: latency that climbs all the time has no two levels.
     """
     later = [change for change in changes if change.certain and change.request > 1.1 * warmup.excluded + 5]
     agrees = bool(changes) if warmup.state == "unsteady" else not later
-    told = [{"request": c.request, "metric": c.metric, "ratio": c.ratio, "certain": c.certain} for c in changes]
-    return {"changes": told, "agrees": agrees}
+    seen = [LevelChange(request=c.request, metric=c.metric, ratio=c.ratio, certain=c.certain) for c in changes]
+    return Pelt(changes=tuple(seen), agrees=agrees)
 
 
-def _slope_part(slope: Slope) -> dict[str, Any]:
-    return {
-        "per_s": slope.per_s, "per_s_ci": [slope.low, slope.high], "confidence": CONFIDENCE,
-        "in_flight": [max(slope.first, 0.0), max(slope.last, 0.0)], "grows": slope.grows,
-        "steady_most": slope.steady_most,
-    }  # fmt: skip
-
-
-def _sentences(
-    requests: pd.DataFrame, slope: Slope | None, seen: Warmup, methods: Mapping[str, Any], offered: float | None
-) -> list[str]:
-    said = []
-    if slope is not None and slope.grows:
-        said.append(
-            f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
-            f"({100 * CONFIDENCE:.0f} % interval {slope.low:.2g} .. {slope.high:.2g}), "
-            f"from about {max(slope.first, 0):.0f} to {slope.last:.0f}, "
-            f"where a steady queue seldom grows by more than {slope.steady_most:.0f}; "
-            f"more was offered{_rate(offered)} than served{_rate(_served(requests))}"
-        )
-    if seen.state == "unsteady":
-        said.append(f"no steady state: {seen.metric.upper()} kept changing through the run (MSER-5)")
-    if not said:
-        said.append(_steady(seen, applied=methods["mser5"]["applied"]))
-    if not methods["pelt"]["agrees"]:
-        said.append(_disagreement(methods["pelt"]))
-    return said
-
-
-def _steady(seen: Warmup, *, applied: bool) -> str:
-    if not seen.excluded:
-        return "steady"
-    if applied:
-        return f"steady after the first {seen.excluded} requests"
-    return f"steady, but the first {seen.excluded} measured requests differ and are kept, as load.warmup says (MSER-5)"
-
-
-def _disagreement(pelt: Mapping[str, Any]) -> str:
-    certain = [change for change in pelt["changes"] if change["certain"]]
-    if not certain:
-        return "PELT disagrees: it sees no change of level"
-    last = certain[-1]
-    return (
-        f"PELT disagrees: it sees {last['metric'].upper()} at {last['ratio']:.2g} times its level from request "
-        f"{last['request']} on"
+def _describe_slope(slope: Slope, served_per_s: float | None) -> QueueSlope:
+    return QueueSlope(
+        per_s=slope.per_s.known[0],
+        per_s_ci=slope.per_s.ends,
+        confidence=CONFIDENCE,
+        in_flight=(max(slope.first, 0.0), max(slope.last, 0.0)),
+        grows=slope.grows,
+        steady_most=slope.steady_most,
+        served_per_s=served_per_s,
     )
 
 
-def _served(requests: pd.DataFrame) -> float | None:
+def _served_per_s(requests: pd.DataFrame) -> float | None:
     """Answers a second that ended within the measured window."""
     sent = final(requests[issued(requests)])
     due = stamps_ns(sent, "due_ns")[sent["measured"].to_numpy(bool)]
     ended = stamps_ns(sent, "end_ns" if "end_ns" in sent else "last_token_ns")[succeeded(sent)]
     span = (due.max() - due.min()) / 1e9
     return float(((ended >= due.min()) & (ended <= due.max())).sum() / span) if span > 0 else None
-
-
-def _rate(per_s: float | None) -> str:
-    return "" if per_s is None else f" ({per_s:.3g}/s)"

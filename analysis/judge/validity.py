@@ -8,18 +8,19 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge.arrivals import check_arrivals
-from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, WARN, Check, Evidence, RunWarning
-from gapmeter.analysis.judge.floor import COMMAND, Floor, Limit, busiest_second
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.floor import COMMAND, busiest_second
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
+from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
+from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, RunWarning
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import nearest_rank
-from gapmeter.analysis.stats.quantiles import Floats
 
 LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
 LAG_SHARES = (0.02, 0.10)  # of TTFT p99
@@ -35,7 +36,10 @@ FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 def check_run(requests: pd.DataFrame, evidence: Evidence) -> list[Check]:
     """Every rule's finding. ``requests`` as from ``measured_requests``."""
     if not len(requests):
-        return [Check("requests", BROKEN, 0.0, 1.0, "no request was issued after the warm-up"), *_recording(evidence)]
+        return [
+            Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text="no request was issued after the warm-up"),
+            *_recording(evidence),
+        ]
     return [*check_arrivals(requests, evidence), *_instrument(requests, evidence), *_floor(requests, evidence.floor),
             *_answers(requests, evidence), *_recording(evidence)]  # fmt: skip
 
@@ -53,7 +57,9 @@ def warnings_of(checks: list[Check], evidence: Evidence) -> list[RunWarning]:
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
-            out.append(RunWarning(check.rule, check.text, cause, flags.get(flag, flag), touches))
+            out.append(
+                RunWarning(code=check.rule, text=check.text, cause=cause, flag=flags.get(flag, flag), touches=touches)
+            )
     return out
 
 
@@ -74,17 +80,29 @@ def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     yield _held(check, evidence.client_loop_lag_ns, ttft)
     cpu = evidence.client_cpu_share
     if cpu is None:
-        yield Check("client_cpu", UNMEASURED, None, None, "the load tester's CPU share was not measured")
+        yield Check(
+            rule="client_cpu",
+            status=UNMEASURED,
+            value=None,
+            limit=None,
+            text="the load tester's CPU share was not measured",
+        )
     else:
         text = f"the busiest generator process used {share(cpu)} of a core (warning from {share(CPU_SHARES[0])})"
-        yield Check("client_cpu", _grade(cpu, CPU_SHARES), cpu, CPU_SHARES[1], text)
+        yield Check(rule="client_cpu", status=_grade(cpu, CPU_SHARES), value=cpu, limit=CPU_SHARES[1], text=text)
     if evidence.cores_shared is not None:
         text = "server and load tester shared cores" if evidence.cores_shared else "the load tester had its own cores"
-        yield Check("cores", WARN if evidence.cores_shared else OK, float(evidence.cores_shared), 0.0, text)
+        yield Check(
+            rule="cores",
+            status=WARN if evidence.cores_shared else OK,
+            value=float(evidence.cores_shared),
+            limit=0.0,
+            text=text,
+        )
     if evidence.canary_spread is not None:
         text = f"a fixed piece of work took {evidence.canary_spread:.2f} times as long at p95 as at p50"
-        status = WARN if evidence.canary_spread > CANARY_SPREAD else OK
-        yield Check("machine", status, evidence.canary_spread, CANARY_SPREAD, text)
+        status: CheckStatus = WARN if evidence.canary_spread > CANARY_SPREAD else OK
+        yield Check(rule="machine", status=status, value=evidence.canary_spread, limit=CANARY_SPREAD, text=text)
 
 
 def _held(check: Check, lag_ns: Floats | None, ttft_p99_ns: float) -> Check:
@@ -92,21 +110,21 @@ def _held(check: Check, lag_ns: Floats | None, ttft_p99_ns: float) -> Check:
     if check.status != OK or lag_ns is None or (longest := lag_ns.max()) <= max(HELD_NS, ttft_p99_ns):
         return check
     text = f"{check.text}; once it stood still for {duration(longest / 1e6)}: maxima and percentiles beyond p99 have it"
-    return replace(check, status=WARN, text=text)
+    return check.model_copy(update={"status": WARN, "text": text})
 
 
-def _floor(requests: pd.DataFrame, floor: Floor | None) -> Iterator[Check]:
+def _floor(requests: pd.DataFrame, floor: GeneratorFloor | None) -> Iterator[Check]:
     """The busiest second against what one generator process of this machine was measured to do."""
     if floor is None:
         text = f"what the load tester can do on this machine is not known: {COMMAND} measures it in four minutes"
-        yield Check("floor", UNMEASURED, None, None, text)
+        yield Check(rule="floor", status=UNMEASURED, value=None, limit=None, text=text)
         return
     tokens, sent = busiest_second(requests)
     yield _of_limit("token_rate", tokens, floor.tokens, "tokens")
     yield _of_limit("request_rate", sent, floor.requests, "requests")
 
 
-def _of_limit(rule: str, rate: float, limit: Limit, what: str) -> Check:
+def _of_limit(rule: str, rate: float, limit: CalibratedLimit, what: str) -> Check:
     """A limit that calibration did not reach (the null server gave out first) is higher: passing it only warns."""
     part = rate / limit.per_s
     status = _grade(part, FLOOR_SHARES)
@@ -117,7 +135,7 @@ def _of_limit(rule: str, rate: float, limit: Limit, what: str) -> Check:
         f"a generator process had {significant(rate)} {what} in its busiest second; calibrated for {most}"
         f" ({share(part)}; warning from {share(FLOOR_SHARES[0])})"
     )
-    return Check(rule, status, rate, limit.per_s, text)
+    return Check(rule=rule, status=status, value=rate, limit=limit.per_s, text=text)
 
 
 def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
@@ -130,7 +148,7 @@ def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     classes = requests.loc[~good, "outcome"].value_counts()
     worst = f", most of them {classes.index[0]}" if len(classes) else ""
     text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
-    yield Check("errors", status, failed, ERROR_SHARES[1], text)
+    yield Check(rule="errors", status=status, value=failed, limit=ERROR_SHARES[1], text=text)
     for rule, column, enforced in (
         ("output_length", "output_tokens", evidence.output_enforced),
         ("prompt_length", "prompt_tokens", evidence.prompt_exact),
@@ -143,7 +161,9 @@ def _lengths(requests: pd.DataFrame, good: Bools, rule: str, column: str, enforc
     pair = requests.loc[good, [column, f"{column}_asked"]].dropna()
     pair = pair[pair[f"{column}_asked"] > 0]  # 0: it was left open
     if not len(pair):
-        return Check(rule, UNMEASURED, None, None, f"how many tokens {name} had was not reported")
+        return Check(
+            rule=rule, status=UNMEASURED, value=None, limit=None, text=f"how many tokens {name} had was not reported"
+        )
     wrong = float((pair[column] != pair[f"{column}_asked"]).mean())
     status = _grade(wrong, LENGTH_SHARES)
     if status == BROKEN and not enforced:
@@ -153,21 +173,27 @@ def _lengths(requests: pd.DataFrame, good: Bools, rule: str, column: str, enforc
         f"{share(wrong)} of {name} had another length than asked for"
         f" (mean {significant(mean[0])} tokens, asked {significant(mean[1])}; {share(LENGTH_SHARES[1])} allowed)"
     )
-    return Check(rule, status, wrong, LENGTH_SHARES[1], text)
+    return Check(rule=rule, status=status, value=wrong, limit=LENGTH_SHARES[1], text=text)
 
 
 def _recording(evidence: Evidence) -> Iterator[Check]:
     dropped = evidence.records_dropped
     text = f"{count(dropped)} records were dropped because the disk was full" if dropped else "no record was dropped"
-    yield Check("records", BROKEN if dropped else OK, float(dropped), 0.0, text)
+    yield Check(rule="records", status=BROKEN if dropped else OK, value=float(dropped), limit=0.0, text=text)
     text = f"the run is incomplete: {evidence.incomplete}" if evidence.incomplete else "the run is complete"
-    yield Check("complete", BROKEN if evidence.incomplete else OK, float(bool(evidence.incomplete)), 0.0, text)
+    yield Check(
+        rule="complete",
+        status=BROKEN if evidence.incomplete else OK,
+        value=float(bool(evidence.incomplete)),
+        limit=0.0,
+        text=text,
+    )
     if (slept := evidence.suspended_ns) is not None:
         text = f"the machine slept for {duration(slept / 1e6)} on the way" if slept else "the machine did not sleep"
-        yield Check("awake", BROKEN if slept else OK, float(slept), 0.0, text)
+        yield Check(rule="awake", status=BROKEN if slept else OK, value=float(slept), limit=0.0, text=text)
     refused = evidence.ledger_refused
     text = f"the ledger is refused: {'; '.join(refused)}" if refused else "the ledger was not refused"
-    yield Check("ledger", BROKEN if refused else OK, float(len(refused)), 0.0, text)
+    yield Check(rule="ledger", status=BROKEN if refused else OK, value=float(len(refused)), limit=0.0, text=text)
 
 
 def _limits(floors_ns: tuple[float, float], ttft_p99_ns: float) -> tuple[float, float]:
@@ -177,13 +203,13 @@ def _limits(floors_ns: tuple[float, float], ttft_p99_ns: float) -> tuple[float, 
 
 def _against(rule: str, value_ns: float | None, limits_ns: tuple[float, float], what: str) -> Check:
     if value_ns is None:
-        return Check(rule, UNMEASURED, None, limits_ns[1], f"{what} unmeasured")
+        return Check(rule=rule, status=UNMEASURED, value=None, limit=limits_ns[1], text=f"{what} unmeasured")
     warn, broken = (duration(limit / 1e6) for limit in limits_ns)
     text = f"{what} {duration(value_ns / 1e6)} (warning from {warn}, invalid from {broken})"
-    return Check(rule, _grade(value_ns, limits_ns), value_ns, limits_ns[1], text)
+    return Check(rule=rule, status=_grade(value_ns, limits_ns), value=value_ns, limit=limits_ns[1], text=text)
 
 
-def _grade(value: float, limits: tuple[float, float]) -> str:
+def _grade(value: float, limits: tuple[float, float]) -> CheckStatus:
     return BROKEN if value > limits[1] else WARN if value > limits[0] else OK
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from gapmeter.analysis.judge.evidence import RunWarning
 from gapmeter.analysis.numbers import share
+from gapmeter.analysis.results.run import RunWarning
 from gapmeter.analysis.stages import column
 
 NOTABLE = 0.03  # of all time to first tokens
@@ -19,9 +19,9 @@ def core_warning(rows: pd.DataFrame) -> RunWarning | None:
     if not total or waited / total < NOTABLE:
         return None
     return RunWarning(
-        "cores",
-        f"{share(waited / total)} of the time to first tokens, the server's own processes waited for a CPU core",
-        "more of them wanted to run than it has cores; a faster device would not shorten this",
-        "give the server more cores",
-        ("core_wait",),
+        code="cores",
+        text=f"{share(waited / total)} of the time to first tokens, the server's own processes waited for a CPU core",
+        cause="more of them wanted to run than it has cores; a faster device would not shorten this",
+        flag="give the server more cores",
+        touches=("core_wait",),
     )

@@ -2,23 +2,23 @@
 
 A group is any set of measured, answered requests. The difference of the groups' mean waits is the sum of the
 differences of their stages, so the stages can be ranked by what they explain. Intervals draw whole stretches of the
-run again (stats.resample), the same ones for both groups, so that what both shared is no difference.
+run again (stats.bootstrap), the same ones for both groups, so that what both shared is no difference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.ledger.bands import stage_parts
-from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+from gapmeter.analysis.ledger.tail import owner_of
+from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 
 FEWEST = 5
 METRICS = {"ttft": "first_token", "e2e": "last_token"}
@@ -89,11 +89,11 @@ def _broke(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> list[Pair]
     return [Pair("slo", "broke a limit that an SLO names", "kept them all", ~good, good)]
 
 
-def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> dict[str, Any]:
+def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
     """Group ``a`` less group ``b``, in ms: means, the stages ranked by how much of the difference they explain.
 
     ``rows``: ledgers to one event of measured requests in the order in which they were due, with ``total_ns``. Ranked
-    by size, whatever the sign; ``ci_ms`` and ``share_ci`` are 95 %, null where the groups lie in too few stretches.
+    by size, whatever the sign; intervals are 95 %, without ends where the groups lie in too few stretches.
     """
     names, parts = stage_parts(rows)
     stretch = stretches(rows["total_ns"].to_numpy(np.float64))
@@ -102,65 +102,44 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> dict[str, Any]:
     drawn_a, drawn_b = drawn_means(parts, a, stretch), drawn_means(parts, b, stretch)
     drawn = None if drawn_a is None or drawn_b is None else drawn_a - drawn_b
     ranked = [
-        _stage(names[i], float(mean_a[i]), float(mean_b[i]), whole, None if drawn is None else drawn[:, i])
+        StageDifference(
+            stage=names[i],
+            owner=owner_of(names[i]),
+            a_ms=float(mean_a[i]) / 1e6,
+            b_ms=float(mean_b[i]) / 1e6,
+            ms=float(mean_a[i] - mean_b[i]) / 1e6,
+            ci_ms=_ci_ms(with_draws(float(more[i]), None if drawn is None else drawn[:, i])),
+            share=float(mean_a[i] - mean_b[i]) / whole if whole else None,
+        )
         for i in np.argsort(-np.abs(more), kind="stable")
     ]
-    return {
-        "a_count": int(a.sum()),
-        "b_count": int(b.sum()),
-        "a_ms": float(mean_a.sum()) / 1e6,
-        "b_ms": float(mean_b.sum()) / 1e6,
-        "difference_ms": whole / 1e6,
-        "difference_ci_ms": [None, None] if drawn is None else _ms(interval(drawn.sum(axis=1))),
-        "stretches": int(stretch.max(initial=-1)) + 1,
-        "ranked": ranked,
-    }
+    return Difference(
+        a_count=int(a.sum()),
+        b_count=int(b.sum()),
+        a_ms=float(mean_a.sum()) / 1e6,
+        b_ms=float(mean_b.sum()) / 1e6,
+        difference_ms=whole / 1e6,
+        difference_ci_ms=_ci_ms(with_draws(whole, None if drawn is None else drawn.sum(axis=1))),
+        stretches=int(stretch.max(initial=-1)) + 1,
+        ranked=tuple(ranked),
+    )
 
 
-def _stage(name: str, a_ns: float, b_ns: float, whole_ns: float, drawn: Floats | None) -> dict[str, Any]:
-    return {
-        "stage": name,
-        "owner": BY_NAME[name].owner if name in BY_NAME else "nobody yet",
-        "a_ms": a_ns / 1e6,
-        "b_ms": b_ns / 1e6,
-        "ms": (a_ns - b_ns) / 1e6,
-        "ci_ms": [None, None] if drawn is None else _ms(interval(drawn)),
-        "share": (a_ns - b_ns) / whole_ns if whole_ns else None,
-    }
-
-
-def _ms(ends: Sequence[float | None]) -> list[float | None]:
-    return [None if end is None else end / 1e6 for end in ends]
+def _ci_ms(found: Estimate) -> tuple[float | None, float | None]:
+    low, high = (None if end is None else end / 1e6 for end in found.ends)
+    return low, high
 
 
 def describe_pairs(
     requests: pd.DataFrame, ledgers: Mapping[str, pd.DataFrame], limits_ns: Mapping[str, float]
-) -> dict[str, Any]:
-    """Per metric the list of pairs with their differences. ``ledgers`` by metric, in the order of due times."""
+) -> dict[str, tuple[GroupPair, ...]]:
+    """Per metric the pairs with their differences. ``ledgers`` by metric, in the order of due times."""
     return {
         metric: _described(requests, rows, limits_ns) for metric, rows in ledgers.items() if len(rows) >= 4 * FEWEST
     }
 
 
-def _described(requests: pd.DataFrame, rows: pd.DataFrame, limits_ns: Mapping[str, float]) -> list[dict[str, Any]]:
+def _described(requests: pd.DataFrame, rows: pd.DataFrame, limits_ns: Mapping[str, float]) -> tuple[GroupPair, ...]:
     told = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
     known = pairs(told, rows["total_ns"].to_numpy(np.float64), limits_ns)
-    return [{"key": p.key, "a": p.a_name, "b": p.b_name} | difference(rows, p.a, p.b) for p in known]
-
-
-def sentence(found: Mapping[str, Any], a: str, b: str, device: str = "GPU") -> str:
-    """A difference in a sentence, with its uncertainty; ``device`` is what computed the forwards."""
-    from gapmeter.analysis.numbers import duration
-
-    first = found["ranked"][0]
-    low, high = found["difference_ci_ms"]
-    whole = duration(abs(found["difference_ms"]))
-    ends = "" if low is None else f" (95 %: {duration(low)} to {duration(high)})"
-    if low is not None and high < 0:
-        ends = f" (95 %: {duration(-high)} to {duration(-low)})"
-    if low is not None and low <= 0 <= high:
-        return f"{a}: {duration(found['a_ms'])}, {b}: {duration(found['b_ms'])}; no difference is proven{ends}"
-    owner = owner_words(first["owner"], device)
-    more = "longer" if found["difference_ms"] >= 0 else "less"
-    part = f", {duration(abs(first['ms']))} of it {first['stage'].replace('_', ' ')} ({owner})"
-    return f"{a} waited {whole} {more} than {b}{ends}{part}"
+    return tuple(GroupPair(**dict(difference(rows, p.a, p.b)), key=p.key, a=p.a_name, b=p.b_name) for p in known)

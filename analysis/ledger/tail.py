@@ -7,45 +7,23 @@ the differences of the stages add up to the difference of the waits. Percentiles
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.numbers import duration
-from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column, owner_words
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, Ints, drawn_means, interval, stretches
+from gapmeter.analysis.requests.figures import ledgers_of
+from gapmeter.analysis.results.latency import Anatomy, Band, RankedStage, Tail
+from gapmeter.analysis.results.run import FAIL, SloAnswer
+from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stats.bootstrap import Bools, Ints, drawn_means, share_with_draws, stretches
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
 FEWEST_SLOW = 7
 FEWEST = 4 * FEWEST_SLOW
-
-
-@dataclass(frozen=True, slots=True)
-class Anatomy:
-    """Typical against slow, in ns. ``stages`` holds (stage, typical mean, slow mean) in the order of the timeline.
-
-    The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
-    ``ranked`` is (stage, share of the difference), largest first. ``share_low`` and ``share_high`` are a 95 % interval
-    of the first one's share, from whole stretches of the run drawn again (stats.resample); both None
-    where the slow rows lie in too few stretches to tell.
-    """
-
-    count: int
-    typical_count: int
-    slow_count: int
-    typical_ns: float
-    slow_ns: float
-    stages: tuple[tuple[str, float, float], ...]
-    ranked: tuple[tuple[str, float], ...]
-    stage: str
-    owner: str
-    share: float
-    share_low: float | None
-    share_high: float | None
-    sentence: str
+LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}
 
 
 def owner_of(stage: str) -> str:
@@ -53,11 +31,40 @@ def owner_of(stage: str) -> str:
     return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
 
 
-def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") -> Anatomy | None:
-    """Compare the slow with the typical rows of a ledger. ``device`` is what computed the forwards, for the sentence.
+def anatomies_of(ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, measured: pd.DataFrame) -> dict[str, Anatomy]:
+    """By metric, of those that have one."""
+    found = {metric: anatomy(ledgers_of(ledger, measured, event)) for metric, event in LEDGER_OF.items()}
+    if gaps is not None and len(gaps):
+        inside = gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)
+        found["itl"] = anatomy(gaps[inside].sort_values("end_ns", kind="stable"))  # those of one step side by side
+    return {metric: each for metric, each in found.items() if each is not None}
+
+
+def describe_tail(anatomies: Mapping[str, Anatomy], answers: Sequence[SloAnswer]) -> Tail:
+    """Every metric's anatomy; in front the one that matters most: a failed SLO's, else the first SLO's, else TTFT."""
+    failed = [answer.metric for answer in answers if answer.status == FAIL]
+    first = next((m for m in (*failed, *(a.metric for a in answers), *anatomies) if m in anatomies), None)
+    front = anatomies[first] if first is not None else None
+    return Tail(
+        metric=first,
+        stage=front.stage if front else None,
+        owner=front.owner if front else None,
+        share=front.share if front else None,
+        share_ci=front.share_ci if front else None,
+        ttft=anatomies.get("ttft"),
+        e2e=anatomies.get("e2e"),
+        itl=anatomies.get("itl"),
+    )
+
+
+def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
+    """Compare the slow with the typical rows of a ledger.
 
     ``ledgers``: rows of one event (or token gaps) in the order of time, with ``total_ns``, ``unexplained_ns`` and a
     column a stage. None when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
+    The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
+    ``share_ci`` is from whole stretches of the run drawn again (stats.bootstrap), without ends where the slow rows lie
+    in too few stretches to tell.
     """
     if len(ledgers) < FEWEST:
         return None
@@ -77,22 +84,34 @@ def anatomy(ledgers: pd.DataFrame, what: str = "requests", device: str = "GPU") 
     shares = more / more.sum()
     ranking = np.argsort(-shares, kind="stable")
     top = int(ranking[0])
-    low, high = _share_interval(np.stack([values[:, top], values.sum(axis=1)], axis=1), usual, late, stretches(total))
+    both = np.stack([values[:, top], values.sum(axis=1)], axis=1)
+    share = _share(float(shares[top]), both, usual, late, stretches(total))
     return Anatomy(
         count=n,
-        typical_count=int(usual.sum()),
-        slow_count=int(late.sum()),
-        typical_ns=float(typical.sum()),
-        slow_ns=float(slow.sum()),
-        stages=tuple(zip(names, typical.tolist(), slow.tolist(), strict=True)),
-        ranked=tuple((names[i], float(shares[i])) for i in ranking),
+        typical=_band(names, typical, int(usual.sum())),
+        slow=_band(names, slow, int(late.sum())),
+        difference_ms=float(more.sum()) / 1e6,
+        ranked=tuple(
+            RankedStage(
+                stage=names[i],
+                owner=owner_of(names[i]),
+                share=float(shares[i]),
+                ms=float(shares[i]) * float(more.sum()) / 1e6,
+            )
+            for i in ranking
+        ),
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),
-        share_low=low,
-        share_high=high,
-        sentence=f"{_share_words(float(shares[top]), low, high)} of what slow {what} wait beyond typical ones "
-        f"({duration(float(more.sum()) / 1e6)}) is {_whose(names[top], device, inside_measured(ledgers))}",
+        share_ci=share.ends,
+    )
+
+
+def _band(names: Sequence[str], means_ns: Floats, count: int) -> Band:
+    return Band(
+        count=count,
+        total_ms=float(means_ns.sum()) / 1e6,
+        stages_ms={name: ns / 1e6 for name, ns in zip(names, means_ns.tolist(), strict=True)},
     )
 
 
@@ -106,24 +125,8 @@ def slow_count(count: int) -> int:
     return max(FEWEST_SLOW, count - int(SLOW_FROM * count))
 
 
-def _share_interval(values: Floats, usual: Bools, late: Bools, stretch: Ints) -> tuple[float | None, float | None]:
-    """95 % interval of the first column's share of the second's difference between two groups of rows."""
+def _share(share: float, values: Floats, usual: Bools, late: Bools, stretch: Ints) -> Estimate:
+    """The first column's share of the second's difference between two groups of rows."""
     drawn = [drawn_means(values, member, stretch) for member in (usual, late)]
-    if drawn[0] is None or drawn[1] is None:
-        return None, None
-    more = drawn[1] - drawn[0]
-    slower = more[:, 1] > 0
-    low, high = interval(np.where(slower, more[:, 0] / np.where(slower, more[:, 1], 1.0), np.nan))
-    return low, high
-
-
-def _share_words(share: float, low: float | None, high: float | None) -> str:
-    part = "all" if share > 0.995 else f"{100 * share:.0f} %"
-    sure = "no interval" if low is None or high is None else f"{100 * low:.0f} .. {100 * high:.0f} %"
-    return f"{part} ({sure})"
-
-
-def _whose(stage: str, device: str, inside: bool) -> str:
-    if stage == UNEXPLAINED and not inside:
-        return "the server's and the network's, and unmeasured: no probe stamps the server's stages"
-    return f"{stage} ({owner_words(owner_of(stage), device)})"
+    more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
+    return share_with_draws(share, more)

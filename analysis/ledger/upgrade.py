@@ -14,34 +14,20 @@ are percentiles of per-request values, not differences of percentiles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, plain_percentile
+from gapmeter.analysis.results.latency import Upgrade, UpgradeBracket, UpgradeEnd
 from gapmeter.analysis.stages import column
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Estimate, Floats
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.series import Series
 
 FORWARD = ("prefill", "decode", "interference", "launch_gap")
 QUEUES = ("queue", "other_step", "preempted", "engine_wait")
 _PERCENTILES = (99.0, 95.0, 90.0, 50.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """Percentiles in ns of what was waited, and of what an infinitely fast GPU leaves (``lower`` to ``upper``).
-
-    ``percentile`` is the one that ``sentence`` speaks of: the highest of p99, p95, p90 and p50 that all three support.
-    """
-
-    metric: str
-    now: dict[float, Estimate]
-    lower: dict[float, Estimate]
-    upper: dict[float, Estimate]
-    percentile: float
-    sentence: str
 
 
 def without_forward_ns(ledgers: pd.DataFrame) -> tuple[Floats, Floats]:
@@ -56,33 +42,40 @@ def without_forward_ns(ledgers: pd.DataFrame) -> tuple[Floats, Floats]:
     return np.maximum(upper - _sum(ledgers, QUEUES), 0.0), upper
 
 
-def bracket(ledgers: pd.DataFrame, metric: str, device: str = "GPU") -> Bracket | None:
-    """The bracket for one event's ledgers, in the order requests were due.
+def describe_upgrade(ledger: pd.DataFrame | None, measured: pd.DataFrame, device: str) -> Upgrade:
+    """For TTFT and E2E; ``device`` is what computed the forwards."""
+    ttft, e2e = (bracket(ledgers_of(ledger, measured, event)) for event in EVENTS)
+    return Upgrade(device=device, ttft=ttft, e2e=e2e)
 
-    ``device`` is what computed the forwards. None when the run has no forward to take out, or too few requests for a
-    median.
+
+def bracket(ledgers: pd.DataFrame) -> UpgradeBracket | None:
+    """What is waited now and what an infinitely fast device leaves, from one event's ledgers in the order of due times.
+
+    ``percentile``: the highest of p99, p95, p90 and p50 that all three support. None when the run has no forward to
+    take out, or too few requests for a median.
     """
     measured = [column(name) for name in ("prefill", "decode") if column(name) in ledgers]
     if not measured or not len(ledgers) or ledgers[measured].isna().any(axis=None):
         return None
     lower_ns, upper_ns = without_forward_ns(ledgers)
-    now, lower, upper = (
-        _estimates(values) for values in (ledgers["total_ns"].to_numpy(np.float64), lower_ns, upper_ns)
-    )
-    told = next((p for p in _PERCENTILES if all(e[p].supported for e in (now, lower, upper))), None)
-    if told is None:
+    ends = [_estimates(values) for values in (ledgers["total_ns"].to_numpy(np.float64), lower_ns, upper_ns)]
+    shown = next((p for p in _PERCENTILES if all(end[p].supported for end in ends)), None)
+    if shown is None:
         return None
-    low, high = (duration((ends[told].value or 0.0) / 1e6) for ends in (lower, upper))
-    found = duration((now[told].value or 0.0) / 1e6)
-    sentence = (
-        f"even an infinitely fast {device} leaves p{told:g} {metric.upper()} between {low} and {high} (it is {found})"
+    now, lower, upper = (_described(end) for end in ends)
+    return UpgradeBracket(now=now, lower=lower, upper=upper, percentile=shown)
+
+
+def _described(estimates: Mapping[float, Estimate]) -> UpgradeEnd:
+    p50, p90, p95, p99 = (
+        plain_percentile(found.value) if found.supported else None for _, found in sorted(estimates.items())
     )
-    return Bracket(metric, now, lower, upper, told, sentence)
+    return UpgradeEnd(p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99)
 
 
 def _estimates(values: Floats) -> dict[float, Estimate]:
-    sample = quantiles.sample(values)
-    return {percentile: quantiles.estimate(sample, percentile) for percentile in _PERCENTILES}
+    series = Series(values)
+    return {percentile: series.percentile(percentile) for percentile in _PERCENTILES}
 
 
 def _sum(ledgers: pd.DataFrame, stages: tuple[str, ...]) -> Floats:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.judge.evidence import RunWarning
+from gapmeter.analysis.results.run import Attempts, RunWarning
 
 
 def settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:
@@ -33,30 +31,38 @@ def final(requests: pd.DataFrame) -> pd.DataFrame:
     return requests[~requests["superseded"].to_numpy(bool)] if "superseded" in requests else requests
 
 
-def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> dict[str, Any]:
+def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:
     """Of the measured requests: attempts in all, requests that took more than one, and those that then succeeded.
 
     ``failed``: the attempts that were followed by another, by class.
     """
     if "retry" not in measured:
-        return {"total": len(measured), "asked_again": 0, "then_succeeded": 0, "failed": {}}
+        return Attempts(total=len(measured), asked_again=0, then_succeeded=0, failed={})
     again = (measured["retry"] > 0).to_numpy(bool)
     earlier = requests[requests["superseded"].to_numpy(bool) & requests["index"].isin(measured["index"]).to_numpy(bool)]
-    return {
-        "total": len(measured) + len(earlier),
-        "asked_again": int(np.count_nonzero(again)),
-        "then_succeeded": int(np.count_nonzero(again & (measured["outcome"] == "ok").to_numpy(bool))),
-        "failed": {str(name): int(count) for name, count in earlier["outcome"].value_counts().items()},
-    }
-
-
-def attempts_warning(counted: dict[str, Any], measured: int) -> list[RunWarning]:
-    """What retries hide from the share of failures, said beside it. ``counted`` as from ``count_attempts``."""
-    if not counted["asked_again"]:
-        return []
-    classes = ", ".join(f"{count} {name}" for name, count in counted["failed"].items())
-    text = (
-        f"{counted['total']} attempts for {measured} requests: {counted['asked_again']} were asked again after a "
-        f"failure ({classes}), {counted['then_succeeded']} then succeeded; latency counts from the first attempt"
+    return Attempts(
+        total=len(measured) + len(earlier),
+        asked_again=int(np.count_nonzero(again)),
+        then_succeeded=int(np.count_nonzero(again & (measured["outcome"] == "ok").to_numpy(bool))),
+        failed={str(name): int(count) for name, count in earlier["outcome"].value_counts().items()},
     )
-    return [RunWarning("retries", text, "load.retries is set", "--set load.retries=0", ("errors", "ttft", "e2e"))]
+
+
+def attempts_warning(counted: Attempts, measured: int) -> list[RunWarning]:
+    """What retries hide from the share of failures, said beside it. ``counted`` as from ``count_attempts``."""
+    if not counted.asked_again:
+        return []
+    classes = ", ".join(f"{count} {name}" for name, count in counted.failed.items())
+    text = (
+        f"{counted.total} attempts for {measured} requests: {counted.asked_again} were asked again after a "
+        f"failure ({classes}), {counted.then_succeeded} then succeeded; latency counts from the first attempt"
+    )
+    return [
+        RunWarning(
+            code="retries",
+            text=text,
+            cause="load.retries is set",
+            flag="--set load.retries=0",
+            touches=("errors", "ttft", "e2e"),
+        )
+    ]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.requests.peers import PEERS, Measured, Peer, Seen
+from gapmeter.analysis.results.run import PeerDefinitions, PeerFigures
 from gapmeter.records import RunFolder, read_records, wire
 from gapmeter.records.chunks import chunks
 
@@ -23,8 +24,8 @@ WEIGHTED = "guidellm"
 Floats = NDArray[np.float64]
 
 
-def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str, Any]:
-    """``definitions.<tool>``: name, version, and a mapping a metric with ``differs`` and figures in ms.
+def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str, PeerDefinitions]:
+    """By tool: its figures, and how each of its definitions differs from ours.
 
     Over the measured requests that succeeded. Reads every record once more: about as long as the analysis took.
     """
@@ -51,12 +52,15 @@ def seen(record: wire.WireRecord, tokens: int | None) -> Seen:
     return Seen(begun, record.write_ns, record.end_ns, tokens, tuple(chunks(record)))
 
 
-def _describe(peer: Peer, answers: list[Measured]) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    for metric, sentence in peer.differs.items():
-        values, weights = pooled(answers, metric)
-        metrics[metric] = {"differs": sentence, **figures(values, weights, weighted=peer.key == WEIGHTED)}
-    return {"name": peer.name, "version": peer.version, **metrics}
+def _describe(peer: Peer, answers: list[Measured]) -> PeerDefinitions:
+    metrics = {
+        metric: figures(*pooled(answers, metric), differs=sentence, weighted=peer.key == WEIGHTED)
+        for metric, sentence in peer.differs.items()
+    }
+    return PeerDefinitions(
+        name=peer.name, version=peer.version, ttft=metrics.get("ttft"), itl=metrics.get("itl"),
+        icl=metrics.get("icl"), tpot=metrics.get("tpot"), e2e=metrics.get("e2e"),
+    )  # fmt: skip
 
 
 def pooled(answers: Iterable[Measured], metric: str) -> tuple[Floats, Floats]:
@@ -75,14 +79,18 @@ def pooled(answers: Iterable[Measured], metric: str) -> tuple[Floats, Floats]:
     return np.asarray(values, np.float64), np.asarray(weights, np.float64)
 
 
-def figures(values: Floats, weights: Floats, *, weighted: bool) -> dict[str, Any]:
-    """Percentiles and mean in ms and the number of values; all null without one."""
-    names = [f"p{p:g}_ms" for p in PERCENTILES]
+def figures(values: Floats, weights: Floats, *, differs: str, weighted: bool) -> PeerFigures:
+    """Percentiles and mean in ms and the number of values; all None without one."""
     if not len(values):
-        return {**dict.fromkeys([*names, "mean_ms"]), "count": 0}
+        return PeerFigures(
+            differs=differs, p50_ms=None, p90_ms=None, p95_ms=None, p99_ms=None, mean_ms=None, count=0
+        )  # fmt: skip
     at = _weighted(values, weights) if weighted else np.percentile(values, PERCENTILES)
-    told = {name: float(value) / 1e6 for name, value in zip(names, at, strict=True)}
-    return {**told, "mean_ms": float(np.average(values, weights=weights)) / 1e6, "count": len(values)}
+    p50, p90, p95, p99 = (float(value) / 1e6 for value in at)
+    mean_ms = float(np.average(values, weights=weights)) / 1e6
+    return PeerFigures(
+        differs=differs, p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99, mean_ms=mean_ms, count=len(values)
+    )  # fmt: skip
 
 
 def _weighted(values: Floats, weights: Floats) -> Floats:

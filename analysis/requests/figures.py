@@ -1,4 +1,4 @@
-"""Figures as they stand in summary.json and in the HDR logs: percentiles with intervals, of anything in nanoseconds.
+"""Distributions as results and HDR logs hold them: percentiles with intervals, of anything in nanoseconds.
 
 A percentile's value is the one that HdrHistogram gives for the same data (its rank, its rounding to 3 significant
 figures), so summary and ``hdr/*.hlog`` agree to the last digit; ends of intervals are rounded the same way.
@@ -9,51 +9,48 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample
+from gapmeter.analysis.requests.metrics import METRICS, metric_series
+from gapmeter.analysis.results.distribution import Distribution, Needs, Percentile
 from gapmeter.analysis.stages import GROUPS, STAGES, column
-from gapmeter.analysis.stats import hdr, quantiles
-from gapmeter.analysis.stats.quantiles import Estimate, Floats, Sample
+from gapmeter.analysis.stats import hdr
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.series import Series
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 
 
-def percentile_key(percentile: float) -> str:
-    """p50, p99, p999 for 99.9: the name without its point."""
-    return f"p{percentile:g}".replace(".", "")
-
-
-def figures(
-    values: Sample, percentiles: Iterable[float], per_request: float, seconds_per_request: float
-) -> dict[str, Any]:
+def distribution(
+    values: Series, percentiles: Iterable[float], per_request: float, seconds_per_request: float
+) -> Distribution:
     """Percentiles in ms with their intervals, maximum, mean, count and n_eff of one sample in ns.
 
-    An unsupported percentile and its interval are null, and ``needs`` says how many more requests, and minutes at this
-    rate (null where that is 0: not known), would support it; ``per_request`` is how many values a request brings. A
-    percentile that answers which never came reach is null too, and named in ``infinite``.
+    An unsupported percentile and its interval are None, and ``needs`` says how many more requests, and minutes at this
+    rate (None where that is 0: not known), would support it; ``per_request`` is how many values a request brings. A
+    percentile that answers which never came reach is None too, and ``infinite``.
     """
-    out: dict[str, Any] = {}
-    needs: dict[str, Any] = {}
-    infinite: list[str] = []
-    for percentile in percentiles:
-        found, key = quantiles.estimate(values, percentile), percentile_key(percentile)
-        out[f"{key}_ms"] = _ms(found.value) if found.supported else None
-        out[f"{key}_ci_ms"] = _interval_ms(found)
-        if found.supported and found.value == math.inf:
-            infinite.append(key)
-        if not found.supported:
-            more = quantiles.more_values(values, percentile)
-            more = math.ceil(more / per_request) if per_request else more
-            minutes = more * seconds_per_request / 60 if seconds_per_request else None
-            needs[key] = {"requests": more, "minutes": minutes}
+    found = {p: _percentile(values, p, per_request, seconds_per_request) for p in percentiles}
     finite = values.ordered[np.isfinite(values.ordered)]
-    out["max_ms"] = _ms(float(finite[-1])) if len(finite) else None
-    out["mean_ms"] = float(finite.mean()) / 1e6 if len(finite) else None
-    return out | {"count": values.count, "n_eff": values.n_eff_tail, "needs": needs, "infinite": infinite}
+    return Distribution(
+        percentiles=found,
+        max_ms=_ms(float(finite[-1])) if len(finite) else None,
+        mean_ms=float(finite.mean()) / 1e6 if len(finite) else None,
+        count=values.count,
+        n_eff=values.worth.tail,
+    )
+
+
+def _percentile(values: Series, percentile: float, per_request: float, seconds_per_request: float) -> Percentile:
+    found = values.percentile(percentile)
+    if found.supported:
+        return Percentile(value_ms=_ms(found.value), ci_ms=_interval_ms(found), infinite=found.value == math.inf)
+    more = values.more_values(percentile)
+    more = math.ceil(more / per_request) if per_request else more
+    minutes = more * seconds_per_request / 60 if seconds_per_request else None
+    return Percentile(ci_ms=_interval_ms(found), needs=Needs(requests=more, minutes=minutes))
 
 
 def plain_percentile(ns: float | None) -> float | None:
@@ -120,8 +117,8 @@ def write_histograms(
 def _distributions(requests: pd.DataFrame, ledger: pd.DataFrame | None) -> Mapping[str, Floats]:
     out: dict[str, Floats] = {}
     for metric in METRICS:
-        out[metric] = metric_sample(requests, metric).ordered
-        out[f"{metric}-from-sent"] = metric_sample(requests, metric, "sent").ordered
+        out[metric] = metric_series(requests, metric).ordered
+        out[f"{metric}-from-sent"] = metric_series(requests, metric, "sent").ordered
     for event, suffix in (("last_token", ""), ("first_token", "-to-first-token")):
         values = stage_values_ns(ledgers_of(ledger, requests, event))
         out |= {f"stage-{name}{suffix}": found for name, found in values.items() if len(found)}
@@ -129,10 +126,10 @@ def _distributions(requests: pd.DataFrame, ledger: pd.DataFrame | None) -> Mappi
     return out | {f"group-{name}": sums for name, (sums, _) in groups.items() if len(sums)}
 
 
-def _interval_ms(found: Estimate) -> list[float | None] | None:
+def _interval_ms(found: Estimate) -> tuple[float | None, float | None] | None:
     if found.low is None or found.high is None or math.isinf(found.low):
         return None
-    return [_ms(found.low), _ms(found.high)]
+    return _ms(found.low), _ms(found.high)
 
 
 def _ms(ns: float | None) -> float | None:

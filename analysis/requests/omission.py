@@ -12,25 +12,16 @@ open population would wait longer and longer. Where no answer took twice T there
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.validity import percentile_of
-from gapmeter.analysis.numbers import count, duration
-from gapmeter.analysis.requests.figures import percentile_key, plain_percentile
+from gapmeter.analysis.requests.figures import plain_percentile
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.quantiles import Floats
-
-LABEL = (
-    "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "
-    "population would feel at this rate"
-)
-_METRICS = ("ttft", "e2e")
+from gapmeter.analysis.results.run import ClosedLoop, Corrected, Omission
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import Series
 
 
 def corrected(values_ns: Floats, interval_ns: float) -> Floats:
@@ -41,20 +32,21 @@ def corrected(values_ns: Floats, interval_ns: float) -> Floats:
     return np.sort(np.concatenate([values_ns, values_ns[index] - step * interval_ns]))
 
 
-def describe_closed_loop(measured: pd.DataFrame, evidence: Evidence) -> dict[str, Any] | None:
-    """What a closed loop's figures are, and corrected estimates of TTFT and E2E; None for an open loop.
+def describe_closed_loop(measured: pd.DataFrame, evidence: Evidence) -> ClosedLoop | None:
+    """Corrected estimates of a closed loop's TTFT and E2E; None for an open loop.
 
-    ``corrected`` is null where the correction does not apply: nobody's pace is known, or no answer took so long that
+    ``corrected`` is None where the correction does not apply: nobody's pace is known, or no answer took so long that
     anything was omitted. A percentile is there where the sample itself supports it.
     """
     if evidence.loop != "closed":
         return None
     pace_ns = _pace_ns(measured, evidence)
-    found = {} if pace_ns is None else {m: _estimate(measured, m, pace_ns) for m in _METRICS}
-    if pace_ns is None or not any(found[m]["added"] for m in _METRICS):
-        return {"sentence": LABEL, "corrected": None}
-    corrections = {"expected_interval_ms": pace_ns / 1e6, **found}
-    return {"sentence": f"{LABEL}; {_told(corrections)}", "corrected": corrections}
+    if pace_ns is None:
+        return ClosedLoop(corrected=None)
+    ttft, e2e = (_estimate(measured, metric, pace_ns) for metric in ("ttft", "e2e"))
+    if not (ttft.added or e2e.added):
+        return ClosedLoop(corrected=None)
+    return ClosedLoop(corrected=Omission(expected_interval_ms=pace_ns / 1e6, ttft=ttft, e2e=e2e))
 
 
 def _pace_ns(measured: pd.DataFrame, evidence: Evidence) -> float | None:
@@ -62,29 +54,16 @@ def _pace_ns(measured: pd.DataFrame, evidence: Evidence) -> float | None:
     return None if usual is None or evidence.concurrency is None else usual + evidence.think_time_ns
 
 
-def _estimate(measured: pd.DataFrame, metric: str, pace_ns: float) -> dict[str, Any]:
+def _estimate(measured: pd.DataFrame, metric: str, pace_ns: float) -> Corrected:
     values = request_values_ns(measured, metric)[succeeded(measured)]
     values = values[~np.isnan(values)]
-    whole, sample = corrected(values, pace_ns), quantiles.sample(values)
-    out: dict[str, Any] = {"added": len(whole) - len(values)}
-    for percentile in PERCENTILES:
-        supported = quantiles.estimate(sample, percentile).supported
-        out[f"{percentile_key(percentile)}_ms"] = (
-            plain_percentile(percentile_of(whole, percentile)) if supported else None
-        )
-    return out
+    whole, sample = corrected(values, pace_ns), Series(values)
 
+    def ms(percentile: float) -> float | None:
+        supported = sample.percentile(percentile).supported
+        return plain_percentile(percentile_of(whole, percentile)) if supported else None
 
-def _told(corrections: dict[str, Any]) -> str:
-    told = []
-    for metric in _METRICS:
-        known = [key for key in ("p50_ms", "p99_ms", "p95_ms", "p90_ms") if corrections[metric][key] is not None]
-        shown = [f"{key.removesuffix('_ms')} {duration(corrections[metric][key])}" for key in known[:2]]
-        if shown and corrections[metric]["added"]:
-            told.append(f"{metric.upper()} {', '.join(shown)}")
-    added = max(corrections[metric]["added"] for metric in _METRICS)
-    pace = duration(corrections["expected_interval_ms"])
-    figures = f": {'; '.join(told)}" if told else ""
-    return (
-        f"corrected for {count(added)} requests that users at their pace of {pace} would have sent meanwhile{figures}"
-    )
+    return Corrected(
+        added=len(whole) - len(values), p50_ms=ms(50.0), p90_ms=ms(90.0), p95_ms=ms(95.0), p99_ms=ms(99.0),
+        p999_ms=ms(99.9),
+    )  # fmt: skip

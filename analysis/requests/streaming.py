@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.judge.evidence import RunWarning
 from gapmeter.analysis.numbers import count, share, significant
 from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
+from gapmeter.analysis.results.run import RunWarning
 
 Floats = NDArray[np.float64]
 _WORTH_SAYING = 0.01  # of the answers
@@ -41,7 +41,7 @@ def _whole(good: pd.DataFrame) -> RunWarning | None:
         "their TTFT is their E2E, and they have no ITL and no TPOT"
     )
     cause = "the server does not stream, or something before it holds the stream back until it is complete"
-    return RunWarning("not-streamed", text, cause, "", ("ttft", "itl", "tpot"))
+    return RunWarning(code="not-streamed", text=text, cause=cause, flag="", touches=("ttft", "itl", "tpot"))
 
 
 def _uncounted(good: pd.DataFrame) -> RunWarning | None:
@@ -53,7 +53,7 @@ def _uncounted(good: pd.DataFrame) -> RunWarning | None:
         "TPOT and tokens per second are unmeasured for them"
     )
     cause = "the server sends no usage with a stream, though it was asked to (stream_options.include_usage)"
-    return RunWarning("tokens-unknown", text, cause, "", ("tpot", "throughput"))
+    return RunWarning(code="tokens-unknown", text=text, cause=cause, flag="", touches=("tpot", "throughput"))
 
 
 def _several(good: pd.DataFrame) -> RunWarning | None:
@@ -67,7 +67,7 @@ def _several(good: pd.DataFrame) -> RunWarning | None:
         return None
     text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
     cause = "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization)"
-    return RunWarning("several-tokens", text, cause, "", ("itl",))
+    return RunWarning(code="several-tokens", text=text, cause=cause, flag="", touches=("itl",))
 
 
 def _resent(measured: pd.DataFrame) -> RunWarning | None:
@@ -79,4 +79,4 @@ def _resent(measured: pd.DataFrame) -> RunWarning | None:
         "the server closed theirs at once without a word; their latency counts from due"
     )
     cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
-    return RunWarning("resent", text, cause, "", ("errors", "ttft"))
+    return RunWarning(code="resent", text=text, cause=cause, flag="", touches=("errors", "ttft"))

@@ -48,6 +48,11 @@ def left_out() -> Any:
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
+def stands_as(key: str) -> Any:
+    """A field with another name in a file, one that Python has no room for."""
+    return Field(validation_alias=key, serialization_alias=key)
+
+
 class Result(BaseModel):
     """A part of a result: frozen, no other keys than its fields, JSON by their names."""
 

@@ -25,8 +25,12 @@ class TokensPerRequest(Result):
     total: Interval | None
 
 
-class ReplicaPrice(Result):
-    """USD for an hour of one replica of so many units; see analysis.cost.price."""
+class Price(Result):
+    """USD for an hour of one replica. ``source`` says whose price it is; ``is_default``: the catalogue's.
+
+    ``units``: GPUs of a replica, or cores of a CPU server. ``measured_on`` names the device that was measured where it
+    is another than the one that is priced, else "".
+    """
 
     device: str
     units: int
@@ -51,7 +55,7 @@ class Cost(Result):
 
     status: Literal["bounded", "at_most"]
     reason: None
-    price: ReplicaPrice
+    price: Price
     rate: SlaRate
     per_request_usd: float
     per_request_usd_ci: Ends
@@ -59,7 +63,6 @@ class Cost(Result):
     per_million_output_tokens_usd_ci: Ends | None
     per_million_total_tokens_usd: Number
     per_million_total_tokens_usd_ci: Ends | None
-    sentence: str
 
 
 class NoCost(Result):
@@ -68,7 +71,6 @@ class NoCost(Result):
     status: Literal["none"]
     reason: str
     per_request_usd: None
-    sentence: str
 
 
 AnyCost = Annotated[Cost | NoCost, Field(discriminator="status")]
@@ -91,7 +93,6 @@ class Energy(Result):
     tokens_per_watt: Number
     tokens_per_watt_ci: Ends
     idle_share: Number
-    sentence: str
 
 
 class NoEnergy(Result):
@@ -105,7 +106,6 @@ class NoEnergy(Result):
     tokens_per_watt: None = None
     watts: None = None
     idle_share: None = None
-    sentence: str
 
 
 AnyEnergy = Annotated[Energy | NoEnergy, Field(discriminator="status")]
@@ -116,4 +116,12 @@ class Value(Result):
 
     good_requests_per_usd: Number
     reason: str | None
-    sentence: str
+
+
+class Economy(Result):
+    """Three figures of three kinds, never one, and the tokens that they rest on."""
+
+    tokens_per_request: TokensPerRequest
+    cost: AnyCost
+    energy: AnyEnergy
+    value: Value

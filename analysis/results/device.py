@@ -101,7 +101,13 @@ class EngineSamples(Result):
 
 
 class EnergyWindow(Result):
-    """Joules over the measured window. ``method``: counter, or power (summed samples); ``parts_j`` by device."""
+    """Joules over the measured window. ``method``: ``counter`` (the device counts it) or ``power`` (summed samples).
+
+    ``low_j`` and ``high_j`` bound it where a counter was read: it stood still at the last sample before the window and
+    the first after it at the outside, at the first and last inside it at least. ``idle_w`` is the power of the same
+    devices before the load, server up, ``idle_j`` that over the window, ``idle_share`` the part that would have been
+    used without a request, at most 1. ``parts_j`` by device. ``source`` says in words what was read.
+    """
 
     joules: float
     low_j: Number
@@ -126,7 +132,6 @@ class Utilisation(Result):
     forward_share_of_step: Number
     kernel_share_of_forward: Number
     forward_by_device: bool
-    sentence: str
 
 
 class Telemetry(Result):
@@ -140,7 +145,6 @@ class Telemetry(Result):
     engine: EngineSamples | None
     energy: EnergyWindow | None
     utilisation: Utilisation
-    sentence: str
 
 
 class Experts(Result):
@@ -244,6 +248,21 @@ class PrefillRoofline(Result):
     bound: str | None
 
 
+class Binding(Result):
+    """What binds, its share of the mean answer, what binds without a queue, and the sentence that says why.
+
+    ``resource`` is "unmeasured" without a ledger. ``parts`` are the shares of all resources; ``unmeasured`` what could
+    not be told apart.
+    """
+
+    resource: str
+    share: Number
+    behind: str | None
+    parts: Mapping[str, float]
+    unmeasured: tuple[str, ...]
+    why: str
+
+
 class Roofline(Result):
     """Shares of the device's peaks; None, with ``why``, for what is unmeasured."""
 
@@ -252,5 +271,3 @@ class Roofline(Result):
     device: RooflineDevice | None
     weights: Weights | None = left_out()
     why: str | None
-    sentence: str | None
-    line: str | None

@@ -53,8 +53,7 @@ class Percentile(Result):
 class Distribution(Result):
     """Values of one thing over the measured requests. ``max_ms`` and ``mean_ms`` are of those that are finite.
 
-    ``n_eff``: how many independent values they are worth, from p95 on. ``with_failures``: the same with every failed
-    request's value infinite, where requests failed.
+    ``n_eff``: how many independent values they are worth, from p95 on.
     """
 
     percentiles: Mapping[float, Percentile]
@@ -62,7 +61,6 @@ class Distribution(Result):
     mean_ms: Number
     count: int
     n_eff: float
-    with_failures: Distribution | None = left_out()
 
     def at(self, percentile: float) -> Percentile:
         """One of ``percentiles``; without a value for one that was not asked for."""
@@ -140,6 +138,12 @@ class Distribution(Result):
 
 
 _NONE = Percentile()
+
+
+class MetricDistribution(Distribution):
+    """Over the requests that succeeded; ``with_failures``: every failed one's value infinite, where requests failed."""
+
+    with_failures: Distribution | None = left_out()
 
 
 class CensoredDistribution(Distribution):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from gapmeter.analysis.results.codec import Ends, Number, Result, left_out
+from gapmeter.analysis.results.codec import Ends, Number, Result, left_out, stands_as
 
 Stages = Mapping[str, float]  # by stage, in ms
 
@@ -69,7 +69,6 @@ class Anatomy(Result):
     owner: str
     share: float
     share_ci: Ends
-    sentence: str
 
 
 class Tail(Result):
@@ -80,7 +79,6 @@ class Tail(Result):
     owner: str | None
     share: Number
     share_ci: Ends | None
-    sentence: str | None
     ttft: Anatomy | None = left_out()
     e2e: Anatomy | None = left_out()
     itl: Anatomy | None = left_out()
@@ -98,6 +96,10 @@ class UpgradeEnd(Result):
     p95_ms: Number
     p99_ms: Number
 
+    def at(self, percentile: float) -> float | None:
+        """One of them."""
+        return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}[percentile]
+
 
 class UpgradeBracket(Result):
     """What is waited ``now``, and what an infinitely fast device leaves. ``percentile``: the highest all support."""
@@ -106,14 +108,12 @@ class UpgradeBracket(Result):
     lower: UpgradeEnd
     upper: UpgradeEnd
     percentile: float
-    sentence: str
 
 
 class Upgrade(Result):
     """The most that an infinitely fast ``device`` could bring; None for a metric that cannot tell."""
 
     device: str
-    sentence: str | None
     ttft: UpgradeBracket | None = left_out()
     e2e: UpgradeBracket | None = left_out()
 
@@ -130,8 +130,8 @@ class SlowBands(Result):
 class SpreadBand(Band):
     """Those between two percentiles."""
 
-    from_percentile: float = Field(alias="from")
-    to_percentile: float = Field(alias="to")
+    from_percentile: float = stands_as("from")
+    to_percentile: float = stands_as("to")
 
 
 class Bands(Result):
@@ -171,7 +171,6 @@ class ComputeShares(Result):
     typical: ComputeBand
     slow: ComputeBand
     all: ComputeBand
-    sentence: str | None
 
 
 class Compute(Result):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
 
-Status = Literal["running", "complete", "incomplete"]
+Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
 
 class Hardware(Result):
@@ -58,10 +60,19 @@ class CalibratedMachine(Result):
 
 
 class CalibratedLimit(Result):
-    """The highest rate of one process that was exact. ``ended_by``: client, server or search; its own with client."""
+    """The highest rate of one process that was exact.
 
-    per_s: float
+    ``ended_by``: client (a higher rate was not), server (the null server could not send faster) or search (none higher
+    was tried); with the last two the process can do more.
+    """
+
+    per_s: float = Field(gt=0)
     ended_by: str
+
+    @property
+    def reached(self) -> bool:
+        """Whether it is the process's own limit."""
+        return self.ended_by == "client"
 
 
 class GeneratorFloor(Result):
@@ -115,7 +126,11 @@ class Peaks(Result):
 
 
 class PrecisionSupport(Result):
-    """Whether the device computes in the run's precision by itself; ``native`` None: nobody knows."""
+    """Whether the device computes in the run's precision by itself; ``native`` None: nobody knows.
+
+    ``format`` is "" for a word of the engine's own that names no arithmetic. ``supported``: the formats of the device,
+    as a scenario writes them.
+    """
 
     precision: str
     format: str
@@ -181,6 +196,13 @@ class PlanFacts(Result):
     locustfile: OwnUsers | None = left_out()
     shortened: Shortened | None = left_out()
     clock_offsets_ns: Mapping[str, int] | None = left_out()
+
+    @property
+    def start_ns(self) -> int:
+        """``t0_ns``. Raises ValueError for a load that had not begun."""
+        if self.t0_ns is None:
+            raise ValueError("the load had not begun")
+        return self.t0_ns
 
 
 class LocustWorker(Result):

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
-from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, TokensPerRequest, Value
+from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out, stands_as
+from gapmeter.analysis.results.cost import Economy
 from gapmeter.analysis.results.device import Roofline, Telemetry
 from gapmeter.analysis.results.distribution import (
     CensoredDistribution,
     Distribution,
     GroupDistribution,
+    MetricDistribution,
     Needs,
     StageDistribution,
 )
 from gapmeter.analysis.results.latency import Bands, Compute, GroupPair, Residual, Tail, Upgrade
+from gapmeter.analysis.results.words import VerdictWords, Words
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
+PASS: Final = "PASS"
+FAIL: Final = "FAIL"
+INCONCLUSIVE: Final = "INCONCLUSIVE"
+INVALID: Final = "INVALID"
+
 CheckStatus = Literal["ok", "warn", "broken", "unmeasured"]
+OK: Final = "ok"
+WARN: Final = "warn"
+BROKEN: Final = "broken"
+UNMEASURED: Final = "unmeasured"
 
 
 class Confidence(Result):
@@ -35,7 +46,8 @@ class SloAnswer(Result):
 
     In a file they have it in their names (``limit_ms``). ``infinite``: answers that never came reach the value or the
     interval. ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
-    ``stage`` and ``owner``: what explains the slow requests, where a ledger tells.
+    ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half``: how many requests
+    exceeded half the limit, where it was met since none exceeded the limit and so few its half.
     """
 
     text: str
@@ -54,7 +66,7 @@ class SloAnswer(Result):
     needs: Needs | None
     stage: str | None
     owner: str | None
-    sentence: str
+    beyond_half: int | None = left_out()
 
     @property
     def unit(self) -> Literal["ms", "share"]:
@@ -153,7 +165,6 @@ class Omission(Result):
 class ClosedLoop(Result):
     """``corrected`` is None where nothing was omitted, or nobody's pace is known."""
 
-    sentence: str
     corrected: Omission | None
 
 
@@ -171,7 +182,7 @@ class FailureExample(Result):
 class FailureClass(Result):
     """Failures of one kind, with the first of them to look at."""
 
-    name: str = Field(alias="class")
+    name: str = stands_as("class")
     count: int
     share: float
     examples: tuple[FailureExample, ...]
@@ -242,7 +253,6 @@ class Trust(Result):
     strict_p99_share: Number
     client_cpu_share: Number
     strained: tuple[str, ...]
-    sentence: str
 
 
 class StepFit(Result):
@@ -293,14 +303,19 @@ class Pelt(Result):
 
 
 class QueueSlope(Result):
-    """Growth of the number in flight; ``in_flight``: on the fitted line, at its ends."""
+    """Growth of the number in flight, a second. ``in_flight``: on the fitted line, at its ends.
 
-    per_s: Number
-    per_s_ci: Ends
+    ``steady_most``: the growth over the window that a steady queue seldom exceeds; ``served_per_s``: answers that ended
+    within the window.
+    """
+
+    per_s: float
+    per_s_ci: tuple[float, float]
     confidence: float
     in_flight: tuple[float, float]
     grows: bool
-    steady_most: Number
+    steady_most: float
+    served_per_s: Number
 
 
 class SteadyMethods(Result):
@@ -317,7 +332,6 @@ class Steady(Result):
     state: Literal["steady", "unsteady", "unknown", "not_applicable"]
     methods: SteadyMethods
     valid_for_capacity: bool
-    sentence: str
 
 
 class Ratio(Result):
@@ -336,7 +350,6 @@ class Drift(Result):
     output_tokens_per_s: Ratio | None
     machine_time: Ratio | None
     reason: str | None
-    sentence: str | None
 
 
 class ShortenedLoad(Result):
@@ -353,6 +366,10 @@ class MadeBy(Result):
     analysis: str
 
 
+UNKNOWN = "unknown"
+STAMPS = ("INVALID", "NOT COMPARABLE")  # what a validity begins with whose figures must not be taken at their word
+
+
 class Provenance(Result):
     """Eleven facts about the run, or the runs, behind a figure; each as text, ``n`` too."""
 
@@ -367,6 +384,27 @@ class Provenance(Result):
     validity: str
     date: str
     command: str
+
+    def line(self) -> str:
+        """All of it in one line of text; what is unknown is left out, but for the validity."""
+        named = " ".join(part for part in (self.scenario, self.digest) if part and part != UNKNOWN)
+        many = f"n = {self.n}" if self.n != UNKNOWN else ""
+        parts = [named, self.model, self.precision, self.engine, self.hardware, self.load, many, self.validity,
+                 self.date, self.command]  # fmt: skip
+        return " · ".join(part for part in parts if part and part != UNKNOWN)
+
+    def facts(self) -> dict[str, str]:
+        """The same, by name, for JSON and for the metadata of files."""
+        return self.to_json()
+
+    def comments(self, sign: str = "# ") -> str:
+        """The same as lines of comment, for the head of a CSV or a log; ends with a line feed."""
+        return "".join(f"{sign}{name}: {' '.join(value.split())}\n" for name, value in self.facts().items())
+
+    @property
+    def stamp(self) -> str | None:
+        """What must be written across every picture, if anything."""
+        return next((word for word in STAMPS if self.validity.startswith(word)), None)
 
 
 class PeerFigures(Result):
@@ -393,23 +431,32 @@ class PeerDefinitions(Result):
     e2e: PeerFigures | None = left_out()
 
 
-class RunResult(ResultFile):
-    """Everything that one run's records tell. Mappings are by metric (ttft, itl, tpot, e2e), stage or group."""
+SUMMARY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
 
-    FILE: ClassVar[str] = "summary.json"
 
-    schema_version: Literal[1] = 1
+class RunVerdict(Result):
+    """The verdict and why."""
+
+    schema_version: Literal[2] = SUMMARY_VERSION
     name: str
     verdict: Verdict
     exit_code: int
-    confidence: Confidence
-    headline: str
     invalid_reasons: tuple[str, ...]
     slo: tuple[SloAnswer, ...]
+
+
+class RunFigures(RunVerdict):
+    """What requests and their ledgers tell. Mappings are by metric (ttft, itl, tpot, e2e), stage or group.
+
+    ``device``: what computed the forwards, in a word.
+    """
+
+    device: str
+    confidence: Confidence
     load: LoadFacts
     counts: Counts
-    metrics: Mapping[str, Distribution]
-    metrics_from_sent: Mapping[str, Distribution]
+    metrics: Mapping[str, MetricDistribution]
+    metrics_from_sent: Mapping[str, MetricDistribution]
     metrics_censored: Mapping[str, CensoredDistribution]
     turns: tuple[Turn, ...]
     closed_loop: ClosedLoop | None
@@ -426,15 +473,18 @@ class RunResult(ResultFile):
     warnings: tuple[RunWarning, ...]
     floor: FloorShares | None
     trust: Trust
+
+
+class RunResult(Economy, RunFigures, ResultFile):
+    """Everything that one run's records tell: ``summary.json``. ``words`` are there once the report has made them."""
+
+    FILE: ClassVar[str] = "summary.json"
+
     telemetry: Telemetry | None
     roofline: Roofline
     ledger: LedgerFacts
     steady: Steady
     drift: Drift
-    tokens_per_request: TokensPerRequest
-    cost: AnyCost
-    energy: AnyEnergy
-    value: Value
     bands: Mapping[str, Bands]
     compute: Compute
     explore: Mapping[str, tuple[GroupPair, ...]]
@@ -442,6 +492,22 @@ class RunResult(ResultFile):
     provenance: Provenance
     shortened: ShortenedLoad | None = left_out()
     definitions: Mapping[str, PeerDefinitions] | None = left_out()
+    words: Words | None = left_out()
+
+    @property
+    def verdict_file(self) -> VerdictFile:
+        """Its part that is a file of its own."""
+        own = {name: getattr(self, name) for name in (*RunVerdict.model_fields, "provenance", "words")}
+        return VerdictFile(**own)
+
+
+class VerdictFile(RunVerdict, ResultFile):
+    """The verdict alone: ``verdict.json``."""
+
+    FILE: ClassVar[str] = "verdict.json"
+
+    provenance: Provenance
+    words: VerdictWords | None = left_out()
 
 
 class _Part(Result):
@@ -464,7 +530,7 @@ class RunBrief(ResultFile):
     model_config = ConfigDict(extra="ignore")
     FILE: ClassVar[str] = RunResult.FILE
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = SUMMARY_VERSION
     name: str
     verdict: Verdict
     counts: BriefCounts

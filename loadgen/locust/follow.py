@@ -12,6 +12,7 @@ from hdrh.histogram import HdrHistogram
 from gapmeter.loadgen.locust.figures import Row, live_rows, result_rows
 from gapmeter.loadgen.locust.tally import METRICS, Tally
 from gapmeter.records import Outcome, RunFolder
+from gapmeter.records.follow import ReportFollower
 from gapmeter.records.histograms import new_histogram
 from gapmeter.records.tail import RecordTail
 from gapmeter.records.wire import WireRecord
@@ -29,7 +30,7 @@ class Followed:
         self._folder, self._tell = RunFolder(folder), tell
         self._tails: dict[Path, RecordTail] = {}
         self._tally = Tally(self._ended)
-        self._elsewhere: _Elsewhere | None = None
+        self._reports: _Reports | None = None
         self.rows: list[Row] = live_rows(self._tally.histograms)
         self.in_flight = 0
         self.over = False
@@ -39,9 +40,9 @@ class Followed:
         if self.over:
             return
         if (self._folder.requests / "master.json").exists():
-            self._elsewhere = self._elsewhere or _Elsewhere(self._folder.requests / "workers.json", self._tell)
-            self._elsewhere.look()
-            self.in_flight, histograms = self._elsewhere.in_flight, self._elsewhere.histograms
+            self._reports = self._reports or _Reports(self._folder.requests / "workers.json", self._tell)
+            self._reports.look()
+            self.in_flight, histograms = self._reports.in_flight, self._reports.histograms
         else:
             self._read_records()
             self.in_flight, histograms = self._tally.issued - self._tally.finished, self._tally.histograms
@@ -58,23 +59,24 @@ class Followed:
         self._tell(None if e2e_ns is None else e2e_ns / 1e6, why)
 
 
-class _Elsewhere:
+class _Reports:
     """Workers' histograms, as their master adds them up; each new count in that of E2E is a request that ended."""
 
     def __init__(self, path: Path, tell: Tell) -> None:
-        self._path, self._tell = path, tell
+        self._follower, self._tell = ReportFollower(path, 0), tell
         self._known: dict[int, int] = {}
         self._failed = 0
-        self.in_flight = 0
         self.histograms: Mapping[str, HdrHistogram] = {name: new_histogram() for name in METRICS}
 
+    @property
+    def in_flight(self) -> int:
+        return self._follower.in_flight
+
     def look(self) -> None:
-        told = _read(self._path)
-        if told is None:
+        self._follower.poll()
+        if not self._follower.histograms:
             return
-        issued, finished, failed = (sum(w[key] for w in told["workers"]) for key in ("issued", "finished", "failed"))
-        self.in_flight = issued - finished
-        self.histograms = {name: HdrHistogram.decode(told["histograms"][name]) for name in METRICS}
+        self.histograms, failed = self._follower.histograms, self._follower.failed.total()
         counts = _counts(self.histograms["e2e"])
         for value, count in counts.items():
             for _ in range(count - self._known.get(value, 0)):

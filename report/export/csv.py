@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import Provenance, provenance_of
+from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results import Result, RunResult
 from gapmeter.records import RunFolder
-from gapmeter.report.run import read_run
+from gapmeter.report.run_folder import Run
 
 _TABLES = ("requests", "ledger", "gaps", "timeline", "steps")
 _LISTS = ("token_ns", "chunk_tokens", "engine_metrics")
@@ -24,10 +24,10 @@ def write_csv(folder: RunFolder, into: Path) -> list[Path]:
 
     Raises FileNotFoundError when the run has not been analysed, OSError.
     """
-    run = read_run(folder)
+    run = Run.read(folder)
     into.mkdir(parents=True, exist_ok=True)
-    about = provenance_of(run.manifest, run.summary)
-    written = [_write(into / f"{name}.csv", table, about) for name, table in figures(run.summary).items() if len(table)]
+    about = run.provenance
+    written = [_write(into / f"{name}.csv", table, about) for name, table in figures(run.result).items() if len(table)]
     for name in _TABLES:
         file = folder.path / f"{name}.parquet"
         if file.exists():
@@ -37,28 +37,27 @@ def write_csv(folder: RunFolder, into: Path) -> list[Path]:
     return written
 
 
-def figures(summary: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """The summary's tables: metrics (from due and from sent), stages, groups, slo. Times are ms."""
+def figures(result: RunResult) -> dict[str, pd.DataFrame]:
+    """The result's tables: metrics (from due and from sent), stages, groups, slo. Times are ms."""
     metrics = [
         {"metric": metric, "counted_from": origin, **_flat(found)}
-        for origin, part in (("due", "metrics"), ("sent", "metrics_from_sent"))
-        for metric, found in summary[part].items()
+        for origin, part in (("due", result.metrics), ("sent", result.metrics_from_sent))
+        for metric, found in part.items()
     ]
     stages = [
         {"stage": stage, "to": event, **_flat(found)}
-        for event, part in (("last token", "stages"), ("first token", "stages_to_first_token"))
-        for stage, found in summary[part].items()
+        for event, part in (("last token", result.stages), ("first token", result.stages_to_first_token))
+        for stage, found in part.items()
     ]
-    groups = [{"group": group, **_flat(found)} for group, found in summary["groups"].items()]
-    slos = [_flat(row) for row in summary["slo"]]
-    tables = {"metrics": metrics, "stages": stages, "groups": groups, "slo": slos}
+    groups = [{"group": group, **_flat(found)} for group, found in result.groups.items()]
+    tables = {"metrics": metrics, "stages": stages, "groups": groups, "slo": list(map(_flat, result.slo))}
     return {name: pd.DataFrame(rows) for name, rows in tables.items()}
 
 
-def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Intervals as two columns; what has further parts is left to the JSON."""
+def _flat(found: Result) -> dict[str, Any]:
+    """By their names in JSON, intervals as two columns; what has further parts is left to the JSON."""
     out: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in found.to_json().items():
         if key.endswith("_ci_ms"):
             stem = key.removesuffix("_ci_ms")
             low, high = value or (None, None)

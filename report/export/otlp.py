@@ -11,15 +11,13 @@ The extra ``otel`` brings the SDK that this needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import provenance_of
 from gapmeter.records import RunFolder, tracing
 from gapmeter.report import marks
-from gapmeter.report.run import Run, read_run
+from gapmeter.report.run_folder import Run
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -61,7 +59,7 @@ def send(folder: RunFolder, endpoint: str) -> int:
 def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
     """Every span of a run, each request's followed by its stages'. Raises as ``send``."""
     _need_sdk()
-    run = read_run(folder)
+    run = Run.read(folder)
     timeline = folder.path / "timeline.parquet"
     stretches = pd.read_parquet(timeline) if timeline.exists() else pd.DataFrame(columns=["request_id"])
     make = _maker(run)
@@ -103,10 +101,10 @@ def _maker(run: Run) -> Make:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    about = provenance_of(run.manifest, run.summary).facts()
+    about = run.provenance.facts()
     attributes = {"service.name": "gapmeter", **{f"gapmeter.{key}": value for key, value in about.items()}}
     resource, scope = Resource(attributes), InstrumentationScope("gapmeter", about.get("gapmeter", ""))
-    wall_ns = _wall_minus_monotonic(run.manifest)
+    wall_ns = run.manifest.started_wall_ns - run.manifest.started_ns  # since the epoch
 
     def context(trace_id: int, span_id: int) -> SpanContext:
         return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
@@ -126,15 +124,8 @@ def _maker(run: Run) -> Make:
     return make
 
 
-def _wall_minus_monotonic(manifest: Mapping[str, Any]) -> int:
-    """Since the epoch, in ns; a manifest of before knows its start to the second."""
-    told = manifest.get("started_wall_ns")
-    wall_ns = round(datetime.fromisoformat(manifest["started_wall"]).timestamp() * 1e9) if told is None else int(told)
-    return wall_ns - int(manifest["started_ns"])
-
-
 def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
-    kind, model = run.manifest["scenario"]["workload"]["kind"], str(run.manifest["target"]["model"])
+    kind, model = run.manifest.scenario["workload"]["kind"], run.manifest.target.model
     operation = _OPERATIONS.get(kind, "chat")
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": operation,

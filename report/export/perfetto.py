@@ -21,10 +21,9 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.ledger.chosen import chosen
-from gapmeter.analysis.provenance import provenance_of
 from gapmeter.records import RunFolder
 from gapmeter.report import marks
-from gapmeter.report.run import Run, read_run
+from gapmeter.report.run_folder import Run
 
 FILE = "trace.json.gz"
 _REQUESTS, _STEPS = 500, 20_000  # most that are shown
@@ -43,7 +42,7 @@ def write_trace(folder: RunFolder, file: Path | None = None) -> None:
 
     Raises FileNotFoundError when the run has not been analysed, OSError.
     """
-    run = read_run(folder)
+    run = Run.read(folder)
     timeline = folder.path / "timeline.parquet"
     stretches = pd.read_parquet(timeline) if timeline.exists() else pd.DataFrame(columns=["request_id"])
     document = trace(run, stretches)
@@ -87,11 +86,11 @@ def _steps_shown(run: Run) -> pd.DataFrame:
 
 
 def _about(run: Run) -> dict[str, str]:
-    return {"verdict": str(run.summary["verdict"]), **provenance_of(run.manifest, run.summary).facts()}
+    return {"verdict": run.result.verdict, **run.provenance.facts()}
 
 
 def _names(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
-    valid = "" if run.summary["verdict"] != "INVALID" else " (INVALID run)"
+    valid = "" if run.result.verdict != "INVALID" else " (INVALID run)"
     for pid, text in ((REQUESTS, f"requests{valid}"), (ENGINE, f"engine{valid}")):
         yield _meta("process_name", pid, 0, name=text)
         yield _meta("process_sort_index", pid, 0, sort_index=pid)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,17 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.ledger.explained import explain_groups
-from gapmeter.analysis.requests.metrics import limits_of
+from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
+from gapmeter.analysis.ledger.explore import describe_pairs
+from gapmeter.analysis.ledger.tail import LEDGER_OF
+from gapmeter.analysis.requests.figures import ledgers_of
+from gapmeter.analysis.requests.metrics import limits_of, measured_requests
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stages import STAGES, column
-from gapmeter.analysis.summary import build_summary, write_summary
+from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
+from tests.kit import manifest, result
 
 _ORIGIN_NS = 5_000_000_000
 _FIXED_US = {
@@ -207,41 +213,41 @@ def write_run(
     tables |= {"ledger": frames.ledger} if with_ledger else {}
     write_tables(path, tables)
     known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **(evidence or {}))
-    summary = build_summary(
-        frames.requests,
-        frames.ledger if with_ledger else None,
-        frames.gaps if with_ledger else None,
-        [_slo(text) for text in slos],
-        known,
-        name=name,
+    about = manifest(
+        command=f"gapmeter run {name}",
+        scenario={"name": name, "load": {"rate": rate}, "server": {"model": model}},
+        slo=[slo_of(text).to_json() for text in slos],
     )
-    limits = limits_of([_slo(text) for text in slos])
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
-    summary |= explain_groups(frames.requests, *shown, frames.steps, limits, "GPU")
-    write_summary(path, summary)
-    folder.write_json(
-        folder.manifest,
-        {
-            "schema_version": 1, "command": f"gapmeter run {name}", "started_wall": "2026-01-02T03:04:05+0000",
-            "scenario": {
-                "name": name, "load": {"rate": rate},
-                "server": {"engine": "transformers", "model": model, "precision": "float32", "max_batch": 8},
-            },
-            "target": {"url": "http://127.0.0.1:8000", "model": "m"},
-            "hardware": {"cpu": "A processor", "cores": 2, "memory_gib": 24.0, "system": "Linux 6.1", "gpus": []},
-            "placement": {"generator": [1], "server": [0], "shared": False},
-            "versions": {"python": "3.11.2", "gapmeter": "0.1.0", "transformers": "5.19.0"},
-        },
-    )  # fmt: skip
+    found = result(
+        build_figures(frames.requests, *shown, about.slo, known, name=name),
+        about,
+        **explained(frames, *shown, about.slo),
+    )
+    found.write(path)
+    found.verdict_file.write(path)
+    about.write(path)
     return folder
 
 
-def _slo(text: str) -> dict[str, Any]:
-    """The mapping that the analysis takes, from ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
+def explained(
+    frames: Frames, ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, slos: Sequence[Slo]
+) -> dict[str, Any]:
+    """What ledgers say of groups of requests, as a result has it."""
+    measured = measured_requests(frames.requests)
+    ledgers = {metric: ledgers_of(ledger, measured, event) for metric, event in LEDGER_OF.items()}
+    more = {"itl": gaps[gaps["request_id"].isin(measured["request_id"])]} if gaps is not None else {}
+    return {
+        "bands": describe_bands(ledgers | more),
+        "compute": describe_compute(ledgers, frames.steps, "GPU"),
+        "explore": describe_pairs(measured, ledgers, limits_of(slos)),
+    }
+
+
+def slo_of(text: str) -> Slo:
+    """From ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
     words = text.split()
     if words[0] == "errors":
-        return {"metric": "errors", "percentile": None, "limit_share": float(words[2]) / 100, "text": text}
-    return {
-        "metric": words[0], "percentile": float(words[1][1:]), "limit_ns": float(words[3]) * 1e6, "limit_share": None,
-        "text": text,
-    }  # fmt: skip
+        return Slo(metric="errors", percentile=None, limit_ns=None, limit_share=float(words[2]) / 100, text=text)
+    limit_ns = int(float(words[3]) * 1e6)
+    return Slo(metric=words[0], percentile=float(words[1][1:]), limit_ns=limit_ns, limit_share=None, text=text)

@@ -13,14 +13,16 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.ledger import make_ledger
 from gapmeter.analysis.requests.attempts import attempts_warning, count_attempts, final
 from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
-from gapmeter.analysis.summary import build_summary
+from gapmeter.analysis.results.run import Attempts
+from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.wire import FINISHED, WireRecord, encode
+from tests.kit import manifest
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
-PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}
+PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan
 
 
 def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, **more: Any) -> WireRecord:
@@ -98,19 +100,19 @@ def test_the_time_of_earlier_attempts_is_a_stage_of_its_own(requests: pd.DataFra
 
 
 def test_attempts_are_counted_beside_requests_and_a_warning_says_so(requests: pd.DataFrame) -> None:
-    told = build_summary(requests, None, None, [], Evidence("open", "poisson", planned=4))
-    counts = told["counts"]
-    assert (counts["issued"], counts["measured"], counts["succeeded"], counts["failed"]) == (4, 4, 3, {"http_5xx": 1})
-    assert counts["attempts"] == {
-        "total": 8, "asked_again": 3, "then_succeeded": 2, "failed": {"http_5xx": 2, "timeout": 1, "refused": 1},
-    }  # fmt: skip
-    (warning,) = (warning for warning in told["warnings"] if warning["code"] == "retries")
-    assert warning["text"].startswith("8 attempts for 4 requests: 3 were asked again after a failure (2 http_5xx, ")
-    assert "2 then succeeded" in warning["text"]
+    told = build_figures(requests, None, None, [], Evidence("open", "poisson", planned=4))
+    counts = told.counts
+    assert (counts.issued, counts.measured, counts.succeeded, counts.failed) == (4, 4, 3, {"http_5xx": 1})
+    assert counts.attempts == Attempts(
+        total=8, asked_again=3, then_succeeded=2, failed={"http_5xx": 2, "timeout": 1, "refused": 1}
+    )
+    (warning,) = (warning for warning in told.warnings if warning.code == "retries")
+    assert warning.text.startswith("8 attempts for 4 requests: 3 were asked again after a failure (2 http_5xx, ")
+    assert "2 then succeeded" in warning.text
 
 
 def test_a_run_without_retries_has_one_attempt_a_request_and_no_warning(tmp_path: Path) -> None:
     measured = pd.DataFrame({"outcome": ["ok", "cut"], "index": [0, 1]})
     counted = count_attempts(measured, measured)
-    assert counted == {"total": 2, "asked_again": 0, "then_succeeded": 0, "failed": {}}
+    assert counted == Attempts(total=2, asked_again=0, then_succeeded=0, failed={})
     assert attempts_warning(counted, 2) == []

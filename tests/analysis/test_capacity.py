@@ -28,10 +28,10 @@ from gapmeter.analysis.capacity.evidence import (
     plan_looks,
     worth,
 )
-from gapmeter.analysis.capacity.planning import plan_fleet
 from gapmeter.analysis.capacity.posterior import posterior
+from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED, Fleet
 from gapmeter.analysis.capacity.search import Ask, Goal, next_trial, search
-from gapmeter.analysis.capacity.trial import FAILS, HOLDS, UNDECIDED, Count, Enough, Finding, Outcome, Promise, Trial
+from gapmeter.analysis.capacity.trial import Count, Enough, Finding, Outcome, Promise, Trial
 
 P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)
@@ -295,7 +295,7 @@ def test_searches_on_a_known_law_find_it_and_cover_it() -> None:
 def test_a_fleet_carries_its_target_with_headroom_and_one_server_less_would_not(
     low: float, target: float, headroom: float, spare: int
 ) -> None:
-    fleet = plan_fleet(low, target, headroom, spare)
+    fleet = Fleet.plan(low, target, headroom, spare)
     assert fleet.needed * fleet.planned_rps >= target * (1 - 1e-6)
     assert fleet.needed == 1 or (fleet.needed - 1) * fleet.planned_rps < target
     assert fleet.replicas == fleet.needed + spare

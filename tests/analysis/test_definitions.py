@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.chunks import Chunk, chunks
 from gapmeter.records.wire import FINISHED, WireRecord, encode
-from gapmeter.report.reconcile import definition_rows
+from tests.kit import manifest
 from tests.records.test_stream import chat, role, sse, usage_only
 
 MS = 1_000_000
@@ -145,14 +144,15 @@ def test_a_part_of_a_tool_call_is_a_token_for_guidellm_and_aiperf() -> None:
 def test_guidellm_counts_a_mean_as_often_as_it_has_gaps_and_takes_the_first_value_that_reaches_the_share() -> None:
     answers = [Measured(itl=[10.0 * MS], itl_weight=1), Measured(itl=[20.0 * MS], itl_weight=9)]
     values, weights = pooled(answers, "itl")
-    told = figures(values, weights, weighted=True)
-    assert (told["p50_ms"], told["p99_ms"], told["mean_ms"], told["count"]) == (20, 20, 19, 2)
-    assert figures(values, np.ones(2), weighted=False)["p50_ms"] == 15, "the others interpolate"
+    told = figures(values, weights, differs="", weighted=True)
+    assert (told.p50_ms, told.p99_ms, told.mean_ms, told.count) == (20, 20, 19, 2)
+    assert figures(values, np.ones(2), differs="", weighted=False).p50_ms == 15, "the others interpolate"
 
 
 def test_without_a_value_every_figure_is_null() -> None:
     none = np.zeros(0)
-    assert set(figures(none, none, weighted=True).values()) == {None, 0}
+    found = figures(none, none, differs="so", weighted=True).to_json()
+    assert set(found.values()) == {None, 0, "so"}
 
 
 def test_a_stream_is_seen_event_by_event_with_what_each_carries() -> None:
@@ -188,21 +188,16 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_run_is_described_over_its_measured_successes(folder: RunFolder) -> None:
-    plan = {"timeout_ns": 60_000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 1}
+    plan = manifest(plan={"timeout_ns": 60_000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 1}).plan
     requests, _ = read_requests(folder, plan)
     told = describe_definitions(folder, requests)
     assert list(told) == ["vllm_bench", "guidellm", "aiperf", "genai_bench"]
-    assert told["vllm_bench"]["version"] == "0.32.0"
-    assert (told["vllm_bench"]["ttft"]["count"], told["vllm_bench"]["itl"]["count"]) == (2, 6)
-    assert told["vllm_bench"]["ttft"]["p50_ms"] == 50
-    assert told["genai_bench"]["e2e"]["p50_ms"] == 220
-    assert (told["genai_bench"]["itl"]["count"], told["genai_bench"]["itl"]["p99_ms"]) == (0, None)
-    assert all(told[key][metric]["differs"] for key in told for metric in ("ttft", "itl", "tpot", "e2e"))
-    json.dumps(told, allow_nan=False)
-
-
-def test_a_summary_without_definitions_has_no_rows_of_them() -> None:
-    assert definition_rows({}) == []
+    assert told["vllm_bench"].version == "0.32.0"
+    assert (told["vllm_bench"].ttft.count, told["vllm_bench"].itl.count) == (2, 6)
+    assert told["vllm_bench"].ttft.p50_ms == 50
+    assert told["genai_bench"].e2e.p50_ms == 220
+    assert (told["genai_bench"].itl.count, told["genai_bench"].itl.p99_ms) == (0, None)
+    assert all(getattr(told[key], metric).differs for key in told for metric in ("ttft", "itl", "tpot", "e2e"))
 
 
 def test_every_tool_and_version_stands_in_the_document() -> None:

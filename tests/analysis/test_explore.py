@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
-from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs, sentence
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import drawn_means, interval, stretches
+from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.report.words import compute_sentence, difference_sentence
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:
@@ -28,11 +26,11 @@ def test_the_stage_that_was_made_longer_is_ranked_first_and_its_interval_holds_t
     slow = rng.random(800) < 0.3
     rows = _ledgers(queue=rng.exponential(5, 800) + 7 * slow, prefill=rng.normal(20, 2, 800), egress=np.full(800, 1.0))
     found = difference(rows, slow, ~slow)
-    first = found["ranked"][0]
-    assert first["stage"] == "queue"
-    assert first["ci_ms"][0] < 7 < first["ci_ms"][1]
-    assert found["difference_ci_ms"][0] > 0
-    assert sentence(found, "these", "those").startswith("these waited 7")
+    first = found.ranked[0]
+    assert first.stage == "queue"
+    assert first.ci_ms[0] < 7 < first.ci_ms[1]
+    assert found.difference_ci_ms[0] > 0
+    assert difference_sentence(found, "these", "those").startswith("these waited 7")
 
 
 @settings(max_examples=30, deadline=None)
@@ -42,8 +40,8 @@ def test_the_stages_differences_add_up_to_the_difference_of_the_waits(parts: Flo
     a = np.arange(60) < cut
     found = difference(rows, a, ~a)
     waited = rows["total_ns"].to_numpy() / 1e6
-    assert found["difference_ms"] == pytest.approx(waited[a].mean() - waited[~a].mean(), abs=1e-6)
-    assert sum(row["ms"] for row in found["ranked"]) == pytest.approx(found["difference_ms"], abs=1e-6)
+    assert found.difference_ms == pytest.approx(waited[a].mean() - waited[~a].mean(), abs=1e-6)
+    assert sum(row.ms for row in found.ranked) == pytest.approx(found.difference_ms, abs=1e-6)
 
 
 def test_intervals_of_two_alike_groups_hold_zero_as_often_as_they_say_though_neighbors_are_alike() -> None:
@@ -54,7 +52,7 @@ def test_intervals_of_two_alike_groups_hold_zero_as_often_as_they_say_though_nei
         for i in range(1, n):
             series[i] = 0.9 * series[i - 1] + noise[i]
         a = (np.arange(n) // 150) % 2 == 0
-        found = difference(_ledgers(queue=series + 50), a, ~a)["difference_ci_ms"]
+        found = difference(_ledgers(queue=series + 50), a, ~a).difference_ci_ms
         hits += found[0] <= 0 <= found[1]
     assert hits / trials > 0.8
 
@@ -63,27 +61,8 @@ def test_a_group_in_too_few_stretches_gets_no_interval() -> None:
     rows = _ledgers(queue=np.random.default_rng(1).exponential(5, 600))
     a = np.arange(600) < 20
     found = difference(rows, a, ~a)
-    assert found["difference_ci_ms"] == [None, None]
-    assert all(row["ci_ms"] == [None, None] for row in found["ranked"])
-
-
-def test_stretches_follow_one_another_and_grow_with_what_neighbors_share() -> None:
-    rng = np.random.default_rng(5)
-    alone = stretches(rng.normal(size=1000))
-    shared = stretches(np.repeat(rng.normal(size=50), 20))
-    assert (np.diff(alone) >= 0).all()
-    assert alone.max() > 3 * shared.max() > 0
-
-
-def test_means_of_drawn_stretches_are_around_the_mean() -> None:
-    values = np.random.default_rng(2).normal(10, 1, (400, 1))
-    drawn = drawn_means(values, np.ones(400, dtype=bool), stretches(values[:, 0]))
-    assert drawn is not None
-    low, high = interval(drawn[:, 0])
-    assert low is not None
-    assert high is not None
-    assert low < values.mean() < high
-    assert high - low < 0.5
+    assert found.difference_ci_ms == (None, None)
+    assert all(row.ci_ms == (None, None) for row in found.ranked)
 
 
 def _requests(n: int) -> pd.DataFrame:
@@ -109,11 +88,11 @@ def test_each_pair_is_described_with_both_sizes() -> None:
     requests = _requests(400)
     tokens = requests["prompt_tokens"].to_numpy(np.float64)
     rows = _ledgers(prefill=tokens / 10, queue=rng.exponential(1, 400))
-    found: list[dict[str, Any]] = describe_pairs(requests, {"ttft": rows}, {})["ttft"]
-    prompts = next(pair for pair in found if pair["key"] == "prompts")
-    assert prompts["ranked"][0]["stage"] == "prefill"
-    assert prompts["a_count"] + prompts["b_count"] < 400
-    assert prompts["difference_ms"] > 5
+    found = describe_pairs(requests, {"ttft": rows}, {})["ttft"]
+    prompts = next(pair for pair in found if pair.key == "prompts")
+    assert prompts.ranked[0].stage == "prefill"
+    assert prompts.a_count + prompts.b_count < 400
+    assert prompts.difference_ms > 5
 
 
 @settings(max_examples=30, deadline=None)
@@ -121,19 +100,17 @@ def test_each_pair_is_described_with_both_sizes() -> None:
 def test_every_band_s_stages_add_up_to_its_mean_wait(parts: Floats) -> None:
     rows = _ledgers(queue=parts[:, 0], decode=parts[:, 1])
     bands = describe_bands({"ttft": rows})["ttft"]
-    every = [bands["typical"], *(b for b in bands["slow"].values() if b), *bands["spread"]]
-    for band in every:
-        assert sum(band["stages_ms"].values()) == pytest.approx(band["total_ms"], abs=1e-6)
-    assert sum(b["count"] * b["total_ms"] for b in bands["spread"]) == pytest.approx(
-        rows["total_ns"].sum() / 1e6, abs=1e-3
-    )
+    every = [bands.typical, bands.slow.p90, bands.slow.p985, bands.slow.p99, *bands.spread]
+    for band in filter(None, every):
+        assert sum(band.stages_ms.values()) == pytest.approx(band.total_ms, abs=1e-6)
+    assert sum(b.count * b.total_ms for b in bands.spread) == pytest.approx(rows["total_ns"].sum() / 1e6, abs=1e-3)
 
 
 def test_a_band_of_fewer_than_seven_requests_is_not_told_of() -> None:
-    bands = describe_bands({"ttft": _ledgers(queue=np.arange(300.0))})["ttft"]["slow"]
-    assert bands["p999"] is None
-    assert bands["p99"] is None
-    assert bands["p90"]["count"] == 30
+    bands = describe_bands({"ttft": _ledgers(queue=np.arange(300.0))})["ttft"].slow
+    assert bands.p999 is None
+    assert bands.p99 is None
+    assert bands.p90.count == 30
 
 
 def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_null() -> None:
@@ -141,9 +118,10 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     forward, queue = rng.exponential(6, 900), rng.exponential(2, 900)
     steps = pd.DataFrame({"forward_start_ns": [0, 100, 200], "forward_end_ns": [50, 150, 250]}) + 1
     found = describe_compute({"e2e": _ledgers(prefill=forward / 2, decode=forward / 2, queue=queue)}, steps, "GPU")
-    told = found["e2e"]["all"]
-    assert told["compute"]["share"] == pytest.approx(forward.sum() / (forward + queue).sum())
-    assert told["compute"]["share_ci"][0] < told["compute"]["share"] < told["compute"]["share_ci"][1]
-    assert told["host"] is None
-    assert found["busy_share"] == pytest.approx(150 / 250)
-    assert "the GPU computed for them during" in found["e2e"]["sentence"]
+    assert found.e2e is not None
+    told = found.e2e.all
+    assert told.compute.share == pytest.approx(forward.sum() / (forward + queue).sum())
+    assert told.compute.share_ci[0] < told.compute.share < told.compute.share_ci[1]
+    assert told.host is None
+    assert found.busy_share == pytest.approx(150 / 250)
+    assert "the GPU computed for them during" in str(compute_sentence(found.e2e, "e2e", "GPU"))

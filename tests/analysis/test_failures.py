@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
+from gapmeter.report.summary_terminal import render_summary
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.numbers import over
 from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
-from gapmeter.analysis.requests.figures import figures
+from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import measured_requests
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.summary import build_summary
-from gapmeter.report import write_report
-from gapmeter.report.failed import censored_sentence, failed_classes, failed_sentence
-from gapmeter.report.summary_terminal import render_summary
-from tests.analysis.report_frames import simulate, write_run
+from gapmeter.analysis.results.run import FailureExample, RunResult
+from gapmeter.analysis.stats.series import Series
+from gapmeter.analysis.summary import build_figures
+from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE, SLOS
+from tests.kit import result
 
 TIMEOUT_NS = 60_000_000_000
 
@@ -45,20 +43,20 @@ def requests(*outcomes: str) -> pd.DataFrame:
 
 def test_every_class_is_told_with_its_first_examples_the_most_frequent_first() -> None:
     told = describe_failures(requests("ok", "cut", "http_5xx", "http_5xx", "ok", "http_5xx", "http_5xx", "stalled"))
-    assert [(found["class"], found["count"]) for found in told] == [("http_5xx", 4), ("cut", 1), ("stalled", 1)]
-    assert told[0]["share"] == 0.5
-    assert [example["request_id"] for example in told[0]["examples"]] == ["r-2", "r-3", "r-5"]
-    assert told[0]["examples"][0] == {
-        "request_id": "r-2", "at_s": 2.0, "waited_ms": 5.0, "status": 500, "tokens": 0, "error": "error 2",
-    }  # fmt: skip
-    assert told[1]["examples"][0]["tokens"] == 3
+    assert [(found.name, found.count) for found in told] == [("http_5xx", 4), ("cut", 1), ("stalled", 1)]
+    assert told[0].share == 0.5
+    assert [example.request_id for example in told[0].examples] == ["r-2", "r-3", "r-5"]
+    assert told[0].examples[0] == FailureExample(
+        request_id="r-2", at_s=2.0, waited_ms=5.0, status=500, tokens=0, error="error 2"
+    )
+    assert told[1].examples[0].tokens == 3
 
 
 def test_nothing_is_told_of_a_run_in_which_nothing_failed() -> None:
     good = requests("ok", "ok")
-    assert describe_failures(good) == []
+    assert describe_failures(good) == ()
     assert bound_ns(good) is None
-    assert describe_failures(good.iloc[:0]) == []
+    assert describe_failures(good.iloc[:0]) == ()
 
 
 def test_failures_count_as_at_least_the_shortest_time_that_one_of_them_was_given() -> None:
@@ -76,72 +74,41 @@ def test_whatever_failures_would_have_taken_a_censored_percentile_says_nothing_u
     successes: list[float], unknown: list[float], percentile: float
 ) -> None:
     """``unknown`` is what the failed requests would have taken, had they been given the time."""
-    seen = quantiles.sample(np.array([*successes, *[np.inf] * len(unknown)]))
-    told = censored(figures(seen, [percentile], 1.0, 1.0), TIMEOUT_NS if unknown else None)
-    truth = quantiles.estimate(quantiles.sample(np.array([*successes, *unknown])), percentile).value
+    seen = Series(np.array([*successes, *[np.inf] * len(unknown)]))
+    told = censored(distribution(seen, [percentile], 1.0, 1.0), TIMEOUT_NS if unknown else None)
+    truth = Series(np.array([*successes, *unknown])).percentile(percentile).value
     name = f"p{percentile:g}"
     assert truth is not None
-    if name in told["over_ms"]:
-        assert told[f"{name}_ms"] is None
-        assert truth / 1e6 >= told["over_ms"][name] == 60_000
-    elif told[f"{name}_ms"] is not None:
-        assert told[f"{name}_ms"] == pytest.approx(truth / 1e6, rel=2e-3)
+    value_ms = told.at(percentile).value_ms
+    if name in told.over_ms:
+        assert value_ms is None
+        assert truth / 1e6 >= told.over_ms[name] == 60_000
+    elif value_ms is not None:
+        assert value_ms == pytest.approx(truth / 1e6, rel=2e-3)
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def told() -> RunResult:
     frames = simulate(1200, rate=8.0, failures=60, error="boom")
-    return build_summary(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
+    return result(build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True)))
 
 
-def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures_censored(told: dict[str, Any]) -> None:
-    alone, with_them = told["metrics"]["ttft"], told["metrics_censored"]["ttft"]
-    assert list(told["metrics_censored"]) == ["ttft", "itl", "tpot", "e2e"]
-    assert (alone["count"], with_them["count"]) == (1140, 1200)
-    assert alone["p99_ms"] < 100
-    assert with_them["p99_ms"] is None
-    assert with_them["over_ms"] == {"p975": 30_000, "p99": 30_000}
-    assert with_them["p50_ms"] >= alone["p50_ms"]
-    json.dumps(told, allow_nan=False)
+def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures_censored(told: RunResult) -> None:
+    alone, with_them = told.metrics["ttft"], told.metrics_censored["ttft"]
+    assert list(told.metrics_censored) == ["ttft", "itl", "tpot", "e2e"]
+    assert (alone.count, with_them.count) == (1140, 1200)
+    assert alone.p99_ms is not None and alone.p99_ms < 100
+    assert with_them.p99_ms is None
+    assert with_them.over_ms == {"p975": 30_000, "p99": 30_000}
+    assert with_them.p50_ms is not None and alone.p50_ms is not None and with_them.p50_ms >= alone.p50_ms
 
 
 def test_where_nothing_failed_both_are_the_same() -> None:
     frames = simulate(300)
-    told = build_summary(frames.requests, frames.ledger, None, SLOS, EVIDENCE)
-    for metric, alone in told["metrics"].items():
-        assert told["metrics_censored"][metric] == {**alone, "censored_at_ms": None, "over_ms": {}}
-    assert told["failures"] == []
-    assert failed_sentence(told) == censored_sentence(told) == ""
-
-
-def test_the_sentences_say_how_many_how_and_what_it_does_to_the_tail(told: dict[str, Any]) -> None:
-    assert failed_sentence(told) == "60 of 1,200: 60 answered 5xx"
-    sentence = censored_sentence(told)
-    assert sentence.startswith("with these as at least 30 s: TTFT p99 > 30 s (")
-    assert sentence.endswith(" over successes)")
-
-
-def test_terminal_and_report_show_failures_with_their_first_examples(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "r", count=900, rate=12.0, failures=30, error="<b>boom</b>")
-    summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
-    first = summary["failures"][0]["examples"][0]["request_id"]
-    lines = render_summary(summary, manifest, "r", "again", 98, 80).plain.splitlines()
-    at = lines.index(" failed  30 of 900: 30 answered 5xx")
-    assert lines[at + 1] == f"         first http_5xx: at 0.0 s, 500, {first}: <b>boom</b>"
-    assert lines[at + 2].startswith("         with these as at least 30 s: TTFT ")
-    write_report(folder)
-    page = folder.report.read_text()
-    assert "Requests that failed" in page
-    assert "&lt;b&gt;boom&lt;/b&gt;" in page
-    assert "<b>boom</b>" not in page
-    assert 'data-metric="metrics_censored.e2e.p99_ms" title="so many requests failed">&gt; 30 s<' in page
-
-
-def test_a_run_without_failures_has_no_section_of_them(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "r", count=60)
-    write_report(folder)
-    assert "Requests that failed" not in folder.report.read_text()
-    assert "at their time-out</td>" not in folder.report.read_text()
+    told = result(build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE))
+    for metric, alone in told.metrics.items():
+        assert told.metrics_censored[metric].to_json() == {**alone.to_json(), "censored_at_ms": None, "over_ms": {}}
+    assert told.failures == ()
 
 
 @pytest.mark.parametrize(
@@ -156,21 +123,4 @@ def test_measured_requests_alone_are_counted() -> None:
     frames = simulate(100, failures=10)
     everyone = frames.requests.copy()
     everyone.loc[everyone["index"] < 5, "outcome"] = "cut"  # in the warm-up
-    assert [found["class"] for found in describe_failures(measured_requests(everyone))] == ["http_5xx"]
-
-
-@pytest.mark.parametrize(
-    ("sent", "told"),
-    [
-        ('{"error": {"message": "out of luck", "code": 500}}', "out of luck"),
-        ('{"error": "too long"}', "too long"),
-        ('{"message": "busy"}', "busy"),
-        ('{"error": {"message": "cut o', '{"error": {"message": "cut o'),
-        ("[1, 2]", "[1, 2]"),
-        ("Bad gateway", "Bad gateway"),
-    ],
-)
-def test_what_a_server_said_is_told_without_its_wrapping(sent: str, told: str) -> None:
-    example = {"at_s": 0.0, "request_id": "r", "status": 500, "tokens": 0, "waited_ms": 1.0, "error": sent}
-    found = failed_classes({"failures": [{"class": "http_5xx", "count": 1, "share": 1.0, "examples": [example]}]})
-    assert found[0].examples[0].error == told
+    assert [found.name for found in describe_failures(measured_requests(everyone))] == ["http_5xx"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.requests.omission import LABEL, corrected, describe_closed_loop
+from gapmeter.analysis.requests.omission import corrected, describe_closed_loop
+from gapmeter.analysis.results.run import ClosedLoop
+from gapmeter.report.words import CLOSED_LOOP, closed_loop_sentence
 
 MS = 1_000_000
 
@@ -68,26 +68,29 @@ def test_an_open_loop_has_nothing_to_say() -> None:
     ],
 )
 def test_where_the_correction_does_not_apply_there_is_the_label_alone(requests: pd.DataFrame, why: str) -> None:
-    assert describe_closed_loop(requests, CLOSED) == {"sentence": LABEL, "corrected": None}, why
+    found = describe_closed_loop(requests, CLOSED)
+    assert found == ClosedLoop(corrected=None), why
+    assert closed_loop_sentence(found) == CLOSED_LOOP
 
 
 def test_the_estimate_stands_beside_with_its_pace_and_what_was_added() -> None:
-    found: dict[str, Any] | None = describe_closed_loop(run(([5.0] * 700 + [1500.0] + [5.0] * 800) * 2), CLOSED)
+    found = describe_closed_loop(run(([5.0] * 700 + [1500.0] + [5.0] * 800) * 2), CLOSED)
     assert found is not None
-    told = found["corrected"]
-    assert told["expected_interval_ms"] == 15
-    assert told["e2e"]["added"] == 2 * 99
-    assert told["e2e"]["p50_ms"] == 5
-    assert told["e2e"]["p99_ms"] == pytest.approx(1500 - 17 * 15, abs=30)
-    assert told["ttft"]["p99_ms"] < told["e2e"]["p99_ms"]
-    assert found["sentence"].startswith(LABEL)
+    told = found.corrected
+    assert told.expected_interval_ms == 15
+    assert told.e2e.added == 2 * 99
+    assert told.e2e.p50_ms == 5
+    assert told.e2e.p99_ms == pytest.approx(1500 - 17 * 15, abs=30)
+    assert told.ttft.p99_ms < told.e2e.p99_ms
+    assert closed_loop_sentence(found).startswith(CLOSED_LOOP)
     assert (
-        "corrected for 198 requests that users at their pace of 15.0 ms would have sent meanwhile" in found["sentence"]
+        "corrected for 198 requests that users at their pace of 15.0 ms would have sent meanwhile"
+        in closed_loop_sentence(found)
     )
 
 
 def test_a_percentile_that_the_sample_cannot_support_is_not_corrected_either() -> None:
-    found: dict[str, Any] | None = describe_closed_loop(run([5.0] * 60 + [1500.0]), CLOSED)
+    found = describe_closed_loop(run([5.0] * 60 + [1500.0]), CLOSED)
     assert found is not None
-    assert found["corrected"]["e2e"]["p50_ms"] is not None
-    assert found["corrected"]["e2e"]["p99_ms"] is None
+    assert found.corrected.e2e.p50_ms is not None
+    assert found.corrected.e2e.p99_ms is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.binding_evidence import binding_evidence
-from gapmeter.analysis.device.roofline import Rate, _pairs, ratio, step_work
-from gapmeter.analysis.device.roofline_summary import describe_roofline
+from gapmeter.analysis.device.binding import binding_evidence
+from gapmeter.analysis.device.roofline import _pairs, describe_roofline, ratio, step_work
+from gapmeter.analysis.device.telemetry import read_telemetry
+from gapmeter.analysis.device.telemetry_summary import describe_telemetry
 from gapmeter.analysis.device.utilisation import forward_shares
 from gapmeter.analysis.ledger.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
-from gapmeter.records import EntryFlag, Span
+from gapmeter.analysis.results import Manifest
+from gapmeter.analysis.results.device import Experts, PeakRate
+from gapmeter.records import EntryFlag, RunFolder, Span
+from gapmeter.report.words import roofline_sentence
+from tests.analysis.test_telemetry import GPU, started, write
+from tests.kit import PEAKS, WEIGHTS, manifest
 
-WEIGHTS: dict[str, Any] = {
-    "parameters": 1200, "step_parameters": 1000, "step_bytes": 4000.0, "head_parameters": 200, "layers": 2,
-    "attention_heads": 2, "kv_heads": 1, "head_dim": 4, "attention_width": 8, "kv_bytes": 32.0, "sliding_layers": 0,
-    "window": None, "precision": "float32", "experts": None, "source": "by hand",
-}  # fmt: skip
 PROMPT, LAST = int(EntryFlag.PROMPT), int(EntryFlag.PROMPT | EntryFlag.LAST_CHUNK)
 
 
@@ -52,9 +54,9 @@ def test_a_prompt_multiplies_for_every_token_but_the_head_only_for_the_one_that_
 
 
 def test_a_layer_with_a_window_reads_no_more_than_that() -> None:
-    weights = WEIGHTS | {"sliding_layers": 1, "window": 8}
+    weights = WEIGHTS.model_copy(update={"sliding_layers": 1, "window": 8})
     found = step_work(trace([(1, 0, 1, 19, 0, 0)], [(1, 0, 50)]), weights)
-    assert found["bytes"].tolist() == [4000 + (20 + 8) * 32]
+    assert found.bytes.tolist() == [4000 + (20 + 8) * 32]
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30))
@@ -66,19 +68,19 @@ def test_pairs_in_a_window_are_those_that_counting_gives(before: int, tokens: in
 
 
 def test_experts_are_read_as_far_as_tokens_choose_them() -> None:
-    experts = {"parameters": 8000, "bytes": 16000.0, "count": 8, "per_token": 2}
-    found = step_work(trace([(1, 0, 1, 0, 0, 0)], [(1, 0, 50)]), WEIGHTS | {"experts": experts})
-    assert found["bytes"].tolist() == [pytest.approx(4000 + 16000 * 2 / 8 + 2 * 32)]
-    assert found["operations"].tolist() == [2 * (800 + 2000) + 2 * 200 + 4 * 2 * 8]
+    experts = Experts(parameters=8000, bytes=16000.0, count=8, per_token=2)
+    found = step_work(trace([(1, 0, 1, 0, 0, 0)], [(1, 0, 50)]), WEIGHTS.model_copy(update={"experts": experts}))
+    assert found.bytes.tolist() == [pytest.approx(4000 + 16000 * 2 / 8 + 2 * 32)]
+    assert found.operations.tolist() == [2 * (800 + 2000) + 2 * 200 + 4 * 2 * 8]
 
 
 def test_steps_without_a_forward_are_left_out() -> None:
     found = step_work(trace([(1, 0, 1, 0, 0, 0), (2, 0, 1, 1, 0, 0)], [(2, 5, 25)]), WEIGHTS)
-    assert found["step"].tolist() == [2] and found["start_ns"].tolist() == [5]
+    assert found.step.tolist() == [2] and found.start_ns.tolist() == [5]
 
 
 def test_a_ratio_is_of_sums_and_its_interval_covers_it() -> None:
-    found = ratio(np.array([10.0, 30.0]), np.array([1.0, 3.0]), Rate(20.0, 16.0))
+    found = ratio(np.array([10.0, 30.0]), np.array([1.0, 3.0]), PeakRate(peak=20.0, low=16.0))
     assert found.share == 0.5 and found.achieved == 10.0
     assert found.low == 0.5 and found.high == 10 / 16  # no scatter: only the device's own spread is left
 
@@ -87,7 +89,7 @@ def test_a_ratio_is_of_sums_and_its_interval_covers_it() -> None:
 def test_the_interval_of_a_ratio_holds_its_estimate(steps: int, scatter: float, seed: int) -> None:
     draw = np.random.default_rng(seed)
     ns = draw.uniform(1, 2, steps)
-    found = ratio(3 * ns * (1 + scatter * draw.standard_normal(steps)), ns, Rate(10.0, 10.0))
+    found = ratio(3 * ns * (1 + scatter * draw.standard_normal(steps)), ns, PeakRate(peak=10.0, low=10.0))
     assert found.low <= found.share <= found.high
 
 
@@ -96,20 +98,14 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     hits = 0
     for _ in range(400):
         ns = draw.uniform(1, 2, 100)
-        found = ratio(3 * ns + draw.standard_normal(100), ns, Rate(10.0, 10.0))
+        found = ratio(3 * ns + draw.standard_normal(100), ns, PeakRate(peak=10.0, low=10.0))
         hits += found.low <= 0.3 <= found.high
     assert 0.91 <= hits / 400 <= 0.98
 
 
-def manifest(**peaks: Any) -> dict[str, Any]:
-    measured = {"median": 9.0, "low": 8.0, "high": 10.0, "repeats": 5}
-    rates = {"triad": measured, "read": measured | {"high": 4.0}, "multiply": measured | {"high": 0.02}, "cached": None}
-    found = rates | {"multiply_precision": "float32", "llc_bytes": 1024, "cores": [0]} | peaks
-    server = {"engine": "transformers", "precision": "float32"}
-    return {
-        "scenario": {"server": server}, "hardware": {"cpu": "a CPU", "gpus": []},
-        "target": {"weights": WEIGHTS, "peaks": found, "tensor_parallel": 1},
-    }  # fmt: skip
+def about(peaks: dict[str, Any] | None = None, **server: Any) -> Manifest:
+    target = {"weights": WEIGHTS.to_json(), "peaks": PEAKS | (peaks or {}), "tensor_parallel": 1}
+    return manifest(target=target, scenario={"server": server})
 
 
 def decode_steps(count: int, ns: int) -> Trace:
@@ -119,75 +115,70 @@ def decode_steps(count: int, ns: int) -> Trace:
 
 def test_decode_that_reads_at_most_of_the_bandwidth_is_bound_by_it_and_has_a_least_time() -> None:
     # 4000 + 10 x 64 bytes at 10 GB/s take 464 ns; the forward takes 580
-    found = describe_roofline(decode_steps(40, 580), manifest(), (0, 10**9))
-    decode = found["decode"]
-    assert decode["mbu"]["share"] == pytest.approx(0.8)
-    assert decode["mbu"]["high"] == pytest.approx(0.8 * 10 / 9)
-    assert decode["itl_least_ms"]["mean"] == pytest.approx(464e-6)
-    assert decode["bound"] == "memory bandwidth" and not decode["cache_resident"]
-    assert "even at full bandwidth a token takes at least 0.464 µs with 1.0 sequences" in found["sentence"]
-    assert found["prefill"] is None
+    found = describe_roofline(decode_steps(40, 580), about(), (0, 10**9))
+    decode = found.decode
+    assert decode.mbu.share == pytest.approx(0.8)
+    assert decode.mbu.high == pytest.approx(0.8 * 10 / 9)
+    assert decode.itl_least_ms.mean == pytest.approx(464e-6)
+    assert decode.bound == "memory bandwidth" and not decode.cache_resident
+    assert "even at full bandwidth a token takes at least 0.464 µs with 1.0 sequences" in str(roofline_sentence(found))
+    assert found.prefill is None
 
 
 def test_decode_that_is_far_from_either_roof_is_bound_by_neither() -> None:
-    found = describe_roofline(decode_steps(40, 9000), manifest(), (0, 10**9))
-    assert found["decode"]["bound"] == "neither"
-    assert "neither reading nor computing explains half of its time" in found["sentence"]
+    found = describe_roofline(decode_steps(40, 9000), about(), (0, 10**9))
+    assert found.decode.bound == "neither"
+    assert "neither reading nor computing explains half of its time" in str(roofline_sentence(found))
 
 
 def test_a_model_that_fits_into_the_cache_is_not_held_against_memory() -> None:
     peaks = {"llc_bytes": 1 << 20, "cached": {"median": 90.0, "low": 50.0, "high": 100.0, "repeats": 9}}
-    found = describe_roofline(decode_steps(40, 580), manifest(**peaks), (0, 10**9))
-    decode = found["decode"]
-    assert decode["cache_resident"]
-    assert decode["mbu"]["share"] == pytest.approx(0.08) and decode["mbu_of_memory"] == pytest.approx(0.8)
-    assert "memory is no bound" in found["sentence"]
+    found = describe_roofline(decode_steps(40, 580), about(peaks), (0, 10**9))
+    decode = found.decode
+    assert decode.cache_resident
+    assert decode.mbu.share == pytest.approx(0.08) and decode.mbu_of_memory == pytest.approx(0.8)
+    assert "memory is no bound" in str(roofline_sentence(found))
 
 
 def test_prefill_is_held_against_the_peak_of_its_precision_or_called_unmeasured() -> None:
     entries = [(step, 0, 16, 0, 0, LAST) for step in range(30)]
     prompts = trace(entries, [(step, 10**6 * step, 10**6 * step + 60_000) for step in range(30)])
     operations = 2 * 800 * 16 + 2 * 200 + 4 * 2 * 8 * 16 * 17 / 2
-    found = describe_roofline(prompts, manifest(), (0, 10**9))
-    assert found["prefill"]["mfu"]["share"] == pytest.approx(operations / 60_000 / 1e3 / 0.02)
-    other = manifest()
-    other["scenario"]["server"]["precision"] = "bfloat16"
-    found = describe_roofline(prompts, other, (0, 10**9))
-    assert found["prefill"]["mfu"] is None and "bfloat16" in found["prefill"]["why"]
+    found = describe_roofline(prompts, about(), (0, 10**9))
+    assert found.prefill.mfu.share == pytest.approx(operations / 60_000 / 1e3 / 0.02)
+    found = describe_roofline(prompts, about(precision="bfloat16"), (0, 10**9))
+    assert found.prefill is not None
+    assert found.prefill.mfu is None and "bfloat16" in str(found.prefill.why)
 
 
 def test_a_gpu_is_held_against_the_catalogue_times_the_gpus_that_share_the_model() -> None:
-    told = manifest()
-    told["hardware"]["gpus"] = ["NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"]
-    told["target"]["tensor_parallel"] = 2
-    told["scenario"]["server"]["precision"] = "bfloat16"
-    found = describe_roofline(decode_steps(40, 580), told, (0, 10**9))
-    assert found["device"]["bandwidth_gb_s"]["peak"] == 6700
-    assert found["device"]["tflops"]["peak"] == pytest.approx(2 * 989.4)
-    told["hardware"]["gpus"] = ["Some GPU of 2031"]
-    assert "not in the catalogue" in describe_roofline(decode_steps(40, 580), told, (0, 10**9))["why"]
+    def told(gpu: str) -> Manifest:
+        target = {"weights": WEIGHTS.to_json(), "tensor_parallel": 2}
+        return manifest(hardware={"gpus": [gpu]}, target=target, scenario={"server": {"precision": "bfloat16"}})
+
+    found = describe_roofline(decode_steps(40, 580), told("NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"), (0, 10**9))
+    assert found.device is not None and found.device.bandwidth_gb_s is not None and found.device.tflops is not None
+    assert found.device.bandwidth_gb_s.peak == 6700
+    assert found.device.tflops.peak == pytest.approx(2 * 989.4)
+    unknown = describe_roofline(decode_steps(40, 580), told("Some GPU of 2031"), (0, 10**9))
+    assert "not in the catalogue" in str(unknown.why)
 
 
 @pytest.mark.parametrize(("engine", "why"), [("simulated", "computes nothing"), ("attach", "attached server")])
 def test_what_has_no_roofline_says_why(engine: str, why: str) -> None:
-    told = manifest()
-    told["scenario"]["server"]["engine"] = engine
-    found = describe_roofline(decode_steps(40, 580), told, (0, 10**9))
-    assert found["decode"] is None and found["sentence"] is None and why in found["why"]
+    found = describe_roofline(decode_steps(40, 580), about(engine=engine), (0, 10**9))
+    assert found.decode is None and roofline_sentence(found) is None and why in str(found.why)
 
 
-def test_the_evidence_for_what_binds_is_read_from_the_summary_and_null_where_unmeasured() -> None:
-    summary = {
-        "roofline": describe_roofline(decode_steps(40, 580), manifest(), (0, 10**9)),
-        "telemetry": {
-            "utilisation": {"forward_share_of_step": 0.9, "forward_share_of_window": 0.5, "server_cpu_share": 0.7},
-            "gpus": [{"pcie": {"link_gb_s": 50.0, "rx_gb_s": {"mean": 10.0}, "tx_gb_s": {"mean": 1.0}}}],
-        },
-    }
-    found = binding_evidence(summary)
-    assert (found.mbu, found.decode_bound) == (pytest.approx(0.8), "memory bandwidth")
-    assert (found.mfu, found.pcie_share, found.server_cpu_share) == (None, 0.2, 0.7)
-    assert binding_evidence({"roofline": None}).mbu is None
+def test_the_evidence_for_what_binds_is_read_from_the_result_and_none_where_unmeasured(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "pcie", [{"at_ns": t, "gpu": 0, "pcie_rx_kb_s": 12_601_600, "pcie_tx_kb_s": 0} for t in range(9)])
+    telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10))
+    roofline = describe_roofline(decode_steps(40, 580), about(), (0, 10**9))
+    found = binding_evidence(roofline, telemetry)
+    assert (found.decode_bound, found.prefill_bound) == ("memory bandwidth", None)
+    assert found.pcie_share == pytest.approx(0.2)
+    assert binding_evidence(roofline, None).pcie_share is None
 
 
 def test_a_forwards_share_is_of_the_window_and_of_the_steps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 from bench.false_alarms import _run as queue_run
 from gapmeter.analysis.judge import steadiness
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
+from gapmeter.analysis.results.run import Steady
+from gapmeter.report.words import steady_sentence
 
 Floats = NDArray[np.float64]
 STEADY = Warmup("steady", 0, 0, "ttft", 1.0)
@@ -25,9 +29,13 @@ def run(ttft_ms: Floats, gap_ms: float = 100.0) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def described(requests: pd.DataFrame, **how: object) -> dict[str, object]:
-    known = {"loop": "open", "searched": True, **how}
-    return steadiness.describe_steady(requests, detect_warmup(requests), **known)  # type: ignore[arg-type]
+def described(requests: pd.DataFrame, *, loop: str = "open", searched: bool = True) -> Steady:
+    return steadiness.describe_steady(requests, detect_warmup(requests), loop=loop, searched=searched)
+
+
+def said(requests: pd.DataFrame, steady: Steady, offered: float | None = None) -> str:
+    """What is said of a run with this state."""
+    return steady_sentence(steady, measured=len(requests), offered=offered)
 
 
 def test_steady_queues_are_not_said_to_grow_and_overloaded_ones_are() -> None:
@@ -42,10 +50,11 @@ def test_steady_queues_are_not_said_to_grow_and_overloaded_ones_are() -> None:
 
 def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity() -> None:
     requests = queue_run(np.random.default_rng(4), 1.5)
-    told = described(requests, offered=30.0)
-    assert (told["state"], told["valid_for_capacity"]) == ("unsteady", False)
-    assert "requests in flight grew by" in str(told["sentence"])
-    assert "more was offered (30/s) than served (2" in str(told["sentence"])
+    told = described(requests)
+    assert (told.state, told.valid_for_capacity) == ("unsteady", False)
+    words = said(requests, told, offered=30.0)
+    assert "requests in flight grew by" in words
+    assert "more was offered (30/s) than served (2" in words
     assert [w.code for w in steadiness.growth_warning(told)] == ["overload"]
 
 
@@ -77,11 +86,11 @@ def test_where_pelt_and_mser_disagree_the_sentence_says_so() -> None:
     ttft[600:] *= 2
     requests = run(ttft)
     told = steadiness.describe_steady(requests, STEADY, loop="open", searched=True)
-    assert told["state"] == "steady"
-    assert not told["methods"]["pelt"]["agrees"]
-    assert "PELT disagrees: it sees TTFT at" in told["sentence"]
-    calm = described(run(np.random.default_rng(2).lognormal(3, 0.3, 800)))
-    assert "PELT" not in str(calm["sentence"])
+    assert told.state == "steady"
+    assert told.methods.pelt is not None and not told.methods.pelt.agrees
+    assert "PELT disagrees: it sees TTFT at" in said(requests, told)
+    requests = run(np.random.default_rng(2).lognormal(3, 0.3, 800))
+    assert "PELT" not in said(requests, described(requests))
 
 
 def test_a_start_that_both_find_is_agreed_on() -> None:
@@ -91,24 +100,25 @@ def test_a_start_that_both_find_is_agreed_on() -> None:
     warmup = detect_warmup(requests)
     requests.loc[: warmup.excluded - 1, "measured"] = False
     told = steadiness.describe_steady(requests, warmup, loop="open", searched=True)
-    assert told["methods"]["pelt"]["agrees"]
-    assert told["sentence"] == f"steady after the first {warmup.excluded} requests"
+    assert told.methods.pelt is not None and told.methods.pelt.agrees
+    assert said(requests, told) == f"steady after the first {warmup.excluded} requests"
 
 
 def test_a_start_that_a_fixed_warm_up_keeps_is_said() -> None:
     ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
     ttft[:60] *= 8
-    told = steadiness.describe_steady(run(ttft), None, loop="open", searched=True)
-    assert told["state"] == "steady"
-    assert "are kept, as load.warmup says" in told["sentence"]
+    requests = run(ttft)
+    told = steadiness.describe_steady(requests, None, loop="open", searched=True)
+    assert told.state == "steady"
+    assert "are kept, as load.warmup says" in said(requests, told)
 
 
 @pytest.mark.parametrize(
     ("count", "how", "state"),
     [(30, {}, "unknown"), (400, {"searched": False}, "not_applicable"), (400, {"loop": "closed"}, "steady")],
 )
-def test_what_cannot_be_asked_is_not_answered(count: int, how: dict[str, object], state: str) -> None:
+def test_what_cannot_be_asked_is_not_answered(count: int, how: dict[str, Any], state: str) -> None:
     told = described(run(np.random.default_rng(3).lognormal(3, 0.3, count)), **how)
-    assert told["state"] == state
-    assert told["methods"]["queue_slope"] is None  # type: ignore[index]
-    assert told["valid_for_capacity"] is (state == "steady")
+    assert told.state == state
+    assert told.methods.queue_slope is None
+    assert told.valid_for_capacity is (state == "steady")

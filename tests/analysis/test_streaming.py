@@ -10,17 +10,18 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
-from gapmeter.analysis.requests.load_summary import throughput_part
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.load_summary import describe_throughput
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.requests.streaming import streaming_warnings
 from gapmeter.analysis.sweep.build import _pooled
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.wire import FINISHED, WireRecord, encode
+from tests.kit import manifest
 from tests.records.test_stream import chat, sse, usage_only
 
 MS = 1_000_000
-PLAN = {"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}
+PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan
 COUNTED = sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]")
 UNCOUNTED = sse(chat("a"), chat("b", finish_reason="length"), "[DONE]")
 SEVERAL = sse(chat("a"), chat("b", finish_reason="length"), usage_only(8), "[DONE]")
@@ -60,11 +61,11 @@ def test_an_answer_that_does_not_say_how_many_tokens_it_has_still_has_a_ledger(t
 
 def test_tokens_per_second_are_unknown_where_an_answer_did_not_tell_its_tokens(tmp_path: Path) -> None:
     requests = table(tmp_path, COUNTED, UNCOUNTED)
-    told = throughput_part(requests)
-    assert told["output_tokens_per_s"] is None
-    assert told["prompt_tokens_per_s"] is None
-    assert told["requests_per_s"] == pytest.approx(2 / 0.051)
-    assert throughput_part(requests.iloc[:1])["output_tokens_per_s"] == pytest.approx(2 / 0.05)
+    told = describe_throughput(requests)
+    assert told.output_tokens_per_s is None
+    assert told.prompt_tokens_per_s is None
+    assert told.requests_per_s == pytest.approx(2 / 0.051)
+    assert describe_throughput(requests.iloc[:1]).output_tokens_per_s == pytest.approx(2 / 0.05)
 
 
 def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate() -> None:
@@ -75,10 +76,10 @@ def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate() -> 
 
 def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> None:
     requests = table(tmp_path, WHOLE, COUNTED)
-    assert metric_sample(requests, "tpot").ordered.tolist() == [10.0 * MS]
-    assert metric_sample(requests, "itl").count == 1
+    assert metric_series(requests, "tpot").ordered.tolist() == [10.0 * MS]
+    assert metric_series(requests, "itl").count == 1
     assert (
-        metric_sample(requests, "ttft").ordered.tolist() == metric_sample(requests.iloc[:1], "e2e").ordered.tolist() * 2
+        metric_series(requests, "ttft").ordered.tolist() == metric_series(requests.iloc[:1], "e2e").ordered.tolist() * 2
     )
 
 

@@ -14,16 +14,21 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from gapmeter.analysis import summary
+from gapmeter.analysis.jsonable import json_safe
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.evidence import Evidence, RunWarning
+from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
+from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures, RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
+from gapmeter.analysis.summary import build_figures
+from gapmeter.report.words import headline, trust_sentence
 from tests.analysis.report_frames import Frames, simulate
 from tests.analysis.test_verdict import slo
+from tests.kit import result
 
 SLOS = [slo("ttft", 99.0, 500), slo("itl", 99.0, 100), slo("e2e", 97.5, 3000), slo("errors", None, 0.01)]
 EVIDENCE = Evidence(
@@ -37,93 +42,97 @@ def frames() -> Frames:
 
 
 @pytest.fixture(scope="module")
-def told(frames: Frames) -> dict[str, Any]:
-    return summary.build_summary(frames.requests, frames.ledger, None, SLOS, EVIDENCE, name="chat-p99")
+def told(frames: Frames) -> RunFigures:
+    return build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE, name="chat-p99")
 
 
-def test_every_name_that_other_programs_rely_on_is_there(told: dict[str, Any]) -> None:
+def test_every_name_that_other_programs_rely_on_is_there_in_the_file(told: RunFigures) -> None:
+    document = result(told).to_json()
     names = {"p50_ms", "p90_ms", "p95_ms", "p99_ms", "p999_ms", "max_ms", "count", "p99_ci_ms"}
-    assert told["schema_version"] == 1
-    assert told["verdict"] in verdict.EXIT_CODES
-    assert {"loop", "requested_rate", "delivered_rate", "dispersion", "lag_p99_ms"} <= told["load"].keys()
-    assert {"planned", "issued", "succeeded", "failed"} <= told["counts"].keys()
+    assert document["schema_version"] == SUMMARY_VERSION
+    assert told.verdict in verdict.EXIT_CODES
+    assert {"loop", "requested_rate", "delivered_rate", "dispersion", "lag_p99_ms"} <= document["load"].keys()
+    assert {"planned", "issued", "succeeded", "failed"} <= document["counts"].keys()
     for part in ("metrics", "metrics_from_sent"):
-        assert list(told[part]) == ["ttft", "itl", "tpot", "e2e"]
-        assert all(names <= figures.keys() for figures in told[part].values())
+        assert list(document[part]) == ["ttft", "itl", "tpot", "e2e"]
+        assert all(names <= figures.keys() for figures in document[part].values())
     for part in ("stages", "stages_to_first_token"):
-        assert list(told[part]) == [stage.name for stage in STAGES]
-        assert all(names | {"owner", "kind"} <= figures.keys() for figures in told[part].values())
-    assert list(told["groups"]) == list(GROUPS)
+        assert list(document[part]) == [stage.name for stage in STAGES]
+        assert all(names | {"owner", "kind"} <= figures.keys() for figures in document[part].values())
+    assert list(told.groups) == list(GROUPS)
     for event in ("first_token", "last_token"):
         for which in ("unexplained", "strict"):
-            assert {"p50_share", "p99_share", "p50_ms", "p99_ms"} <= told["residual"][event][which].keys()
-    assert {"stage", "owner", "share", "sentence"} <= told["tail"].keys()
-    assert "p975_ms" in told["metrics"]["e2e"], "a percentile that an SLO names is printed everywhere"
+            assert {"p50_share", "p99_share", "p50_ms", "p99_ms"} <= document["residual"][event][which].keys()
+    assert {"stage", "owner", "share"} <= document["tail"].keys()
+    assert "p975_ms" in document["metrics"]["e2e"], "a percentile that an SLO names is printed everywhere"
 
 
-def test_it_is_json_without_nan_and_comes_back_the_same(told: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+def test_it_is_json_without_nan_and_comes_back_the_same(told: RunFigures) -> None:
+    whole = result(told)
+    assert json.loads(json.dumps(whole.to_json(), allow_nan=False)) == whole.to_json()
+    assert RunResult.parse(whole.model_dump_json(), Path("summary.json")) == whole
 
 
-def test_the_same_run_always_gives_the_same_summary(frames: Frames, told: dict[str, Any]) -> None:
+def test_the_same_run_always_gives_the_same_summary(frames: Frames, told: RunFigures) -> None:
     shuffled = frames.requests.sample(frac=1, random_state=1)
     ledger = frames.ledger.sample(frac=1, random_state=2)
-    assert summary.build_summary(shuffled, ledger, None, SLOS, EVIDENCE, name="chat-p99") == told
+    assert build_figures(shuffled, ledger, None, SLOS, EVIDENCE, name="chat-p99") == told
 
 
-def test_a_run_that_met_every_slo_passes_and_says_so(told: dict[str, Any]) -> None:
-    assert (told["verdict"], told["exit_code"], told["invalid_reasons"]) == ("PASS", 0, [])
-    assert [row["status"] for row in told["slo"]] == ["PASS"] * 4
-    assert told["headline"].startswith("4 of 4 SLOs met; p99 TTFT")
-    assert told["trust"]["valid"]
-    assert told["warnings"] == []
+def test_a_run_that_met_every_slo_passes_and_says_so(told: RunFigures) -> None:
+    assert (told.verdict, told.exit_code, told.invalid_reasons) == ("PASS", 0, ())
+    assert [row.status for row in told.slo] == ["PASS"] * 4
+    assert headline(told).startswith("4 of 4 SLOs met; p99 TTFT")
+    assert told.trust.valid
+    assert told.warnings == ()
 
 
 def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
     frames = simulate(6000, rate=13.0, slots=4)
-    told = summary.build_summary(frames.requests, frames.ledger, None, [slo("ttft", 90.0, 30)],
+    told = build_figures(frames.requests, frames.ledger, None, [slo("ttft", 90.0, 30)],
                                  replace(EVIDENCE, requested_rate=13.0))  # fmt: skip
-    row = told["slo"][0]
-    assert (told["verdict"], told["exit_code"], row["status"]) == ("FAIL", 99, "FAIL")
-    assert (row["stage"], row["owner"]) == ("queue", "capacity")
-    assert row["low_ms"] > row["limit_ms"] == 30
-    assert "beyond the limit of 30.0 ms" in told["headline"]
-    assert "is queue (capacity)" in told["headline"]
-    assert told["tail"]["metric"] == "ttft"
+    row = told.slo[0]
+    assert (told.verdict, told.exit_code, row.status) == ("FAIL", 99, "FAIL")
+    assert (row.stage, row.owner) == ("queue", "capacity")
+    assert row.low is not None and row.low > row.limit == 30
+    assert "beyond the limit of 30.0 ms" in headline(told)
+    assert "is queue (capacity)" in headline(told)
+    assert told.tail.metric == "ttft"
 
 
 def test_percentiles_are_those_of_the_hdr_logs_to_the_last_digit(
-    frames: Frames, told: dict[str, Any], tmp_path: Path
+    frames: Frames, told: RunFigures, tmp_path: Path
 ) -> None:
     measured = measured_requests(frames.requests)
     assert figures.write_histograms(tmp_path, measured, frames.ledger, 1e9, 60.0) == {}
-    parts = {metric: told["metrics"][metric] for metric in told["metrics"]}
-    parts |= {f"{m}-from-sent": told["metrics_from_sent"][m] for m in told["metrics_from_sent"]}
-    parts |= {f"stage-{name}": part for name, part in told["stages"].items() if part["count"]}
-    parts |= {f"stage-{n}-to-first-token": p for n, p in told["stages_to_first_token"].items() if p["count"]}
-    parts |= {f"group-{name}": part for name, part in told["groups"].items()}
+    parts = {metric: told.metrics[metric] for metric in told.metrics}
+    parts |= {f"{m}-from-sent": told.metrics_from_sent[m] for m in told.metrics_from_sent}
+    parts |= {f"stage-{name}": part for name, part in told.stages.items() if part.count}
+    parts |= {f"stage-{n}-to-first-token": p for n, p in told.stages_to_first_token.items() if p.count}
+    parts |= {f"group-{name}": part for name, part in told.groups.items()}
     assert {path.stem for path in tmp_path.iterdir()} == set(parts)
     for name, part in parts.items():
         reader = HistogramLogReader(str(tmp_path / f"{name}.hlog"), hdr.new_histogram())
         histogram: HdrHistogram = reader.get_next_interval_histogram()
         reader.close()
         assert histogram.get_tag() == name
-        assert histogram.get_total_count() == part["count"]
+        assert histogram.get_total_count() == part.count
         for percentile in (50.0, 90.0, 95.0, 99.0):
-            if (value := part[f"p{percentile:g}_ms"]) is not None:
+            if (value := part.ms(percentile)) is not None:
                 assert value == histogram.get_value_at_percentile(percentile) / 1e6
-        assert part["max_ms"] == histogram.get_max_value() / 1e6
+        assert part.max_ms == histogram.get_max_value() / 1e6
 
 
-def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_needs(told: dict[str, Any]) -> None:
-    ttft = told["metrics"]["ttft"]
-    assert ttft["p999_ms"] is None
-    assert ttft["p999_ci_ms"] is None
-    needs = ttft["needs"]["p999"]
-    assert needs["requests"] > 2000
-    assert needs["minutes"] == pytest.approx(needs["requests"] / 8 / 60, rel=0.1)
-    low, high = ttft["p99_ci_ms"]
-    assert low <= ttft["p99_ms"] <= high
+def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_needs(told: RunFigures) -> None:
+    ttft = told.metrics["ttft"]
+    high_one, needs = ttft.at(99.9), ttft.at(99.9).needs
+    assert (high_one.value_ms, high_one.ci_ms) == (None, None)
+    assert needs is not None
+    assert needs.requests > 2000
+    assert needs.minutes == pytest.approx(needs.requests / 8 / 60, rel=0.1)
+    low, high = ttft.at(99.0).ci_ms or (None, None)
+    assert low is not None and ttft.p99_ms is not None and high is not None
+    assert low <= ttft.p99_ms <= high
 
 
 def test_groups_are_sums_of_their_stages_and_cover_all_but_the_remainder(frames: Frames) -> None:
@@ -136,24 +145,25 @@ def test_groups_are_sums_of_their_stages_and_cover_all_but_the_remainder(frames:
     assert groups["framework"][1] == ["launch_gap"]
 
 
-def test_an_unmeasured_stage_is_null_never_zero(told: dict[str, Any]) -> None:
-    part = told["stages"]["launch_gap"]
-    assert (part["kind"], part["count"], part["max_ms"], part["p50_ms"]) == ("unmeasured", 0, None, None)
-    assert told["stages"]["preempted"]["p50_ms"] == 0
+def test_an_unmeasured_stage_is_null_never_zero(told: RunFigures) -> None:
+    part = told.stages["launch_gap"]
+    assert (part.kind, part.count, part.max_ms, part.p50_ms) == ("unmeasured", 0, None, None)
+    assert told.stages["preempted"].p50_ms == 0
 
 
 def test_failed_requests_stand_beside_successes_and_decide_the_slo() -> None:
     frames = simulate(1200, rate=8.0, failures=60, error="boom")
-    told = summary.build_summary(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
-    ttft = told["metrics"]["ttft"]
-    assert (ttft["count"], ttft["with_failures"]["count"]) == (1140, 1200)
-    assert ttft["with_failures"]["p99_ms"] is None
-    assert ttft["with_failures"]["infinite"] == ["p975", "p99"]
-    assert ttft["p99_ms"] < 100
-    assert told["counts"]["failed"] == {"http_5xx": 60}
-    assert told["verdict"] == "FAIL"
-    assert {row["metric"]: row["status"] for row in told["slo"]}["ttft"] == "FAIL"
-    assert told["slo"][0]["infinite"]
+    told = build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
+    ttft = told.metrics["ttft"]
+    assert ttft.with_failures is not None
+    assert (ttft.count, ttft.with_failures.count) == (1140, 1200)
+    assert ttft.with_failures.p99_ms is None
+    assert [p for p, each in ttft.with_failures.percentiles.items() if each.infinite] == [97.5, 99.0]
+    assert ttft.p99_ms is not None and ttft.p99_ms < 100
+    assert told.counts.failed == {"http_5xx": 60}
+    assert told.verdict == "FAIL"
+    assert {row.metric: row.status for row in told.slo}["ttft"] == "FAIL"
+    assert told.slo[0].infinite
 
 
 @pytest.mark.parametrize(
@@ -168,51 +178,51 @@ def test_failed_requests_stand_beside_successes_and_decide_the_slo() -> None:
 def test_a_broken_rule_makes_the_run_invalid_whatever_its_slos_say(
     frames: Frames, change: dict[str, Any], says: str
 ) -> None:
-    told = summary.build_summary(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, **change))
-    assert (told["verdict"], told["exit_code"]) == ("INVALID", 98)
-    assert says in told["invalid_reasons"][0]
-    assert says in told["headline"]
-    assert told["trust"]["sentence"].startswith("invalid")
-    assert bool(told["stages"]) is ("ledger_refused" not in change), "a refused ledger is not shown"
+    told = build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, **change))
+    assert (told.verdict, told.exit_code) == ("INVALID", 98)
+    assert says in told.invalid_reasons[0]
+    assert says in headline(told)
+    assert trust_sentence(told).startswith("invalid")
+    assert bool(told.stages) is ("ledger_refused" not in change), "a refused ledger is not shown"
 
 
-def test_without_a_ledger_the_client_s_figures_stand_alone(frames: Frames, told: dict[str, Any]) -> None:
-    bare = summary.build_summary(frames.requests, None, None, SLOS, EVIDENCE, name="chat-p99")
-    assert bare["metrics"] == told["metrics"]
-    assert bare["verdict"] == "PASS"
-    assert (bare["stages"], bare["groups"]) == ({}, {})
-    assert bare["residual"] == {"first_token": None, "last_token": None}
-    assert bare["tail"]["stage"] is None
-    assert bare["upgrade"]["sentence"] is None
+def test_without_a_ledger_the_client_s_figures_stand_alone(frames: Frames, told: RunFigures) -> None:
+    bare = build_figures(frames.requests, None, None, SLOS, EVIDENCE, name="chat-p99")
+    assert bare.metrics == told.metrics
+    assert bare.verdict == "PASS"
+    assert (bare.stages, bare.groups) == ({}, {})
+    assert (bare.residual.first_token, bare.residual.last_token) == (None, None)
+    assert bare.tail.stage is None
+    assert (bare.upgrade.ttft, bare.upgrade.e2e) == (None, None)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_run_of_hardly_any_request_still_has_a_summary(count: int) -> None:
     frames = simulate(40)
     few = pd.concat([frames.requests.iloc[:20], frames.requests.iloc[20 : 20 + count]])
-    told = summary.build_summary(few, frames.ledger, None, SLOS, EVIDENCE)
-    assert told["verdict"] == ("INVALID" if not count else "INCONCLUSIVE")
-    assert told["counts"]["measured"] == count
-    assert told["metrics"]["ttft"]["p50_ms"] is None
-    json.dumps(told, allow_nan=False)
+    told = build_figures(few, frames.ledger, None, SLOS, EVIDENCE)
+    assert told.verdict == ("INVALID" if not count else "INCONCLUSIVE")
+    assert told.counts.measured == count
+    assert told.metrics["ttft"].p50_ms is None
+    json.dumps(result(told).to_json(), allow_nan=False)
 
 
 def test_a_run_in_which_everything_failed_has_a_summary_and_fails() -> None:
     frames = simulate(60, failures=60, error="boom")
-    told = summary.build_summary(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
-    assert told["counts"]["succeeded"] == 0
-    assert told["verdict"] == "FAIL"
-    assert told["throughput"]["requests_per_s"] is None
+    told = build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
+    assert told.counts.succeeded == 0
+    assert told.verdict == "FAIL"
+    assert told.throughput.requests_per_s is None
 
 
 def test_tokens_that_the_server_did_not_count_in_every_answer_give_no_rate() -> None:
     frames = simulate(60)
     frames.requests["output_tokens"] = frames.requests["output_tokens"].astype("Int64")
     frames.requests.loc[40, "output_tokens"] = pd.NA
-    told = summary.build_summary(frames.requests, frames.ledger, None, SLOS, EVIDENCE)["throughput"]
-    assert told["output_tokens_per_s"] is None
-    assert told["prompt_tokens_per_s"] > 0
-    assert told["requests_per_s"] > 0
+    told = build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE).throughput
+    assert told.output_tokens_per_s is None
+    assert told.prompt_tokens_per_s
+    assert told.requests_per_s
 
 
 def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
@@ -224,38 +234,41 @@ def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
     table["total_ns"] = table.sum(axis=1)
     table["request_id"] = rng.choice(ids, 5000)
     table["end_ns"] = np.arange(5000) * 1_000_000
-    told = summary.build_summary(frames.requests, frames.ledger, table, [slo("itl", 99.0, 1)], EVIDENCE)
-    assert (told["tail"]["metric"], told["tail"]["stage"]) == ("itl", "interference")
-    assert (told["slo"][0]["status"], told["slo"][0]["owner"]) == ("FAIL", "capacity")
+    told = build_figures(frames.requests, frames.ledger, table, [slo("itl", 99.0, 1)], EVIDENCE)
+    assert (told.tail.metric, told.tail.stage) == ("itl", "interference")
+    assert (told.slo[0].status, told.slo[0].owner) == ("FAIL", "capacity")
 
 
 def test_what_was_left_out_as_warm_up_is_a_warning_with_the_flag_that_keeps_it(frames: Frames) -> None:
     left_out = Warmup("warmed", 31, 0, "ttft", 4.2)
-    other = RunWarning("hook", "a hook is missing", "a newer version", "", ("stages",))
-    told = summary.build_summary(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=left_out, warnings=[other])
-    assert [w["code"] for w in told["warnings"]] == ["warmup", "hook"]
-    assert "first 31 requests" in told["warnings"][0]["text"]
-    assert told["warnings"][0]["flag"] == "--set load.warmup=0"
+    other = RunWarning(code="hook", text="a hook is missing", cause="a newer version", flag="", touches=("stages",))
+    told = build_figures(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=left_out, warnings=[other])
+    assert [w.code for w in told.warnings] == ["warmup", "hook"]
+    assert "first 31 requests" in told.warnings[0].text
+    assert told.warnings[0].flag == "--set load.warmup=0"
     unsteady = replace(left_out, state="unsteady")
-    told = summary.build_summary(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=unsteady)
-    assert told["warnings"][0]["code"] == "unsteady"
+    told = build_figures(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=unsteady)
+    assert told.warnings[0].code == "unsteady"
 
 
-def test_verdict_json_is_the_verdict_s_part_of_summary_json(told: dict[str, Any], tmp_path: Path) -> None:
-    summary.write_summary(tmp_path, told)
-    whole = json.loads((tmp_path / "summary.json").read_text())
+def test_verdict_json_is_the_verdict_s_part_of_summary_json(told: RunFigures, tmp_path: Path) -> None:
+    whole = result(told)
+    whole.write(tmp_path)
+    whole.verdict_file.write(tmp_path)
+    long = json.loads((tmp_path / "summary.json").read_text())
     short = json.loads((tmp_path / "verdict.json").read_text())
-    assert whole == told
-    assert short == {key: whole[key] for key in short}
+    assert long == whole.to_json()
+    assert short.pop("words") == {key: long["words"][key] for key in ("headline", "slo")}
+    assert short == {key: long[key] for key in short}
     assert {"verdict", "exit_code", "slo", "schema_version"} <= short.keys()
 
 
 def test_from_sent_leaves_out_the_load_tester_s_lateness(frames: Frames) -> None:
     measured = measured_requests(frames.requests)
-    due, sent = (metric_sample(measured, "ttft", origin).ordered for origin in ("due", "sent"))
+    due, sent = (metric_series(measured, "ttft", origin).ordered for origin in ("due", "sent"))
     assert (due - sent) == pytest.approx(60_000)
 
 
 def test_nothing_but_json_types_leaves() -> None:
     odd = {"a": np.int64(3), "b": (math.nan, np.float64(math.inf), np.bool_(True)), 4: [None, "x"]}
-    assert summary.json_safe(odd) == {"a": 3, "b": [None, None, True], "4": [None, "x"]}
+    assert json_safe(odd) == {"a": 3, "b": [None, None, True], "4": [None, "x"]}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger.tail import anatomy, slow_count
 from gapmeter.analysis.stages import STAGES, column
+from gapmeter.report.words import tail_sentence
 from tests.analysis.report_frames import simulate
 
 MS = 1e6
@@ -36,19 +37,22 @@ def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> Non
     assert found.stage == stage
     assert found.owner == next(s.owner for s in STAGES if s.name == stage)
     assert found.share == pytest.approx(1, abs=0.05)
-    assert found.share_low is not None and found.share_high is not None
-    assert found.share_low <= found.share <= found.share_high
-    assert f"is {stage} ({found.owner})" in found.sentence
+    low, high = found.share_ci
+    assert low is not None and high is not None
+    assert low <= found.share <= high
+    assert f"is {stage} ({found.owner})" in tail_sentence(found, "ttft", "GPU")
 
 
 def test_two_causes_share_the_difference_in_proportion() -> None:
     found = anatomy(ledgers(2000, queue=60.0, tokenize=20.0))
     assert found is not None
-    assert [stage for stage, _ in found.ranked[:2]] == ["queue", "tokenize"]
+    assert [each.stage for each in found.ranked[:2]] == ["queue", "tokenize"]
     assert found.share == pytest.approx(0.75, abs=0.02)
-    assert found.share_low is not None and found.share_high is not None
-    sure = f"({100 * found.share_low:.0f} .. {100 * found.share_high:.0f} %)"
-    assert found.sentence.startswith(f"75 % {sure} of what slow requests wait beyond typical ones")
+    low, high = found.share_ci
+    assert low is not None and high is not None
+    sure = f"({100 * low:.0f} .. {100 * high:.0f} %)"
+    said = tail_sentence(found, "ttft", "GPU")
+    assert said.startswith(f"75 % {sure} of what slow requests wait beyond typical ones")
 
 
 @given(st.integers(28, 400), st.integers(0, 50))
@@ -58,10 +62,10 @@ def test_stages_add_up_to_what_the_bands_waited(count: int, seed: int) -> None:
     found = anatomy(table)
     assert found is not None
     slowest = np.sort(table["total_ns"])[-slow_count(count) :]
-    assert found.slow_ns == pytest.approx(slowest.mean())
-    assert sum(slow for _, _, slow in found.stages) == pytest.approx(found.slow_ns)
-    assert sum(typical for _, typical, _ in found.stages) == pytest.approx(found.typical_ns)
-    assert sum(share for _, share in found.ranked) == pytest.approx(1)
+    assert found.slow.total_ms == pytest.approx(slowest.mean() / 1e6)
+    for band in (found.slow, found.typical):
+        assert sum(band.stages_ms.values()) == pytest.approx(band.total_ms)
+    assert sum(each.share or 0.0 for each in found.ranked) == pytest.approx(1)
 
 
 def test_slow_requests_that_come_in_bursts_say_less_than_as_many_scattered_ones() -> None:
@@ -75,9 +79,11 @@ def test_slow_requests_that_come_in_bursts_say_less_than_as_many_scattered_ones(
     widths = []
     for rows in (table, table.sample(frac=1, random_state=1, ignore_index=True)):
         found = anatomy(rows)
-        assert found is not None and found.share_low is not None and found.share_high is not None
+        assert found is not None
+        low, high = found.share_ci
+        assert low is not None and high is not None
         assert found.stage == "queue"
-        widths.append(found.share_high - found.share_low)
+        widths.append(high - low)
     assert widths[0] > 2 * widths[1], widths
 
 
@@ -86,16 +92,15 @@ def test_slow_requests_of_a_single_moment_have_no_interval() -> None:
     table.loc[500:514, ["queue_ns", "total_ns"]] += 80 * MS
     found = anatomy(table)
     assert found is not None
-    assert (found.stage, found.share_low, found.share_high) == ("queue", None, None)
-    assert found.sentence.startswith("all (no interval) of what slow requests wait")
+    assert (found.stage, found.share_ci) == ("queue", (None, None))
+    assert tail_sentence(found, "ttft", "GPU").startswith("all (no interval) of what slow requests wait")
 
 
 def test_time_of_an_unmeasured_stage_lies_in_the_remainder_never_in_a_stage() -> None:
     found = anatomy(ledgers(300, queue=50.0))
     assert found is not None
-    stages = {stage: slow for stage, _, slow in found.stages}
-    assert "launch_gap" not in stages
-    assert stages["unexplained"] > 0.8 * MS
+    assert "launch_gap" not in found.slow.stages_ms
+    assert found.slow.stages_ms["unexplained"] > 0.8
 
 
 def test_a_tail_that_nobody_measured_is_said_to_belong_to_nobody_yet() -> None:
@@ -132,7 +137,7 @@ def test_near_saturation_a_simulated_server_makes_its_slow_users_wait_in_the_que
 
 
 def test_the_sentence_names_what_computed_where_that_was_no_gpu() -> None:
-    found = anatomy(ledgers(600, prefill=80.0), device="CPU")
+    found = anatomy(ledgers(600, prefill=80.0))
     assert found is not None
-    assert found.sentence.endswith("is prefill (CPU forward pass)")
+    assert tail_sentence(found, "ttft", "CPU").endswith("is prefill (CPU forward pass)")
     assert found.owner == "GPU"  # the stage's owner by its definition, whatever stood in for it

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped, window_energy
+from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped
 from gapmeter.analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
+from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
-from gapmeter.report.device import levels_of
-from gapmeter.report.run import Run
+from gapmeter.report.words import utilisation_sentence
+from tests.kit import manifest
 
 S = 1_000_000_000
 GPU = {"gpu": 0, "name": "NVIDIA H100 80GB HBM3", "pids": [7], "pcie_generation": 5, "pcie_width": 16}
 BITS = {"power cap": 4, "too hot (driver)": 32}
-MANIFEST: dict[str, Any] = {"plan": {"t0_ns": 2 * S}, "placement": {"server": [0, 1]}, "hardware": {"memory_gib": 64}}
+MANIFEST = manifest(plan={"t0_ns": 2 * S}, placement={"server": [0, 1]}, hardware={"memory_gib": 64})
 
 
 def write(folder: Path, source: str, rows: list[dict[str, Any]]) -> None:
@@ -55,8 +56,7 @@ def read(folder: Path) -> Any:
 def test_energy_is_the_counters_difference_and_its_idle_share_is_from_before_the_load(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "gpu", samples(10, 100, 500, 2))
-    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
-    found = window_energy(RunFolder(tmp_path), 4 * S, 8 * S)
+    found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
     assert found is not None
     assert (found.method, found.joules, found.idle_w) == ("counter", pytest.approx(2000), pytest.approx(100))
     assert found.low_j == pytest.approx(2000) and found.high_j == pytest.approx(2100)  # a sample at either edge
@@ -159,10 +159,9 @@ def test_missed_deadlines_and_failed_reads_are_gaps(tmp_path: Path) -> None:
 def test_a_folder_without_samples_has_no_telemetry(tmp_path: Path) -> None:
     assert read_telemetry(RunFolder(tmp_path)) is None
     assert describe_telemetry(None, None, MANIFEST, (0, S)) is None
-    assert window_energy(RunFolder(tmp_path), 0, S) is None
 
 
-def described(folder: Path, **more: Any) -> dict[str, Any]:
+def described(folder: Path, **more: Any) -> Telemetry:
     started(folder, [GPU])
     write(folder, "gpu", samples(12, 100, 500, 2, **more))
     found = describe_telemetry(read(folder), None, MANIFEST, (2 * S, 12 * S))
@@ -175,7 +174,7 @@ def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path)
     write(tmp_path, "gpu", samples(5, 100, 500, 2))
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S))
     assert found is not None
-    assert (found["sources"]["gpu"]["samples"], found["sources"]["gpu"]["missed"]) == (31, 69)
+    assert (found.sources["gpu"].samples, found.sources["gpu"].missed) == (31, 69)
     (warning,) = telemetry_warnings(found, MANIFEST)
     assert warning.text == "telemetry of gpu: 69 of 100 samples are missing"
     assert warning.cause == "the sampler was ended before the run; the longest gap is 7.00 s"
@@ -183,7 +182,7 @@ def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path)
 
 def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> None:
     found = described(tmp_path, throttle_mask=4 | 1)
-    assert found["gpus"][0]["throttled"] == {"power cap": 1.0}
+    assert found.gpus[0].throttled == {"power cap": 1.0}
     (warning,) = telemetry_warnings(found, MANIFEST)
     assert warning.text == "GPU 0 was throttled for 100 % of the run: power cap"
 
@@ -205,12 +204,13 @@ def test_nvml_s_utilisation_and_pcie_are_means_over_the_window(tmp_path: Path) -
         tmp_path, "pcie", [{"at_ns": t * S, "gpu": 0, "pcie_rx_kb_s": 6_300_000, "pcie_tx_kb_s": 0} for t in range(9)]
     )
     found = described(tmp_path, busy_percent=97)
-    gpu = found["gpus"][0]
-    assert gpu["busy_share"]["mean"] == pytest.approx(0.97)
-    assert gpu["pcie"]["rx_gb_s"]["mean"] == pytest.approx(6.3)
-    assert gpu["pcie"]["link_gb_s"] == pytest.approx(63.0, abs=0.1)
-    assert found["utilisation"]["sentence"].startswith("NVML calls the GPU busy 97 % of the time")
-    assert found["sources"]["gpu"]["samples"] == 101 and found["sources"]["gpu"]["expected"] == 100
+    gpu = found.gpus[0]
+    assert gpu.busy_share is not None and gpu.pcie is not None and gpu.pcie.rx_gb_s is not None
+    assert gpu.busy_share.mean == pytest.approx(0.97)
+    assert gpu.pcie.rx_gb_s.mean == pytest.approx(6.3)
+    assert gpu.pcie.link_gb_s == pytest.approx(63.0, abs=0.1)
+    assert utilisation_sentence(found.utilisation).startswith("NVML calls the GPU busy 97 % of the time")
+    assert found.sources["gpu"].samples == 101 and found.sources["gpu"].expected == 100
 
 
 def test_cpu_of_a_process_is_its_time_over_the_windows(tmp_path: Path) -> None:
@@ -223,33 +223,13 @@ def test_cpu_of_a_process_is_its_time_over_the_windows(tmp_path: Path) -> None:
     write(tmp_path, "processes", rows)
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S))
     assert found is not None
-    (process,) = found["processes"]
-    assert process["cpu_cores"] == pytest.approx(0.5) and process["cpu_cores_max"] == pytest.approx(0.5)
-    assert process["voluntary_per_s"] == pytest.approx(100) and process["rss_gib"] == 1.0
-    assert found["utilisation"]["server_cpu_share"] == pytest.approx(0.25)  # of two cores
+    (process,) = found.processes
+    assert process.cpu_cores == pytest.approx(0.5) and process.cpu_cores_max == pytest.approx(0.5)
+    assert process.voluntary_per_s == pytest.approx(100) and process.rss_gib == 1.0
+    assert found.utilisation.server_cpu_share == pytest.approx(0.25)  # of two cores
 
 
 def test_the_measured_window_is_from_the_first_due_to_the_last_end() -> None:
     requests = pd.DataFrame({"measured": [False, True, True], "due_ns": [1, 5, 9], "end_ns": [99, 30, 20]})
     assert measured_window(requests) == (5, 30)
     assert measured_window(requests[:1]) is None
-
-
-def test_the_engines_counters_are_drawn_as_what_they_rose_by(tmp_path: Path) -> None:
-    """Two preemptions in the third second, and from then on a quarter of the prompts' tokens from the prefix cache."""
-    started(tmp_path, [], engine={"every_ns": S})
-    looks = [(0, 0, 100, 0), (1, 0, 200, 0), (2, 2, 300, 25), (3, 2, 300, 25), (4, 2, 500, 75)]
-    names = ("preemptions", "prefix_queries", "prefix_hits")
-    rows = [
-        {"at_ns": second * S, "running": 4.0, "took_ns": 9, **dict(zip(names, counts, strict=True))}
-        for second, *counts in looks
-    ]
-    write(tmp_path, "engine", rows)
-    requests = pd.DataFrame({"due_ns": [0]})
-    nothing = pd.DataFrame()
-    summary = {"telemetry": {"processes": []}}
-    run = Run(RunFolder(tmp_path), summary, {}, requests, nothing, nothing, nothing)
-    drawn = {level.key: level for level in levels_of(run, read(tmp_path), 4.0)}
-    assert set(drawn) == {"engine-running", "engine-preemptions", "engine-prefix"}
-    assert drawn["engine-preemptions"].value.tolist() == [0, 2, 0, 0]
-    assert drawn["engine-prefix"].value.tolist() == [0, 25, 25], "nothing was asked in the fourth second"

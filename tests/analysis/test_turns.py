@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.requests.turns import describe_turns, turns_sentence
+from gapmeter.analysis.requests.turns import describe_turns
+from gapmeter.report.words import turns_sentence
 
 MS = 1_000_000
 
@@ -25,14 +26,14 @@ def run(turns: list[int]) -> pd.DataFrame:
 
 def test_each_turn_has_its_own_figures() -> None:
     found = describe_turns(run([1, 2, 3] * 40))
-    assert [(each["turn"], each["requests"], each["prompt_tokens"]) for each in found] == [
+    assert [(each.turn, each.requests, each.prompt_tokens) for each in found] == [
         (1, 40, 100), (2, 40, 200), (3, 40, 300),
     ]  # fmt: skip
-    assert [each["cached_share"] for each in found] == pytest.approx([0, 1 / 2, 2 / 3])
-    assert [each["ttft"]["p50_ms"] for each in found] == pytest.approx([7, 14, 21], rel=0.002)
-    assert [each["ttft"]["p99_ms"] for each in found] == [None] * 3
-    needs = found[0]["ttft"]["needs"]["p99"]
-    assert needs["minutes"] == pytest.approx(needs["requests"] * 0.030 / 60), "a turn comes round every 30 ms"
+    assert [each.cached_share for each in found] == pytest.approx([0, 1 / 2, 2 / 3])
+    assert [each.ttft.p50_ms for each in found] == pytest.approx([7, 14, 21], rel=0.002)
+    assert [each.ttft.p99_ms for each in found] == [None] * 3
+    needs = found[0].ttft.at(99.0).needs
+    assert needs.minutes == pytest.approx(needs.requests * 0.030 / 60), "a turn comes round every 30 ms"
     assert turns_sentence(found) == (
         "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens), turn 2 14.0 ms (200 prompt tokens), "
         "turn 3 21.0 ms (300 prompt tokens)"
@@ -43,18 +44,18 @@ def test_a_turn_of_which_nothing_is_known_is_left_out_of_the_line() -> None:
     requests = run([1] * 40 + [2] * 3 + [3] * 40)
     requests.loc[requests["turn"] == 3, "outcome"] = "http_5xx"
     found = describe_turns(requests)
-    assert found[1]["ttft"]["p50_ms"] is None
-    assert found[2]["ttft"] is None
+    assert found[1].ttft.p50_ms is None
+    assert found[2].ttft is None
     assert turns_sentence(found) == "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens)"
 
 
 def test_a_single_turn_has_no_rate_at_which_more_would_come() -> None:
     (found,) = describe_turns(run([1]))
-    assert found["ttft"]["needs"]["p99"]["requests"] > 300
-    assert found["ttft"]["needs"]["p99"]["minutes"] is None
+    assert found.ttft.at(99.0).needs.requests > 300
+    assert found.ttft.at(99.0).needs.minutes is None
 
 
 def test_without_conversations_there_is_nothing_to_say() -> None:
-    assert describe_turns(run([0] * 40)) == []
-    assert describe_turns(run([]).drop(columns="turn")) == []
-    assert turns_sentence([]) == ""
+    assert describe_turns(run([0] * 40)) == ()
+    assert describe_turns(run([]).drop(columns="turn")) == ()
+    assert turns_sentence([]) is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger.upgrade import bracket, without_forward_ns
 from gapmeter.analysis.stages import STAGES, column
+from gapmeter.report.words import upgrade_sentence
 from tests.analysis.report_frames import simulate
 
 MS = 1e6
@@ -54,30 +55,31 @@ def test_no_upgrade_makes_a_request_slower_and_the_ends_never_cross(stages: dict
 def test_the_sentence_gives_the_bracket_at_the_highest_percentile_that_all_support() -> None:
     rows = pd.concat([ledger(tokenize=t, prefill=300, queue=50) for t in np.linspace(10, 20, 1000)], ignore_index=True)
     rows = rows.sample(frac=1, random_state=1)
-    found = bracket(rows, "ttft")
+    found = bracket(rows)
     assert found is not None
     assert found.percentile == 99.0
-    assert found.sentence == "even an infinitely fast GPU leaves p99 TTFT between 19.9 ms and 69.9 ms (it is 370 ms)"
-    few = bracket(rows.head(250), "ttft", "CPU")
+    said = upgrade_sentence(found, "ttft", "GPU")
+    assert said == "even an infinitely fast GPU leaves p99 TTFT between 19.9 ms and 69.9 ms (it is 370 ms)"
+    few = bracket(rows.head(250))
     assert few is not None
     assert few.percentile == 95.0
-    assert few.sentence.startswith("even an infinitely fast CPU leaves p95 TTFT")
+    assert upgrade_sentence(few, "ttft", "CPU").startswith("even an infinitely fast CPU leaves p95 TTFT")
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 def test_without_measured_forwards_there_is_no_answer(stage: str) -> None:
     rows = pd.concat([ledger(tokenize=5, prefill=10)] * 50, ignore_index=True)
     rows[column(stage)] = np.nan
-    assert bracket(rows, "ttft") is None
-    assert bracket(rows.head(0), "ttft") is None
-    assert bracket(pd.DataFrame({"total_ns": []}), "ttft") is None
+    assert bracket(rows) is None
+    assert bracket(rows.head(0)) is None
+    assert bracket(pd.DataFrame({"total_ns": []})) is None
 
 
 def test_on_a_simulated_run_both_ends_lie_below_what_was_waited() -> None:
     frames = simulate(1500, rate=9.0, slots=4, seed=2)
-    found = bracket(frames.ledger[frames.ledger["event"] == "last_token"], "e2e")
+    found = bracket(frames.ledger[frames.ledger["event"] == "last_token"])
     assert found is not None
-    low, high, now = (ends[found.percentile].value for ends in (found.lower, found.upper, found.now))
+    low, high, now = (ends.at(found.percentile) for ends in (found.lower, found.upper, found.now))
     assert low is not None
     assert high is not None
     assert now is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +10,21 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge import arrivals, validity
-from gapmeter.analysis.judge.evidence import BROKEN, OK, UNMEASURED, WARN, Evidence
-from gapmeter.analysis.judge.floor import Floor, Limit, busiest_second, read_floor
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.floor import busiest_second, describe_floor, floor_of
+from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
+from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
+from gapmeter.report.words import floor_sentence
+from tests.kit import manifest
 
 MS = 1_000_000
-ERRORS_MS = {"ttft": (0.15, 0.4), "itl": (0.01, 0.3), "e2e": (0.15, 0.4)}
-FLOOR = Floor(ERRORS_MS, 20.0, Limit(10_000, True), Limit(100, True), quick=False, measured="2026-11-21")
+FLOOR = GeneratorFloor(
+    ttft_p50_ms=0.15, ttft_p99_ms=0.4, itl_p50_ms=0.01, itl_p99_ms=0.3, e2e_p50_ms=0.15, e2e_p99_ms=0.4,
+    lag_p50_ms=0.1, lag_p99_ms=0.2, chunk_us=20.0, tokens=CalibratedLimit(per_s=10_000, ended_by="client"),
+    requests=CalibratedLimit(per_s=100, ended_by="client"), measured_wall="2026-11-21T12:00:00+0000", quick=False,
+    cores_shared=False,
+)  # fmt: skip
 POISSON = Evidence(
     "open", "poisson", 20.0, client_cpu_share=0.3, client_loop_lag_ns=np.full(500, 0.1e6), cores_shared=False,
     floor=FLOOR,
@@ -251,7 +258,8 @@ def test_a_run_near_the_clients_limit_warns_and_one_beyond_it_is_invalid(
 ) -> None:
     due = 10**12 + np.arange(1000, dtype=np.int64) * 20 * MS  # 50 requests in every second
     requests = run(due, due).assign(token_ns=[np.array([at + 50 * MS]) for at in due])
-    floor = replace(FLOOR, **{thing: Limit(per_s, reached)})
+    limit = CalibratedLimit(per_s=per_s, ended_by="client" if reached else "server")
+    floor = FLOOR.model_copy(update={thing: limit})
     assert states(requests, replace(POISSON, floor=floor))[rule] == expected
 
 
@@ -268,43 +276,16 @@ def test_a_machine_that_was_not_calibrated_leaves_the_limit_unmeasured_and_says_
     assert "gapmeter calibrate" in check.text
 
 
-CALIBRATION: dict[str, Any] = {
-    "generators": {
-        "asyncio": {
-            "quick": False,
-            "measured_wall": "2026-11-21T12:00:00+0000",
-            **{f"{metric}_p{p}_ms": 0.1 * p for metric in ERRORS_MS for p in (50, 99)},
-            "chunk_us": 20.0,
-            "tokens": {"per_s": 1000.0, "ended_by": "server"},
-            "requests": {"per_s": 500.0, "ended_by": "client"},
-        }
-    },
-}
+def test_the_floor_is_that_of_the_generator_in_the_run() -> None:
+    machine = {"cpu": "c", "cores": 2, "system": "s", "python": "3", "gapmeter": "0"}
+    known = {"machine": machine, "most_error_ms": 1.0, "generators": {"asyncio": FLOOR.to_json()}}
+    assert floor_of(manifest(calibration=known)) == FLOOR
+    assert floor_of(manifest(calibration=known, scenario={"load": {"generator": "locust"}})) is None
+    assert floor_of(manifest()) is None
+    assert floor_sentence(describe_floor(FLOOR, poisson_run())) == "floor p99 TTFT 0.400 ms, ITL 0.300 ms, E2E 0.400 ms"
 
 
-def manifest(calibration: Any, generator: str = "asyncio") -> dict[str, Any]:
-    return {"scenario": {"load": {"generator": generator}}, "calibration": calibration}
-
-
-def test_the_floor_is_read_from_the_manifest() -> None:
-    floor = read_floor(manifest(CALIBRATION))
-    assert floor is not None
-    assert floor.tokens == Limit(1000, reached=False)
-    assert floor.requests == Limit(500, reached=True)
-    assert floor.errors_ms["ttft"] == pytest.approx((5.0, 9.9))
-    assert floor.sentence == "floor p99 TTFT 9.90 ms, ITL 9.90 ms, E2E 9.90 ms"
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"scenario": {"load": {"generator": "asyncio"}}},
-        manifest(None),
-        manifest(CALIBRATION, "locust"),
-        manifest({"generators": {"asyncio": {"ttft_p50_ms": 1}}}),
-        manifest(json.loads(json.dumps(CALIBRATION).replace("1000.0", "0.0"))),
-        manifest("of another version"),
-    ],
-)
-def test_a_manifest_without_this_generators_calibration_has_no_floor(told: dict[str, Any]) -> None:
-    assert read_floor(told) is None
+@pytest.mark.parametrize("per_s", [0, -1])
+def test_a_limit_of_nothing_is_no_limit(per_s: float) -> None:
+    with pytest.raises(ValueError, match="greater than 0"):
+        CalibratedLimit(per_s=per_s, ended_by="client")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,23 +13,19 @@ from scipy import stats
 
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
-from gapmeter.analysis.stats import far
+from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.results.run import SloAnswer, Verdict
+from gapmeter.report.words import slo_sentence
 
 MS = 1_000_000
 
 
-def slo(metric: str, percentile: float | None, limit: float) -> dict[str, Any]:
+def slo(metric: str, percentile: float | None, limit: float) -> Slo:
     """A limit in ms, or a share for errors."""
     if metric == "errors":
-        return {
-            "metric": metric,
-            "percentile": None,
-            "limit_ns": None,
-            "limit_share": limit,
-            "text": f"errors <= {limit}",
-        }
+        return Slo(metric=metric, percentile=None, limit_ns=None, limit_share=limit, text=f"errors <= {limit}")
     text = f"{metric} p{percentile:g} <= {limit:g} ms"
-    return {"metric": metric, "percentile": percentile, "limit_ns": int(limit * MS), "limit_share": None, "text": text}
+    return Slo(metric=metric, percentile=percentile, limit_ns=int(limit * MS), limit_share=None, text=text)
 
 
 def answers(ttft_ms: list[float] | np.ndarray[Any, Any], failed: int = 0, gap_ms: float = 10.0) -> pd.DataFrame:
@@ -62,7 +57,7 @@ def answers(ttft_ms: list[float] | np.ndarray[Any, Any], failed: int = 0, gap_ms
     )
 
 
-def one(rule: dict[str, Any], requests: pd.DataFrame) -> verdict.SloResult:
+def one(rule: Slo, requests: pd.DataFrame) -> SloAnswer:
     return verdict.judge([rule], requests, {})[0]
 
 
@@ -103,8 +98,8 @@ def test_the_verdict_is_clopper_and_pearsons_and_the_intervals_position(of: int,
 def test_a_sample_too_small_to_pass_can_still_prove_a_failure() -> None:
     found = one(slo("ttft", 99.0, 500), answers([900.0] * 20))
     assert (found.status, found.value, found.high) == (FAIL, None, None)
-    assert found.low == 900 * MS
-    assert "above 900 ms" in found.sentence
+    assert found.low == 900
+    assert "above 900 ms" in slo_sentence(found)
 
 
 def test_failed_requests_exceed_every_limit() -> None:
@@ -113,8 +108,8 @@ def test_failed_requests_exceed_every_limit() -> None:
     for metric in ("ttft", "itl", "tpot", "e2e"):
         found = one(slo(metric, 99.0, 60_000), answers(fast, failed=40))
         assert found.status == FAIL
-        assert found.low == math.inf
-        assert "never: more requests failed than it may leave out" in found.sentence
+        assert (found.low, found.infinite) == (None, True)
+        assert "never: more requests failed than it may leave out" in slo_sentence(found)
 
 
 def test_a_run_in_which_everything_failed_fails_its_latency_slo() -> None:
@@ -126,7 +121,7 @@ def test_a_metric_that_never_occurred_is_invalid_not_a_pass() -> None:
     requests["token_ns"] = [stamps[:1] for stamps in requests["token_ns"]]
     found = one(slo("itl", 99.0, 100), requests)
     assert found.status == INVALID
-    assert found.sentence.endswith("never occurred: no request had one")
+    assert slo_sentence(found).endswith("never occurred: no request had one")
     assert verdict.overall([found], []) == INVALID
 
 
@@ -166,12 +161,13 @@ def test_errors_in_one_burst_prove_less_than_the_same_number_spread_out() -> Non
 
 def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_it() -> None:
     found = one(slo("ttft", 99.0, 500), answers([50.0] * 100))
-    assert found.more_requests == 268
-    assert found.more_minutes == pytest.approx(268 / 10 / 60, rel=0.01)
-    assert "268 more requests" in found.sentence
+    assert found.needs is not None
+    assert found.needs.requests == 268
+    assert found.needs.minutes == pytest.approx(268 / 10 / 60, rel=0.01)
+    assert "268 more requests" in slo_sentence(found)
     close = one(slo("ttft", 99.0, 500), answers([50.0] * 990 + [900.0] * 10))
-    assert close.more_requests is None
-    assert "too close" in close.sentence
+    assert close.needs is None
+    assert "too close" in slo_sentence(close)
 
 
 @pytest.mark.parametrize(
@@ -185,16 +181,11 @@ def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_i
         ([PASS, INVALID], [], INVALID, 98),
     ],
 )
-def test_one_word_for_the_run(states: list[str], reasons: list[str], expected: str, code: int) -> None:
+def test_one_word_for_the_run(states: list[str], reasons: list[str], expected: Verdict, code: int) -> None:
     passed = one(slo("ttft", 99.0, 500), answers([50.0] * 400))
-    results = [dataclass_with(passed, state) for state in states]
+    results = [passed.model_copy(update={"status": state}) for state in states]
     assert verdict.overall(results, reasons) == expected
     assert verdict.EXIT_CODES[expected] == code
-
-
-def dataclass_with(result: verdict.SloResult, status: str) -> verdict.SloResult:
-    values = {name: getattr(result, name) for name in result.__slots__}
-    return verdict.SloResult(**{**values, "status": status})
 
 
 def test_repeats_with_other_runs_between_them_need_the_minutes_that_they_were_asked_for() -> None:
@@ -203,8 +194,8 @@ def test_repeats_with_other_runs_between_them_need_the_minutes_that_they_were_as
     both = pd.concat([one, hour_later], ignore_index=True)
     (found,) = verdict.judge([slo("ttft", 99, 40)], both, {}, seconds=10.0)
     assert found.status == INCONCLUSIVE
-    assert found.more_requests is not None
-    assert found.more_minutes == pytest.approx(found.more_requests * 0.1 / 60)
+    assert found.needs is not None
+    assert found.needs.minutes == pytest.approx(found.needs.requests * 0.1 / 60)
 
 
 def drifting(count: int) -> pd.DataFrame:
@@ -221,28 +212,11 @@ def test_a_limit_far_above_all_that_happened_is_kept_with_less_evidence_than_a_n
     assert 125 < near.n_eff < 367
     assert (near.status, far_off.status) == (INCONCLUSIVE, PASS)
     assert near.high is far_off.high is None, "the interval is what it was"
-    assert far_off.sentence.endswith("within the limit of 500 ms, which no request exceeded, and none its half")
-    assert far_off.more_requests is None
+    assert slo_sentence(far_off).endswith("within the limit of 500 ms, which no request exceeded, and none its half")
+    assert far_off.needs is None
 
 
 def test_one_request_beyond_a_far_limit_takes_the_evidence_that_a_near_one_does() -> None:
     requests = drifting(1500)
     requests.loc[7, "first_token_ns"] = int(requests.loc[7, "due_ns"]) + 501 * MS
     assert one(slo("ttft", 99, 500), requests).status == INCONCLUSIVE
-
-
-@pytest.mark.parametrize(
-    ("over_half", "count", "n_eff", "share", "proven"),
-    [
-        (0, 1500, 130, 0.01, True),  # 0.96^130 = 0.5 %
-        (0, 1500, 110, 0.01, False),  # 0.96^110 = 1.1 %
-        (0, 400, 130, 0.01, False),  # alone: 0.99^400 = 1.8 %
-        (0, 1500, 99, 0.1, False),  # of fewer than a hundred it is not known what they are worth
-        (75, 1500, 300, 0.01, False),  # one in twenty beyond half the limit, one in 25 allowed
-        (0, 1500, 300, 0.25, False),  # of p75 nothing follows
-    ],
-)
-def test_far_below_a_limit_both_kinds_of_slow_requests_are_ruled_out(
-    over_half: int, count: int, n_eff: float, share: float, proven: bool
-) -> None:
-    assert (far.chance_far_below(over_half, count, n_eff, share) <= 0.025 / 4) is proven

@@ -26,6 +26,7 @@ from gapmeter.analysis.ledger.intervals import Client, build
 from gapmeter.analysis.ledger.ledger import make_ledger
 from gapmeter.analysis.ledger.trace import read_trace
 from gapmeter.analysis.ledger.trace_index import Events
+from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import RunFolder
@@ -173,7 +174,7 @@ class Measured:
 
     def __init__(self, run: Path, inject: Path, cases: Sequence[Case], schedule: Sequence[int]) -> None:
         folder = RunFolder(run)
-        self.requests, _ = read_requests(folder, folder.read_manifest()["plan"])
+        self.requests, _ = read_requests(folder, Manifest.read(folder.path).plan)
         self.trace = read_trace(folder.record_files(folder.probe), self.requests["request_id"].tolist())
         self.ledger = make_ledger(self.requests, self.trace)
         self._cases = cases

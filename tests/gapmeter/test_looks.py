@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gapmeter.analysis.capacity.trial import Count
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
 from gapmeter.records.wire import FINISHED, ISSUED, WireRecord
-from gapmeter.study.looks import Looks
-from gapmeter.study.stopping import Stop
+from gapmeter.study.monitor import TrialMonitor
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
-SLOS = ({"metric": "errors", "limit_share": 0.01, "text": "errors <= 1 %"},)
+SLOS = (Slo(metric="errors", percentile=None, limit_ns=None, limit_share=0.01, text="errors <= 1 %"),)
 
 
 def answered(index: int, due_ms: int, *pieces: bytes, retry: int = 0, outcome: Outcome = Outcome.OK) -> WireRecord:
@@ -38,8 +38,8 @@ def counted(events: Sequence[tuple[int, WireRecord]], at: int) -> Count | None:
         seen.extend(counts)
         return True
 
-    looks = Looks(SLOS, (at, 1000), 10.0, 0, enough)
-    assert looks.look(events) is (Stop.ABORT if seen else Stop.GO_ON)
+    monitor = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
+    assert monitor.is_enough(events) is bool(seen)
     return seen[0] if seen else None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,19 +11,15 @@ from scipy import stats
 
 from gapmeter.loadgen.arrivals import due_offsets, warmup_span
 from gapmeter.scenarios import Load
-from gapmeter.scenarios.pauses import FixedPause
 
 S = 1_000_000_000
-BASE = Load(
-    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time=FixedPause(0),
-    duration_ns=1000 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1, placement="auto",
-)  # fmt: skip
+BASE = Load(arrivals="poisson", rate=20.0, duration="1000s", warmup=0)
 
 CLOSED = {"arrivals": "closed", "rate": None, "concurrency": 4}
 
 
 def drawn(seed: int = 1, warmup_ns: int = 0, **changes: object) -> NDArray[np.int64]:
-    load = dataclasses.replace(BASE, **changes)  # type: ignore[arg-type]
+    load = BASE.model_copy(update=changes)
     return due_offsets(load, np.random.default_rng(seed), warmup_ns)
 
 
@@ -162,4 +156,4 @@ def test_a_closed_loop_has_no_due_times() -> None:
     ],
 )  # fmt: skip
 def test_auto_warmup_is_a_tenth_within_bounds(changes: dict[str, object], span: tuple[int, int]) -> None:
-    assert warmup_span(dataclasses.replace(BASE, **changes)) == span  # type: ignore[arg-type]
+    assert warmup_span(BASE.model_copy(update=changes)) == span

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,27 +17,34 @@ from scipy import stats
 from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals
 from gapmeter.loadgen.curve import Curve, count_dispersion
 from gapmeter.scenarios import Load
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step, Trace, daily
-from gapmeter.scenarios.pauses import FixedPause
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step
+from gapmeter.scenarios.trace import Trace
 
 S = 1_000_000_000
-BASE = Load(
-    generator="asyncio", arrivals="poisson", rate=20.0, burstiness=None, concurrency=None, think_time=FixedPause(0),
-    duration_ns=400 * S, requests=None, warmup_ns=0, timeout_ns=60 * S, processes=1, placement="auto",
-)  # fmt: skip
+BASE = Load(arrivals="poisson", rate=20.0, duration="400s", warmup=0)
+
+
+def ramp(start: float, end: float, over: str | None = None) -> Ramp:
+    return Ramp.model_validate({"from": start, "to": end, "over": over} if over else {"from": start, "to": end})
+
+
+def step(rate: float, lasts: str) -> Step:
+    return Step.model_validate({"rate": rate, "for": lasts})
+
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "onoff": {"onoff": OnOff(2 * S, 6 * S, 0.1)},
-    "ramp": {"rate": None, "ramp": Ramp(2, 40)},
-    "ramp down to nothing": {"arrivals": "ramp", "rate": None, "ramp": Ramp(40, 0, 200 * S)},
-    "steps": {"rate": None, "steps": (Step(5, 100 * S), Step(0, 30 * S), Step(60, 20 * S), Step(20, S))},
-    "diurnal": {"diurnal": Diurnal(120 * S, daily(0.8, 15))},
-    "diurnal with a night": {"arrivals": "diurnal", "diurnal": Diurnal(50 * S, (0, 0, 1, 4, 2))},
+    "onoff": {"onoff": OnOff(on="2s", off="6s", quiet=0.1)},
+    "ramp": {"rate": None, "ramp": ramp(2, 40)},
+    "ramp down to nothing": {"arrivals": "ramp", "rate": None, "ramp": ramp(40, 0, "200s")},
+    "steps": {"rate": None, "steps": (step(5, "100s"), step(0, "30s"), step(60, "20s"), step(20, "1s"))},
+    "diurnal": {"diurnal": Diurnal(day="2m", swing=0.8, peak=15)},
+    "diurnal with a night": {"arrivals": "diurnal", "diurnal": Diurnal(day="50s", hours=(0, 0, 1, 4, 2))},
 }
 SEEDS = range(40)
 
 
 def load(shape: str, **changes: Any) -> Load:
-    return dataclasses.replace(BASE, **{"arrivals": shape} | SHAPES[shape] | changes)
+    return BASE.model_copy(update={"arrivals": shape} | SHAPES[shape] | changes)
 
 
 def drawn(shape: str, seed: int = 1, warmup_ns: int = 0, **changes: Any) -> Arrivals:
@@ -96,7 +104,7 @@ def test_a_day_swings_around_its_mean_with_its_peak_at_the_hour_asked_for() -> N
 
 @pytest.mark.parametrize(("on", "off", "quiet"), [(2, 6, 0.1), (0.5, 0.5, 0.0), (10, 1, 0.3)])
 def test_bursts_have_the_dispersion_of_a_markov_modulated_poisson_process(on: float, off: float, quiet: float) -> None:
-    bursts = OnOff(round(on * S), round(off * S), quiet)
+    bursts = OnOff(on=on, off=off, quiet=quiet)
     for window_s in (0.5, 2.0, 20.0):
         counts = np.concatenate(
             [
@@ -135,7 +143,7 @@ def test_counts_in_neighboring_windows_are_alike_in_bursts_and_unrelated_without
         return float(np.corrcoef(counts[:-1], counts[1:])[0, 1])
 
     assert correlation("onoff") > 0.4
-    assert abs(correlation("steps", steps=(Step(20, S),))) < 4 / 4000**0.5
+    assert abs(correlation("steps", steps=(step(20, "1s"),))) < 4 / 4000**0.5
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -150,7 +158,7 @@ def test_shares_of_four_processes_together_are_the_one_process(shape: str) -> No
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_longer_run_begins_with_the_same_arrivals(shape: str) -> None:
-    fixed = {"ramp": Ramp(2, 40, 100 * S)} if shape == "ramp" else {}
+    fixed = {"ramp": ramp(2, 40, "100s")} if shape == "ramp" else {}
     short, long = (drawn(shape, duration_ns=d * S, **fixed).due_ns for d in (100, 1000))
     np.testing.assert_array_equal(short, long[: len(short)])
 
@@ -158,7 +166,7 @@ def test_a_longer_run_begins_with_the_same_arrivals(shape: str) -> None:
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "ramp down to nothing"])
 @pytest.mark.parametrize("requests", [1, 700])
 def test_so_many_requests_are_measured_after_the_warmup(shape: str, requests: int) -> None:
-    fixed = {"ramp": Ramp(2, 40, 10 * S)} if shape == "ramp" else {}
+    fixed = {"ramp": ramp(2, 40, "10s")} if shape == "ramp" else {}
     made = drawn(shape, warmup_ns=7 * S, duration_ns=None, requests=requests, **fixed)
     assert int(np.count_nonzero(made.due_ns >= 7 * S)) == requests
     longer = drawn(shape, warmup_ns=7 * S, **fixed).due_ns
@@ -187,13 +195,17 @@ def test_inverting_an_expected_count_gives_the_time_at_which_it_is_reached(
     np.testing.assert_allclose(reached, wanted, atol=1e-4, rtol=1e-6)
 
 
-def test_a_trace_is_replayed_at_its_own_times_at_the_speed_asked_for() -> None:
+def test_a_trace_is_replayed_at_its_own_times_at_the_speed_asked_for(tmp_path: Path) -> None:
     at_ns = np.sort(np.random.default_rng(1).integers(0, 300 * S, 2000))
-    trace = Trace("x", 3.0, tuple(at_ns.tolist()), (1,) * 2000, (1,) * 2000, (), 512)
-    replay = dataclasses.replace(BASE, arrivals="trace", rate=None, trace=trace, duration_ns=60 * S)
+    at_ns[0] = 0  # a trace begins with its first request
+    lines = ({"timestamp": at / 1e6, "input_length": 1, "output_length": 1} for at in at_ns.tolist())
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = Trace(file=str(path), speed=3.0)
+    replay = BASE.model_copy(update={"arrivals": "trace", "rate": None, "trace": trace, "duration_ns": 60 * S})
     made = draw_arrivals(replay, np.random.default_rng(1), 10 * S)
     assert made.due_ns.tolist() == [round(at / 3) for at in at_ns.tolist() if round(at / 3) < 70 * S]
     assert (made.knots, made.dispersion) == ((), 0.0)
-    counted = dataclasses.replace(replay, duration_ns=None, requests=40)
+    counted = replay.model_copy(update={"duration_ns": None, "requests": 40})
     late = draw_arrivals(counted, np.random.default_rng(1), 10 * S).due_ns
     assert int(np.count_nonzero(late >= 10 * S)) == 40

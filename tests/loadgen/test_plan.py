@@ -18,7 +18,8 @@ from gapmeter.loadgen.errors import PlanError
 from gapmeter.loadgen.lengths import draw_lengths
 from gapmeter.loadgen.plan import Plan, make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from gapmeter.scenarios import Lognormal, Sampled, Scenario, Uniform, load_scenario
+from gapmeter.scenarios import Scenario, load_scenario
+from gapmeter.scenarios.distributions import Lognormal, Sampled, Uniform
 from tests.loadgen.tiny_tokenizer import write_model
 
 TEXT = """\
@@ -274,15 +275,16 @@ def test_the_digest_sees_every_column(path: Path) -> None:
     assert len({p.digest() for p in (plan, later, longer, other)}) == 4
 
 
-def test_lengths_follow_their_distribution() -> None:
+def test_lengths_follow_their_distribution(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    drawn = draw_lengths(Lognormal(96, 256), 100_000, rng)
+    drawn = draw_lengths(Lognormal(lognormal={"median": 96, "p95": 256}), 100_000, rng)
     assert np.median(drawn) == pytest.approx(96, rel=0.02)
     assert np.percentile(drawn, 95) == pytest.approx(256, rel=0.02)
     assert drawn.min() >= 1
-    assert draw_lengths(Lognormal(96, 256, 300), 10_000, rng).max() == 300
-    counts = np.bincount(draw_lengths(Uniform(3, 7), 50_000, rng))[3:]
+    assert draw_lengths(Lognormal(lognormal={"median": 96, "p95": 256, "max": 300}), 10_000, rng).max() == 300
+    counts = np.bincount(draw_lengths(Uniform(uniform=(3, 7)), 50_000, rng))[3:]
     assert stats.chisquare(counts).pvalue > 0.001
-    sampled = draw_lengths(Sampled("x", (5, 7, 7)), 30_000, rng)
+    (tmp_path / "lengths.txt").write_text("5 7 7")
+    sampled = draw_lengths(Sampled(file=str(tmp_path / "lengths.txt")), 30_000, rng)
     assert set(sampled.tolist()) == {5, 7}
     assert np.mean(sampled == 7) == pytest.approx(2 / 3, abs=0.02)

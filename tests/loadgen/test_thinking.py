@@ -12,14 +12,18 @@ from scipy import stats
 from gapmeter.loadgen.plan import Plan, make_plan
 from gapmeter.loadgen.thinking import draw_pauses, mean_pause_ns
 from gapmeter.scenarios import load_scenario
-from gapmeter.scenarios.pauses import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+from gapmeter.scenarios.distributions import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
 
 S = 1_000_000_000
 SPREAD = math.log(20 / 4) / stats.norm.ppf(0.95)
 LAWS: list[tuple[Pause, Any, float]] = [
-    (ExponentialPause(3 * S), stats.expon(0, 3), 3.0),
-    (UniformPause(S, 9 * S), stats.uniform(1, 8), 5.0),
-    (LognormalPause(4 * S, 20 * S), stats.lognorm(SPREAD, 0, 4), 4 * math.exp(SPREAD**2 / 2)),
+    (ExponentialPause(exponential="3s"), stats.expon(0, 3), 3.0),
+    (UniformPause(uniform=("1s", "9s")), stats.uniform(1, 8), 5.0),
+    (
+        LognormalPause(lognormal={"median": "4s", "p95": "20s"}),
+        stats.lognorm(SPREAD, 0, 4),
+        4 * math.exp(SPREAD**2 / 2),
+    ),
 ]
 
 
@@ -33,9 +37,9 @@ def test_think_times_have_their_law_and_its_mean(pause: Pause, law: Any, mean: f
 
 def test_a_cap_cuts_and_a_fixed_pause_is_fixed() -> None:
     rng = np.random.default_rng(1)
-    assert draw_pauses(LognormalPause(4 * S, 20 * S, 6 * S), 1000, rng).max() == 6 * S
-    assert set(draw_pauses(FixedPause(7), 5, rng).tolist()) == {7}
-    assert mean_pause_ns(FixedPause(7)) == 7
+    assert draw_pauses(LognormalPause(lognormal={"median": "4s", "p95": "20s", "max": "6s"}), 1000, rng).max() == 6 * S
+    assert set(draw_pauses(FixedPause("7ms"), 5, rng).tolist()) == {7_000_000}
+    assert mean_pause_ns(FixedPause("7ms")) == 7_000_000
 
 
 def planned(*settings: str) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 from markupsafe import Markup
 from rich.text import Text
 
-from gapmeter.analysis.provenance import Provenance
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.document import (
     BRIEF,
@@ -49,7 +49,10 @@ class _Picture:
 
 
 def _provenance(validity: str = "valid") -> Provenance:
-    return Provenance("chat", "d1", "tiny", "float32", "vllm", "CPU", "8 req/s", "9", validity, "2026-01-02", "again")
+    return Provenance(
+        scenario="chat", digest="d1", model="tiny", precision="float32", engine="vllm", hardware="CPU", load="8 req/s",
+        n="9", validity=validity, date="2026-01-02", command="again",
+    )  # fmt: skip
 
 
 def _document(validity: str = "valid") -> Document:
@@ -111,7 +114,7 @@ def test_the_terminal_has_signs_for_answers_letters_for_pictures_and_no_line_tha
 
 def test_markdown_has_the_tables_behind_the_pictures_and_cannot_be_broken_out_of() -> None:
     said = markdown.text(_document())
-    assert said.startswith("### FAIL: chat @ vllm\n\np99 TTFT 612 ms.\n")
+    assert said.startswith("### FAIL: chat @ vllm\n\n8 req/s\n\np99 TTFT 612 ms.\n")
     assert "| FAIL | `ttft p99 <= 500 ms` | 612 ms | &lt;/script&gt;&lt;img src=x&gt;\\|\"'&amp; |" in said
     assert "| queue | 3.00 ms |" in said
     assert "- It was late. Likely: busy. Try `--set a=1`." in said

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gapmeter.scenarios import ScenarioError, load_scenario
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.fields import FIELDS
-from gapmeter.scenarios.prompt_files import read_prompts
-from gapmeter.scenarios.replay import read_trace
+from gapmeter.scenarios.model import KEYS
+from gapmeter.scenarios.prompts import Prompts
+from gapmeter.scenarios.trace import read_recording
 
 _LEAF = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 _FLAT = _LEAF | st.lists(_LEAF, max_size=3) | st.dictionaries(st.text(max_size=5), _LEAF, max_size=3)
@@ -63,7 +63,7 @@ def scenario(key: str, value: str) -> str:
 
 
 @settings(max_examples=400, deadline=None)
-@given(key=st.sampled_from([field.key for field in FIELDS]), value=WORDS, by_flag=st.booleans())
+@given(key=st.sampled_from(list(KEYS)), value=WORDS, by_flag=st.booleans())
 def test_any_value_of_any_key_is_taken_or_refused_in_a_sentence_with_its_place(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: str, by_flag: bool
 ) -> None:
@@ -124,17 +124,18 @@ def test_a_file_of_prompts_or_a_trace_of_any_lines_is_read_or_refused_by_its_nam
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(b"\n".join(lines))
-    for read in (read_prompts, lambda p: read_trace(p, "auto", 1.0), lambda p: read_trace(p, "azure", 1.0)):
+    readers = (lambda p: Prompts(p).entries, lambda p: read_recording(p, "auto"), lambda p: read_recording(p, "azure"))
+    for read in readers:
         assert str(path) in (refusal(read, str(path)) or str(path))
 
 
 def test_what_an_editor_puts_before_or_between_lines_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes("\ufeff".encode() + '{"prompt": "a\u2028b"}\r\n\r\n{"prompt": "c"}\r\n'.encode())
-    assert [entry.prompt for entry in read_prompts(str(path)).entries] == ["a\u2028b", "c"]
+    assert [entry.prompt for entry in Prompts(str(path)).entries] == ["a\u2028b", "c"]
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes("\ufeff".encode() + b'{"timestamp": 5, "input_length": 9, "output_length": 9}\r\n')
-    assert read_trace(str(trace), "auto", 1.0).format == "mooncake"
+    assert read_recording(str(trace), "auto").format == "mooncake"
 
 
 def test_a_file_that_is_too_large_for_a_scenario_is_not_read(tmp_path: Path) -> None:

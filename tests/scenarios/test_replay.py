@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
-from gapmeter.scenarios.arrivals import Trace
+from gapmeter.scenarios.trace import Recording
 
 S = 1_000_000_000
 GOOD_JSON = '{"timestamp": 10, "input_length": 600, "output_length": 5, "hash_ids": [0, 3]}\n'
@@ -22,10 +22,10 @@ def replay(folder: Path, text: str, *overrides: str, name: str = "t.jsonl", warm
     return load_scenario(folder / "s.yaml", overrides, {})
 
 
-def trace(folder: Path, text: str, name: str = "t.jsonl") -> Trace:
+def trace(folder: Path, text: str, name: str = "t.jsonl") -> Recording:
     found = replay(folder, text, name=name).load.trace
     assert found is not None
-    return found
+    return found.recorded
 
 
 def test_json_lines_are_in_milliseconds_from_the_first_and_in_the_order_of_time(tmp_path: Path) -> None:
@@ -52,12 +52,15 @@ def test_a_csv_may_have_dates_with_seven_decimals_or_seconds_and_further_columns
     ("text", "says"),
     [
         (GOOD_JSON + "{half\n", "t.jsonl:2: not JSON: "),
-        (GOOD_JSON + "[1]\n", "t.jsonl:2: [1] is not an object with timestamp, input_length, output_length"),
+        (
+            GOOD_JSON + "[1]\n",
+            "t.jsonl:2: [1] is not an object with timestamp, input_length and output_length; write for instance {",
+        ),
         (GOOD_JSON + '{"timestamp": 1, "input_length": 5}', "t.jsonl:2: output_length is missing"),
         (GOOD_JSON.replace("10", '"soon"'), 't.jsonl:1: timestamp "soon" is not a number of milliseconds from 0'),
         (GOOD_JSON.replace("600", "-1"), "t.jsonl:1: input_length -1 is not a number of tokens"),
         (GOOD_JSON.replace("600", "1.5"), "t.jsonl:1: input_length 1.5 is not a number of tokens"),
-        (GOOD_JSON.replace("3]", "-3]"), "t.jsonl:1: hash_ids [0, -3] is not a list of whole numbers from 0"),
+        (GOOD_JSON.replace("3]", "-3]"), "t.jsonl:1: hash_ids -3 is out of range; write a block's id from 0 to "),
         (GOOD_JSON.replace("600", "2000"), "t.jsonl:1: 2 hash_ids do not fit input_length 2000: one for each 512"),
         ("", "t.jsonl holds no requests"),
         ("a,b\n1,2\n", "t.jsonl:1: no column TIMESTAMP; the first line must name TIMESTAMP, ContextTokens, "),
@@ -115,6 +118,7 @@ def test_the_shipped_traces_are_what_they_say() -> None:
         overrides = [f"load.trace={{file: {json.dumps(str(path))}, speed: 1}}", "load.warmup=0"]
         found = load_scenario("replay-chat", overrides, {}).load.trace
         assert found is not None
-        assert 50 < len(found.at_ns) < 200
+        recorded = found.recorded
+        assert 50 < len(recorded.at_ns) < 200
         assert 50 * S < found.span_ns < 61 * S
-        assert max(p + o for p, o in zip(found.prompt_tokens, found.output_tokens, strict=True)) < 2048
+        assert max(p + o for p, o in zip(recorded.prompt_tokens, recorded.output_tokens, strict=True)) < 2048

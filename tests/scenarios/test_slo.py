@@ -32,8 +32,8 @@ MISTAKES = {
 @pytest.mark.parametrize(("text", "says"), MISTAKES.items(), ids=MISTAKES)
 def test_a_mistake_in_an_slo_says_what_was_expected(text: str, says: str) -> None:
     with pytest.raises(BadValue) as caught:
-        parse_slo(text, 3)
-    assert (caught.value.text, caught.value.path) == (says, (3,))
+        parse_slo(text)
+    assert caught.value.text == says
 
 
 @pytest.mark.parametrize("value", [None, 3, ["ttft p99 <= 500 ms"], {"ttft": 3}])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.device.telemetry import Telemetry, read_telemetry
+from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.records import RunFolder
 from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.servers.simulated_run import Server, simulated
@@ -47,7 +47,7 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
             process.wait(60)
 
 
-def read(folder: Path) -> Telemetry:
+def read(folder: Path) -> Samples:
     found = read_telemetry(RunFolder(folder))
     assert found is not None
     return found

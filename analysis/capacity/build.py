@@ -1,0 +1,265 @@
+"""From a search's folder to its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gapmeter.analysis.capacity.posterior import Posterior, posterior
+from gapmeter.analysis.capacity.read import Measured, goal_of, read_trials
+from gapmeter.analysis.capacity.result import (
+    BUDGET,
+    CLIENT,
+    DIED,
+    FAILS,
+    FOUND,
+    HOLDS,
+    INTERRUPTED,
+    INVALID,
+    NOT_MEASURED,
+    UNMEETABLE,
+    BestSeen,
+    CapacityResult,
+    CountedSlo,
+    Density,
+    Ended,
+    Fleet,
+    MoreNeeded,
+    RatePoint,
+    Search,
+    SearchedSlo,
+    SeenAt,
+    TrialResult,
+)
+from gapmeter.analysis.capacity.search import Goal, spread
+from gapmeter.analysis.capacity.trial import Trial
+from gapmeter.analysis.cost.economics import SearchTrial, describe_search
+from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.results.cost import Economy
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import UNKNOWN, Provenance
+from gapmeter.analysis.results.study import SearchManifest
+from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.stats.exact import share_bounds
+from gapmeter.records import RunFolder
+
+EXIT_CODES: Final[Mapping[Ended, int]] = {
+    FOUND: 0, BUDGET: 98, CLIENT: 98, NOT_MEASURED: 98, UNMEETABLE: 99, INTERRUPTED: 105, DIED: 106,
+}  # fmt: skip
+
+
+def analyse_capacity(folder: RunFolder) -> CapacityResult:
+    """What a search found, from its folder and those of its trials. Raises NotReadable, OSError."""
+    manifest = SearchManifest.read(folder.path)
+    measured = read_trials(folder.path, manifest)
+    search = build_search(goal_of(manifest), measured, manifest)
+    economy = _economy(folder, search, measured)
+    return CapacityResult(
+        name=str(manifest.scenario["name"]),
+        exit_code=EXIT_CODES[search.ended],
+        slo=tuple(SearchedSlo(text=slo.text, metric=slo.metric) for slo in manifest.slo),
+        capacity=search,
+        **({} if economy is None else {name: getattr(economy, name) for name in Economy.model_fields}),
+        provenance=_provenance(manifest, search),
+    )
+
+
+def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManifest) -> Search:
+    """What was found by a search that has ended as its manifest says. ``measured``: every trial, in order."""
+    asked = manifest.capacity
+    ended: Ended = asked.ended or INTERRUPTED
+    trials = [each.trial for each in measured]
+    valid = [trial for trial in trials if trial.verdict != INVALID]
+    known = posterior(valid) if valid else None
+    estimate = _estimate(goal, valid, known, ended)
+    binding = _binding(goal, measured, estimate)
+    fleet = None
+    if asked.target_rps and estimate.low and ended != UNMEETABLE:
+        fleet = Fleet.plan(estimate.low, asked.target_rps, asked.headroom, asked.spare)
+    curve = sorted((each for each in measured if each.trial.verdict != INVALID), key=lambda each: each.trial.rate)
+    return Search(
+        rate=estimate.rate,
+        low=estimate.low,
+        high=estimate.high,
+        spread=estimate.spread,
+        held_as_far_as_seen=None if estimate.rate else _held_as_far(goal, valid, estimate.high),
+        confidence=goal.confidence,
+        within=goal.within,
+        ended=ended,
+        binding_slo=binding.slo,
+        binding_stage=binding.stage,
+        binding_owner=binding.owner,
+        binding_share=binding.share,
+        binding_rate=binding.rate,
+        replicas=fleet.replicas if fleet else None,
+        planning=fleet,
+        target_rps=asked.target_rps,
+        requests=sum(trial.outcome.requests for trial in trials),
+        seconds=sum(trial.outcome.seconds for trial in trials),
+        needs=_needs(goal, trials, estimate) if ended == BUDGET else None,
+        best_seen=_best_seen(goal, measured) if ended == UNMEETABLE else None,
+        reason=_reason(trials, ended),
+        trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
+        curve=tuple(_point(each.trial) for each in curve),
+        posterior=None if known is None else _density(known),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    rate: float | None
+    low: float | None
+    high: float | None
+    spread: float | None = None
+
+
+def _estimate(goal: Goal, valid: Sequence[Trial], known: Posterior | None, ended: Ended) -> _Estimate:
+    """Rate and interval. Without a rate that held, or without one that failed, only one end is known."""
+    held = [trial.rate for trial in valid if trial.verdict == HOLDS]
+    failed = [trial.rate for trial in valid if trial.verdict == FAILS]
+    if known is None or not held or not failed or ended in (UNMEETABLE, CLIENT):
+        low = max((rate for rate in held if not failed or rate < min(failed)), default=None)
+        return _Estimate(None, low, min(failed, default=None))
+    return _Estimate(known.quantile(0.5), *known.interval(goal.confidence), spread(known, goal.confidence))
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    slo: str | None = None
+    stage: str | None = None
+    owner: str | None = None
+    share: float | None = None
+    rate: float | None = None
+
+
+def _binding(goal: Goal, measured: Sequence[Measured], estimate: _Estimate) -> _Binding:
+    """The promise that breaks first, and what slow requests wait for where it does: just above the capacity."""
+    edge = estimate.rate or estimate.high or 0.0
+    failed = sorted((each for each in measured if each.trial.verdict == FAILS), key=lambda each: each.trial.rate)
+    above = [each for each in failed if each.trial.rate >= edge] or failed[::-1]
+    if not above:
+        return _Binding()
+    promise = goal.promises[above[0].trial.finding.promise]
+    for each in above:
+        if each.result is None:
+            continue
+        tail = each.result.tail
+        anatomy = tail.of(promise.metric) or tail
+        if anatomy.stage:
+            owner = owner_words(anatomy.owner or "", each.result.compute.device or "GPU")
+            return _Binding(promise.text, anatomy.stage, owner, anatomy.share, each.trial.rate)
+    return _Binding(promise.text)
+
+
+def _held_as_far(goal: Goal, valid: Sequence[Trial], high: float | None) -> SeenAt | None:
+    """The highest rate below ``high`` at which what was seen leans to holding, be it too little to be sure."""
+    leaning = [t for t in valid if t.finding.leaning == HOLDS and (high is None or t.rate < high)]
+    if not leaning:
+        return None
+    at = max(leaning, key=lambda trial: (trial.rate, trial.outcome.measured))
+    count = at.outcome.counts[at.finding.promise]
+    return SeenAt(rate=at.rate, slo=goal.promises[at.finding.promise].text, over=count.over, count=count.count)
+
+
+def _needs(goal: Goal, trials: Sequence[Trial], estimate: _Estimate) -> MoreNeeded:
+    """About how much more it takes. The width of an interval falls with the square root of what is spent on it."""
+    if not estimate.spread:
+        return MoreNeeded(requests=None, seconds=None, budget_s=None)
+    spent = sum(trial.outcome.requests for trial in trials)
+    seconds = sum(trial.outcome.seconds for trial in trials)
+    factor = max((estimate.spread / goal.within) ** 2 - 1, 0.25)
+    return MoreNeeded(requests=math.ceil(spent * factor), seconds=seconds * factor, budget_s=seconds * (1 + factor))
+
+
+def _best_seen(goal: Goal, measured: Sequence[Measured]) -> BestSeen | None:
+    """At the lowest rate tried: what the promise that fails was measured to be."""
+    lowest = min((m for m in measured if m.trial.verdict != INVALID), key=lambda m: m.trial.rate, default=None)
+    if lowest is None:
+        return None
+    at = lowest.trial.finding.promise
+    count = lowest.trial.outcome.counts[at]
+    return BestSeen(
+        rate=lowest.trial.rate, slo=goal.promises[at].text, over=count.over, count=count.count,
+        share_over=count.over / count.count if count.count else None,
+        answer=lowest.result.slo[at] if lowest.result else None,
+    )  # fmt: skip
+
+
+def _reason(trials: Sequence[Trial], ended: Ended) -> str | None:
+    """What the last trial ended of, or what showed that the load tester was the limit."""
+    telling = [trial for trial in trials if trial.outcome.client_limit] if ended == CLIENT else list(trials)
+    return telling[-1].outcome.died or telling[-1].outcome.invalid or None if telling else None
+
+
+def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
+    outcome, finding = trial.outcome, trial.finding
+    valid = trial.verdict != INVALID
+    return TrialResult(
+        number=number,
+        rate=trial.rate,
+        verdict=trial.verdict,
+        confidence=finding.confidence if valid else None,
+        leaning=finding.leaning if valid else None,
+        slo=goal.promises[finding.promise].text,
+        slos=tuple(
+            CountedSlo(text=promise.text, over=c.over, count=c.count, n_eff=c.n_eff, allowed=promise.share)
+            for promise, c in zip(goal.promises, outcome.counts, strict=True)
+        ),
+        requests=outcome.requests,
+        measured=outcome.measured,
+        seconds=outcome.seconds,
+        reason=outcome.died or outcome.invalid or None,
+        folder=outcome.name or None,
+    )
+
+
+def _point(trial: Trial) -> RatePoint:
+    """Goodput at one rate; its interval is that of the share of good requests, at the rate asked for."""
+    outcome, rate = trial.outcome, trial.rate
+    if not outcome.measured:
+        return RatePoint(
+            rate=rate, good_share=None, good_share_ci=None, goodput_per_s=None, goodput_ci=None,
+            verdict=trial.verdict, n=0,
+        )  # fmt: skip
+    share = outcome.good / outcome.measured
+    low, high = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
+    return RatePoint(
+        rate=rate, good_share=share, good_share_ci=(low, high), goodput_per_s=share * rate,
+        goodput_ci=(low * rate, high * rate), verdict=trial.verdict, n=outcome.measured,
+    )  # fmt: skip
+
+
+def _density(known: Posterior) -> Density:
+    return Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses)))
+
+
+def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> Economy | None:
+    """Cost, efficiency and value; the price follows a trial's manifest, which knows the server's cores."""
+    usable = [
+        (trial.folder, SearchTrial(trial.rate, trial.verdict == HOLDS, each.result))
+        for trial, each in zip(search.trials, measured, strict=True)
+        if trial.folder and trial.verdict != INVALID and each.result is not None
+    ]
+    if not usable:
+        return None
+    manifest = Manifest.read(folder.path / usable[0][0])
+    return describe_search(search.low, search.high, manifest, [trial for _, trial in usable])
+
+
+def _provenance(manifest: SearchManifest, search: Search) -> Provenance:
+    server = manifest.scenario["server"]
+    return Provenance(
+        scenario=str(manifest.scenario["name"]),
+        digest=manifest.scenario_digest,
+        model=str(server["model"]),
+        precision=str(server["precision"]),
+        engine=str(server["engine"]),
+        hardware=hardware_words(manifest.hardware.gpus, manifest.hardware.cpu, manifest.hardware.cores),
+        load=f"Poisson, open loop, {len(search.trials)} trials",
+        n=str(search.requests),
+        validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
+        date=manifest.started_wall.partition("T")[0] or UNKNOWN,
+        command=manifest.command,
+    )

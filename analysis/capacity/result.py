@@ -1,0 +1,211 @@
+"""What a search for capacity found: ``summary.json`` of its folder."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Final, Literal
+
+from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
+from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Economy, TokensPerRequest, Value
+from gapmeter.analysis.results.run import Provenance, SloAnswer
+
+CAPACITY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
+
+# How a search ended.
+FOUND: Final = "found"
+BUDGET: Final = "budget"
+UNMEETABLE: Final = "unmeetable"
+CLIENT: Final = "client_limit"
+NOT_MEASURED: Final = "not_measured"
+DIED: Final = "died"
+INTERRUPTED: Final = "interrupted"
+Ended = Literal["found", "budget", "unmeetable", "client_limit", "not_measured", "died", "interrupted"]
+
+HOLDS: Final = "holds"
+FAILS: Final = "fails"
+UNDECIDED: Final = "undecided"
+INVALID: Final = "invalid"
+TrialVerdict = Literal["holds", "fails", "undecided", "invalid"]
+Side = Literal["holds", "fails"]
+
+
+class SearchedSlo(Result):
+    """An objective that had to hold."""
+
+    text: str
+    metric: str
+
+
+class CountedSlo(Result):
+    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; a share ``allowed`` may."""
+
+    text: str
+    over: float
+    count: int
+    n_eff: float
+    allowed: float
+
+
+class TrialResult(Result):
+    """One trial; ``slo`` decided it. ``leaning``: of an undecided one. ``folder``: its run, within the search's."""
+
+    number: int
+    rate: float
+    verdict: TrialVerdict
+    confidence: Number
+    leaning: Side | None
+    slo: str
+    slos: tuple[CountedSlo, ...]
+    requests: int
+    measured: int
+    seconds: float
+    reason: str | None
+    folder: str | None
+
+    @property
+    def decided_by(self) -> CountedSlo:
+        return next(each for each in self.slos if each.text == self.slo)
+
+    @property
+    def sure_to_hold(self) -> float | None:
+        """How likely it is that every SLO holds at its rate; None for a trial that says nothing."""
+        if self.confidence is None:
+            return None
+        return self.confidence if self.leaning == HOLDS else 1 - self.confidence
+
+
+class RatePoint(Result):
+    """Goodput at a rate, requests per second that kept every limit themselves, of ``n`` measured."""
+
+    rate: float
+    good_share: Number
+    good_share_ci: Ends | None
+    goodput_per_s: Number
+    goodput_ci: Ends | None
+    verdict: TrialVerdict
+    n: int
+
+
+class Density(Result):
+    """Where the capacity lies: rates, and the probability between each two neighbors."""
+
+    rates: tuple[float, ...]
+    masses: tuple[float, ...]
+
+
+class MoreNeeded(Result):
+    """About how much more would give the interval that was asked for; None where that cannot be told."""
+
+    requests: int | None
+    seconds: Number
+    budget_s: Number
+
+
+class SeenAt(Result):
+    """At ``rate``, ``over`` of ``count`` values were beyond the limit of ``slo``."""
+
+    rate: float
+    slo: str
+    over: float
+    count: int
+
+
+class BestSeen(SeenAt):
+    """The same at the lowest rate that was tried, with the answer of that run."""
+
+    share_over: Number
+    answer: SloAnswer | None
+
+
+class Fleet(Result):
+    """Servers for ``target_rps``: ``needed`` carry it with ``headroom`` (a share) kept free, ``spare`` may fail.
+
+    ``planned_rps`` is what each may be given: the capacity's lower bound less the headroom. A load balancer that deals
+    Poisson arrivals out at random gives each server Poisson arrivals, which is what the capacity holds for; one that
+    looks at queues does better.
+    """
+
+    target_rps: float
+    headroom: float
+    spare: int
+    planned_rps: float
+    needed: int
+
+    @classmethod
+    def plan(cls, low: float, target_rps: float, headroom: float, spare: int) -> Fleet:
+        """``low``: the lower bound of one server's capacity, requests per second. Raises ValueError for no plan."""
+        if not (low > 0 and target_rps > 0 and 0 <= headroom < 1 and spare >= 0):
+            raise ValueError("a plan needs a capacity and a target above 0, a headroom below 1, and no negative spare")
+        planned = low * (1 - headroom)
+        needed = max(1, math.ceil(target_rps / planned - 1e-9))
+        return cls(target_rps=target_rps, headroom=headroom, spare=spare, planned_rps=planned, needed=needed)
+
+    @property
+    def replicas(self) -> int:
+        return self.needed + self.spare
+
+
+class Search(Result):
+    """``rate`` per second, between ``low`` and ``high`` with ``confidence``; ``spread``: their distance as a share.
+
+    Without a rate that held, or without one that failed, only one end is known. ``held_as_far_as_seen``: the highest
+    rate that leans to holding, be it too little to be sure. ``binding_*``: the SLO that breaks first, and what slow
+    requests wait for where it does. ``needs``: where the budget ended; ``best_seen``: where no rate holds every SLO.
+    """
+
+    rate: float | None
+    low: float | None
+    high: float | None
+    spread: Number
+    held_as_far_as_seen: SeenAt | None
+    confidence: float
+    within: float
+    ended: Ended
+    binding_slo: str | None
+    binding_stage: str | None
+    binding_owner: str | None
+    binding_share: Number
+    binding_rate: float | None
+    replicas: int | None
+    planning: Fleet | None
+    target_rps: float | None
+    requests: int
+    seconds: float
+    needs: MoreNeeded | None
+    best_seen: BestSeen | None
+    reason: str | None
+    trials: tuple[TrialResult, ...]
+    curve: tuple[RatePoint, ...]
+    posterior: Density | None
+
+
+class SearchWords(Result):
+    """The answer in sentences; nothing of ours reads them."""
+
+    headline: tuple[str, ...]
+
+
+class CapacityResult(ResultFile):
+    """The highest Poisson rate at which every SLO holds, and what a request costs there."""
+
+    FILE: ClassVar[str] = "summary.json"
+
+    schema_version: Literal[2] = CAPACITY_VERSION
+    kind: Literal["capacity"] = "capacity"
+    name: str
+    exit_code: int
+    slo: tuple[SearchedSlo, ...]
+    capacity: Search
+    tokens_per_request: TokensPerRequest | None = left_out()
+    cost: AnyCost | None = left_out()
+    energy: AnyEnergy | None = left_out()
+    value: Value | None = left_out()
+    provenance: Provenance
+    words: SearchWords | None = left_out()
+
+    @property
+    def economy(self) -> Economy | None:
+        """Cost, efficiency and value; None where no trial tells."""
+        if self.tokens_per_request is None or self.cost is None or self.energy is None or self.value is None:
+            return None
+        return Economy(tokens_per_request=self.tokens_per_request, cost=self.cost, energy=self.energy, value=self.value)

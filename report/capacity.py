@@ -1,0 +1,302 @@
+"""What is said of a search for capacity: the answer, goodput and verdicts against rate, the posterior, every trial."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from gapmeter.analysis.capacity.result import (
+    BUDGET,
+    CLIENT,
+    DIED,
+    FAILS,
+    FOUND,
+    HOLDS,
+    INTERRUPTED,
+    NOT_MEASURED,
+    UNDECIDED,
+    UNMEETABLE,
+    BestSeen,
+    CapacityResult,
+    Fleet,
+    Search,
+    SearchWords,
+    TrialResult,
+)
+from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
+from gapmeter.analysis.results.study import SearchManifest
+from gapmeter.report import cost
+from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
+from gapmeter.report.document import (
+    BRIEF,
+    PAGE,
+    TERMINAL,
+    Block,
+    Chart,
+    Column,
+    Document,
+    Facts,
+    Figure,
+    Folded,
+    Header,
+    Headers,
+    Heading,
+    Mark,
+    Name,
+    Pre,
+    Row,
+    Said,
+    Section,
+    Table,
+    Tone,
+    Verdict,
+)
+from gapmeter.report.words import slo_sentence
+
+TONES: dict[str, Tone] = {HOLDS: "good", FAILS: "bad"}
+
+
+def document(result: CapacityResult, manifest: SearchManifest) -> Document:
+    """The whole report; its page links to the trials' own."""
+    search = result.capacity
+    answer, *more = headline(search)
+    return Document(
+        title=f"capacity · {result.name} · gapmeter",
+        header=Header(f"{result.name}: capacity", result.provenance.load),
+        verdict=Verdict("", "" if search.ended == FOUND else "open", answer, more=[Said(line) for line in more]),
+        sections=[
+            _goodput(search) if search.curve else None,
+            _posterior(search) if search.posterior and search.rate else None,
+            _trials_in_short(search),
+            *_economy(result, manifest),
+            _trials(search),
+            _how(search, manifest),
+        ],
+        provenance=result.provenance,
+        version=manifest.versions.get("gapmeter", ""),
+    )
+
+
+def words_of(result: CapacityResult) -> SearchWords:
+    """The answer for people and programs that read ``summary.json``."""
+    return SearchWords(headline=headline(result.capacity))
+
+
+def meaning(search: Search) -> str:
+    """How the search ended, beside its exit code; "" where the code says all."""
+    if search.ended == BUDGET and search.rate:
+        return "the interval is wider than asked"
+    return {
+        FOUND: "capacity found",
+        BUDGET: "not decided within the budget",
+        CLIENT: "the load tester was the limit",
+        NOT_MEASURED: "not valid as a measurement",
+        UNMEETABLE: "no rate holds every SLO",
+    }.get(search.ended, "")
+
+
+def minutes_to_go_on(search: Search) -> int | None:
+    """The budget that may suffice where the search can be taken up; twice what was spent where nothing tells."""
+    if search.ended not in (BUDGET, INTERRUPTED, DIED):
+        return None
+    needed_s = (search.needs.budget_s if search.needs else None) or 2 * search.seconds
+    return math.ceil(needed_s / 60) or 1
+
+
+# --- the answer in sentences
+
+
+def headline(search: Search) -> tuple[str, ...]:
+    """The answer first, then what binds, then what it takes."""
+    lines = [_answer(search)]
+    if search.binding_slo:
+        lines.append(_binding(search))
+    if search.planning:
+        lines.append(_fleet(search.planning))
+    return tuple(lines)
+
+
+def _answer(search: Search) -> str:
+    if search.ended == CLIENT:
+        because = f" ({search.reason})" if search.reason else ""
+        return f"Capacity {_one_end(search)}: beyond that the load tester was the limit, not the server{because}."
+    if search.ended == UNMEETABLE:
+        return _unmeetable(search.best_seen)
+    if search.rate:
+        return _interval(search)
+    return f"Capacity {_one_end(search)} ({_why(search)})."
+
+
+def _interval(search: Search) -> str:
+    """Both ends are known; what is wider than was asked says so, and what would narrow it."""
+    low, high = ("unknown" if end is None else significant(end) for end in (search.low, search.high))
+    text = f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}"
+    if search.ended == FOUND:
+        return f"{text}."
+    if search.needs is None or search.needs.seconds is None:
+        return f"{text}: {_why(search)}."
+    more = significant(search.needs.seconds / 60, 2)
+    return f"{text} (wider than the {share(search.within)} asked; about {more} more minutes would narrow it)."
+
+
+def _one_end(search: Search) -> str:
+    """Only a lower end, or only an upper one, or none: what was seen beside it, which proves nothing yet."""
+    low, high, seen = search.low, search.high, search.held_as_far_as_seen
+    ends = [f"at least {rate(low)}"] * bool(low) + [f"below {rate(high)}, where the SLOs surely fail"] * bool(high)
+    if seen and (not low or seen.rate > low):
+        over = f"{count(seen.over)} of {count(seen.count)} beyond the limit"
+        ends.append(f"it held as far as seen at {rate(seen.rate)} ({over}), which is too few to be sure")
+    return "; ".join(ends) or "not found: no trial has decided anything"
+
+
+def _why(search: Search) -> str:
+    reason = f": {search.reason}" if search.reason else ""
+    return {
+        FOUND: "found",
+        BUDGET: "the budget ended",
+        NOT_MEASURED: f"a trial was not valid as a measurement twice{reason}",
+        DIED: f"the server died{reason}",
+        INTERRUPTED: "interrupted; this is what is known",
+    }[search.ended]
+
+
+def _unmeetable(seen: BestSeen | None) -> str:
+    if seen is None:
+        return "No rate holds every SLO."
+    over = f"{count(seen.over)} of {count(seen.count)} values beyond its limit"
+    best = f" {slo_sentence(seen.answer)}." if seen.answer else ""
+    return f"No rate holds every SLO: even at {rate(seen.rate)}, the lowest tried, {seen.slo} fails ({over}).{best}"
+
+
+def _binding(search: Search) -> str:
+    text = f"What binds: {search.binding_slo}"
+    if search.binding_stage is None or search.binding_share is None:
+        return f"{text}; which stage is unmeasured."
+    # A stage can grow by more than the whole difference, where another shrank.
+    some = search.binding_share <= 1
+    much = f"{share(search.binding_share)} of what slow ones wait" if some else "all that slow ones wait"
+    whose = f"{search.binding_stage} ({search.binding_owner})"
+    return f"{text}; at {rate(search.binding_rate)} {much} beyond typical ones is {whose}."
+
+
+def _fleet(plan: Fleet) -> str:
+    spare = f", and {plan.spare} spare" if plan.spare else ""
+    return (
+        f"For {rate(plan.target_rps)}: {plan.replicas} servers ({plan.needed} at {rate(plan.planned_rps)} each, "
+        f"the lower bound less {share(plan.headroom)}{spare})."
+    )
+
+
+# --- sections
+
+
+def _goodput(search: Search) -> Section:
+    rows: list[Row] = [
+        [rate(p.rate), p.verdict, Figure(p.goodput_per_s, "rate", f"capacity.curve.{at}.goodput_per_s"),
+         bounds(*p.goodput_ci) if p.goodput_ci else DASH, share(p.good_share), count(p.n)]
+        for at, p in enumerate(search.curve)
+    ]  # fmt: skip
+    table = Table("Goodput against rate", ["rate", "SLOs", "goodput", "95 % interval", "good", "n"], rows, words=2)
+    told = [trial for trial in search.trials if trial.sure_to_hold is not None]
+    sure: list[Row] = [
+        [str(trial.number), Figure(trial.rate, "rate"), trial.verdict, Figure(trial.sure_to_hold, "share")]
+        for trial in told
+    ]
+    heads: Headers = ["trial", Column("rate", "rate (1/s)"), "verdict", Column("sure that all hold", "share")]
+    lead = (
+        "Goodput: requests per second that kept every limit themselves. Dashed: what was asked for. Shaded: where "
+        "every SLO holds (light: may hold, the interval). Green: every SLO held; red: one failed; hollow: undecided."
+    )
+    blocks: list[Block] = [
+        Chart("goodput", Goodput(search), table=table, margin="levels"),
+        Heading("How sure each trial is that every SLO holds at its rate"),
+        Chart("verdicts", Sureness(search), table=Table("How sure each trial is", heads, sure), margin="levels"),
+    ]
+    return Section("curve", "Goodput against rate", blocks, lead, "goodput")
+
+
+def _posterior(search: Search) -> Section:
+    assert search.posterior is not None
+    edges, masses = search.posterior.rates, search.posterior.masses
+    rows: list[Row] = [
+        [Figure(low, "rate"), Figure(high, "rate"), Figure(mass, "share")]
+        for low, high, mass in zip(edges[:-1], edges[1:], masses, strict=True)
+        if mass >= 0.001
+    ]
+    heads: Headers = [Column("from", "from (1/s)"), Column("to", "to (1/s)"), "probability"]
+    table = Table("Where the capacity lies", heads, rows, words=0)
+    lead = (
+        f"Probabilistic bisection: each trial moves probability to the side that it points to, by its own confidence. "
+        f"Shaded: {100 * search.confidence:g} % of it. Ticks: rates that were tried."
+    )
+    chart = Chart("posterior", Posterior(search), table=table, margin="levels")
+    return Section("posterior", table.name, [chart], lead, "posterior", PAGE | TERMINAL)
+
+
+def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
+    """Cost, efficiency and value: a table on the page, three lines elsewhere."""
+    economy = result.economy
+    if economy is None:
+        return []
+    worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
+    least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
+    simulated = manifest.scenario["server"]["engine"] == "simulated"
+    lines = cost.lines(economy, (least, None), simulated=simulated)
+    return [Section("cost", "", [Facts(lines)], on=TERMINAL), cost.section(economy, lines)]
+
+
+def _trials_in_short(search: Search) -> Section:
+    rows: list[Row] = []
+    for trial in search.trials:
+        lean = f" (leaning to {trial.leaning})" if trial.verdict == UNDECIDED else ""
+        verdict = Mark(f"{trial.verdict}{lean}", TONES.get(trial.verdict, "open"))
+        rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, share(trial.confidence), _seen(trial)])
+    headers: Headers = [
+        "", "rate", Column("verdict", wraps=True), "confidence", Column("what was seen", wraps=True)
+    ]  # fmt: skip
+    return Section("in-short", "", [Table("Trials", headers, rows, words=1)], on=BRIEF)
+
+
+def _seen(trial: TrialResult) -> str:
+    if trial.confidence is None:
+        return trial.reason or ""
+    slo = trial.decided_by
+    which = f"{slo.text}: " if len(trial.slos) > 1 else ""
+    beyond = f"{count(slo.over)} of {count(slo.count)} beyond, worth {count(slo.n_eff)}"
+    return f"{which}{beyond}; {duration(1000 * trial.seconds)}"
+
+
+def _trials(search: Search) -> Section:
+    rows: list[Row] = []
+    for at, trial in enumerate(search.trials):
+        slo = trial.decided_by
+        href = quote(f"{trial.folder}/report.html") if trial.folder else ""
+        rows.append([
+            Name(str(trial.number), href), Mark(trial.verdict, TONES.get(trial.verdict, "open")),
+            trial.reason or trial.slo, Figure(trial.rate, "rate", f"capacity.trials.{at}.rate"),
+            share(trial.confidence), f"{count(slo.over)} of {count(slo.count)}", share(slo.allowed), count(slo.n_eff),
+            count(trial.requests), duration(1000 * trial.seconds),
+        ])  # fmt: skip
+    headers = ["trial", "verdict", "because of", "rate", "confidence", "beyond the limit", "allowed", "worth (n eff)",
+               "requests", "took"]  # fmt: skip
+    lead = (
+        "In the order in which they were run; each links to its own run's report. Beyond the limit: values of the SLO "
+        "named; worth: how many independent values they count for."
+    )
+    return Section("trials", "Every trial", [Table("Trials", headers, rows, words=3)], lead, "trials")
+
+
+def _how(search: Search, manifest: SearchManifest) -> Section:
+    text = (
+        f"{len(search.trials)} trials with {count(search.requests)} requests in {duration(1000 * search.seconds)}, one "
+        f"server. A trial's looks are fixed before it starts and share its chance to be wrong, so that stopping early "
+        f"does not flatter it; docs/capacity.md has the rules."
+    )
+    blocks: Sequence[Block] = [
+        Pre(manifest.command),
+        Folded("the scenario as it was resolved", [Pre(json.dumps(manifest.scenario, indent=2, ensure_ascii=False))]),
+        Folded("the whole manifest", [Pre(json.dumps(manifest.to_json(), indent=1, ensure_ascii=False))]),
+    ]
+    return Section("how", "How it was searched", blocks, text, "how")

@@ -1,0 +1,150 @@
+"""A capacity search's pictures: goodput and verdicts against rate, and where the capacity probably lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from gapmeter.analysis.capacity.result import FAILS, HOLDS, Density, Search, TrialVerdict
+from gapmeter.analysis.numbers import rate, share, significant
+from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points, shade, stairs
+from gapmeter.report.svg import NOTHING, Fragment, group
+
+_ASKED = "requests per second asked for (logarithmic)"
+_DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
+_COLUMNS = 60  # of the sketch
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def _rates(search: Search) -> Axis:
+    """Logarithmic, as the search is."""
+    return Axis(Scale.log([point.rate for point in search.curve]), "", _ASKED)
+
+
+def _dot(at: float, verdict: TrialVerdict, value: float, ends: tuple[float, float] | None = None) -> Point:
+    return Point(
+        at, value, y_ends=ends, css=_DOTS.get(verdict, "point open"), size=5, title=f"{rate(at)}: {verdict}",
+        data={"data_rate": repr(at), "data_value": repr(value)},
+    )  # fmt: skip
+
+
+def _where_it_holds(search: Search, plot: Plot) -> Fragment:
+    """Shaded up to the interval's lower end, where the SLOs hold; lighter to its upper end, where they may."""
+    low, high = search.low, search.high
+    if low is None:
+        return NOTHING
+    sure = shade(plot, plot.x.scale.low, low, title="every SLO holds")
+    return sure if high is None else group([sure, shade(plot, low, high, "band maybe", "every SLO may hold")])
+
+
+def _answer(search: Search, plot: Plot) -> Fragment:
+    return limit(plot, rate(search.rate), x=search.rate) if search.rate else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Goodput against rate; dashed, what was asked for; shaded, the rates at which every SLO holds."""
+
+    search: Search
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        known = [(p, p.goodput_per_s) for p in self.search.curve if p.goodput_per_s is not None]
+        ends = [end for p, _ in known for end in p.goodput_ci or () if end is not None]
+        x = _rates(self.search)
+        y = Axis(Scale.linear([*ends, *(p.rate for p in self.search.curve[:-1])] or [1.0]), "req/s")
+        plot = Plot(x, y, 260)
+        steps = [x.scale.low * (x.scale.high / x.scale.low) ** (i / 60) for i in range(61)]
+        dots = [_dot(p.rate, p.verdict, value, _both(p.goodput_ci)) for p, value in known]
+        told = "; ".join(f"{rate(p.rate)} {rate(value)}" for p, value in known)
+        return plot.chart(
+            name, "Goodput against rate", f"Goodput by rate: {told}",
+            _where_it_holds(self.search, plot),
+            line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
+            line(plot, [(dot.x, dot.y) for dot in dots]),
+            points(plot, dots), _answer(self.search, plot), stamp=stamp,
+        )  # fmt: skip
+
+
+def _both(ends: Sequence[float | None] | None) -> tuple[float, float] | None:
+    low, high = ends or (None, None)
+    return None if low is None or high is None else (low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Sureness:
+    """How sure each trial is that every SLO holds at its rate."""
+
+    search: Search
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        sure = [(t, t.sure_to_hold) for t in self.search.trials if t.sure_to_hold is not None]
+        plot = Plot(_rates(self.search), Axis(Scale("linear", 0.0, 1.0), "share", about=3), 120)
+        told = "; ".join(f"{rate(trial.rate)} {share(value)}" for trial, value in sure)
+        return plot.chart(
+            name, "Verdict by rate", f"How sure each trial is that the SLOs hold: {told}",
+            _where_it_holds(self.search, plot),
+            points(plot, [_dot(trial.rate, trial.verdict, value) for trial, value in sure]),
+            _answer(self.search, plot), stamp=stamp,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """The density over the logarithm of the rate, its interval shaded; rates that were tried as ticks at the foot.
+
+    Of a search that has a rate, and so both ends.
+    """
+
+    search: Search
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        low, high, middle, density = self._known()
+        reach = (high / low) ** 0.75
+        heights = _heights(density)
+        x = Axis(Scale("log", low / reach, high * reach), "", "requests per second (logarithmic)")
+        plot = Plot(x, Axis(Scale.linear(heights), labels=False), 170)
+        edges = [min(max(at, x.scale.low), x.scale.high) for at in density.rates]
+        tried = [trial.rate for trial in self.search.trials if trial.confidence is not None]
+        ticks = [Point(at, 0.0, y_ends=(0.0, 0.05 * max(heights)), size=0) for at in tried if x.scale.holds(at)]
+        return plot.chart(
+            name, "Where the capacity lies",
+            f"The capacity's probability density: median {rate(middle)}, "
+            f"interval {significant(low)} .. {significant(high)}.",
+            shade(plot, low, high), line(plot, stairs(edges, heights)), points(plot, ticks),
+            _answer(self.search, plot), stamp=stamp,
+        )  # fmt: skip
+
+    def sketch(self, width: int) -> Text:
+        """The density around its interval in letters; beneath it the interval's ends and the rate."""
+        low, high, middle, density = self._known()
+        reach = math.log(high / low) or 0.01
+        start, end = math.log(low) - reach / 3, math.log(high) + reach / 3
+        columns = min(_COLUMNS, width - 14)
+        edges, heights = [math.log(at) for at in density.rates], _heights(density)
+        levels = []
+        for column in range(columns):
+            at = start + (column + 0.5) / columns * (end - start)
+            levels.append(next((h for h, a, b in zip(heights, edges[:-1], edges[1:], strict=True) if a <= at < b), 0.0))
+        top = max(levels) or 1.0
+        bars = "".join(_BLOCKS[round(8 * level / top)] for level in levels)
+        feet = [" "] * (columns + 12)
+        for value in (low, middle, high):
+            words = significant(value)
+            place = round((math.log(value) - start) / (end - start) * columns) - len(words) // 2
+            if not "".join(feet[place - 1 : place + len(words) + 1]).strip():
+                feet[place : place + len(words)] = words
+        return Text(f"  {bars}\n  {''.join(feet).rstrip()} req/s")
+
+    def _known(self) -> tuple[float, float, float, Density]:
+        search = self.search
+        assert search.low and search.high and search.rate and search.posterior
+        return search.low, search.high, search.rate, search.posterior
+
+
+def _heights(density: Density) -> list[float]:
+    """Probability per step of the logarithm, so that areas are probabilities."""
+    steps = zip(density.masses, density.rates[:-1], density.rates[1:], strict=True)
+    return [mass / math.log(right / left) for mass, left, right in steps]

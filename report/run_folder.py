@@ -1,0 +1,55 @@
+"""An analysed run: its folder, read once into types and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import Provenance, RunResult
+from gapmeter.records import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Frames have the columns that docs/exports.md lists; without a probe some are empty."""
+
+    folder: RunFolder
+    result: RunResult
+    manifest: Manifest
+    requests: pd.DataFrame
+    ledger: pd.DataFrame
+    steps: pd.DataFrame
+    timeline: pd.DataFrame
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Run:
+        """Raises FileNotFoundError when the folder has not been analysed, NotReadable when its JSON is not ours."""
+        names = ("requests", "ledger", "steps", "timeline")
+        tables = (_frame(folder.path / f"{name}.parquet") for name in names)
+        return cls(folder, RunResult.read(folder.path), Manifest.read(folder.path), *tables)
+
+    @property
+    def provenance(self) -> Provenance:
+        """What every picture, table and file of this run says of itself."""
+        return self.result.provenance
+
+    @property
+    def device(self) -> str:
+        """What computed the forwards: GPU or CPU."""
+        return self.manifest.device
+
+    @property
+    def origin_ns(self) -> int:
+        """The earliest due time: second 0 of every time axis."""
+        return int(self.requests["due_ns"].min()) if len(self.requests) else 0
+
+    def of_event(self, event: str) -> pd.DataFrame:
+        """The ledgers to one event (first_token or last_token), a row a request."""
+        return self.ledger[self.ledger["event"] == event] if len(self.ledger) else self.ledger
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    return pd.read_parquet(path) if path.exists() else pd.DataFrame()

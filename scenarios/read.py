@@ -1,0 +1,377 @@
+"""From a scenario's file, the environment and the command line's flags to one frozen Scenario.
+
+Each value keeps the place where it was written: a mistake in it is told there, and `gapmeter config` shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from gapmeter.scenarios.checks import ONLY_WITH, problems, whole_trace
+from gapmeter.scenarios.errors import BadValue, Place, ScenarioError, nearest, quoted, unread
+from gapmeter.scenarios.model import KEYS, SECTIONS, Scenario, check_value, defaults, flat
+from gapmeter.scenarios.source import compose, node_at, place_of_node, plain, scenario_file, search_path
+from gapmeter.scenarios.sweep import PointValue, spelled_points
+from gapmeter.scenarios.values import READ_FILES, bad_value
+
+ENVIRONMENT_PREFIX = "GAPMETER_"
+_MOST_BYTES = 1_000_000
+# Who said it: the later wins.
+_FILE, _ENVIRONMENT, _FLAG, _POINT = range(1, 5)
+# Mappings to which a later layer may add parts that they did not have.
+_GROWING = ("server.args", "load.trace", "load.onoff", "load.ramp")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of the resolved scenario: its value as a file would spell it, and where that came from."""
+
+    key: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a sweep: the values that it sets, as they were written, and the whole scenario there."""
+
+    values: Mapping[str, object]
+    scenario: Scenario
+
+
+def load_scenario(
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    search: Sequence[Path] | None = None,
+) -> Scenario:
+    """The scenario of a file, or of a name found in ``search``, with ``KEY=VALUE`` overrides applied.
+
+    Precedence: defaults < file < environment (``GAPMETER_LOAD_RATE``; the process's own when None) < overrides.
+    Raises ScenarioError for every mistake of the user's.
+    """
+    return _read(path_or_name, overrides, environment, search).resolved().scenario()
+
+
+def load_points(
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    search: Sequence[Path] | None = None,
+) -> tuple[Point, ...]:
+    """The points of a scenario's ``sweep`` in the order written, each resolved by itself; none for no sweep.
+
+    Raises ScenarioError as ``load_scenario``, also for values that do not go together at one of the points.
+    """
+    draft = _read(path_or_name, overrides, environment, search)
+    points = []
+    for point in draft.points():
+        entries = dict(draft.at(point).entries) | {"repeat": _Entry("repeat", 1, Place("sweep"), _POINT)}
+        del entries["sweep"]
+        scenario = replace(draft, entries=entries).settled().scenario()
+        points.append(Point({key: value.value for key, value in point.items()}, scenario))
+    return tuple(points)
+
+
+def provenance(
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    search: Sequence[Path] | None = None,
+) -> tuple[Setting, ...]:
+    """Every key of the resolved scenario, in the model's order, with where its value came from."""
+    draft = _read(path_or_name, overrides, environment, search).resolved()
+    values = flat(draft.scenario().to_dict())
+    return tuple(Setting(key, values[key], draft.source_of(key)) for key in KEYS)
+
+
+def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Place:
+    """Where a key of the resolved scenario was written: for those who know more of its value than its model does.
+
+    The file's beginning for a key that nobody wrote. Raises ScenarioError as ``load_scenario`` does.
+    """
+    draft = _read(path_or_name, overrides, None, None).resolved()
+    return draft.entries[key].place if key in draft.entries else Place(str(draft.path), 1, 1)
+
+
+def environment_name(key: str) -> str:
+    """``GAPMETER_LOAD_RATE`` for ``load.rate``."""
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One key as somebody wrote it. ``node`` leads from a part of the value to its own line and column."""
+
+    key: str
+    value: Any
+    place: Place
+    layer: int
+    node: yaml.Node | None = None
+
+    def place_in(self, path: tuple[str | int, ...]) -> Place:
+        """Where the part of the value at ``path`` was written."""
+        node = node_at(self.node, path)
+        return self.place if node is None or self.place.line is None else place_of_node(self.place.source, node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What was written of a scenario, before pydantic reads it: each key's winning entry, and where groups begin."""
+
+    path: Path
+    entries: Mapping[str, _Entry]
+    groups: Mapping[str, Place]
+
+    def place(self, key: str) -> Place:
+        """Where to tell a mistake in a key: at its value, or where its group begins."""
+        if key in self.entries:
+            return self.entries[key].place
+        return self.groups.get(key.partition(".")[0], Place(str(self.path), 1, 1))
+
+    def source_of(self, key: str) -> str:
+        """``FILE:LINE``, the flag or variable, or ``default``."""
+        if key not in self.entries:
+            return "default"
+        place = self.entries[key].place
+        return place.source if place.line is None else f"{place.source}:{place.line}"
+
+    def points(self) -> list[dict[str, PointValue]]:
+        """The points of the sweep, if there is one. A key that it sets and a later layer too is a mistake."""
+        if "sweep" not in self.entries:
+            return []
+        sweep = self.entries["sweep"]
+        try:
+            check_value("sweep", sweep.value)
+        except BadValue as error:
+            raise self.mistake(BadValue(error.text, ("sweep", *error.path))) from error
+        points = list(spelled_points(sweep.value))
+        for key in {key: None for point in points for key in point}:
+            if key in self.entries and self.entries[key].layer > sweep.layer:
+                text = f"the sweep sets it; write --set sweep=[] to run one point, or leave {key} to the sweep"
+                raise ScenarioError(text, place=self.entries[key].place, key=key)
+        return points
+
+    def at(self, point: Mapping[str, PointValue]) -> _Draft:
+        """With a point's values over the others, each with the place where it stands in the sweep."""
+        sweep = self.entries["sweep"]
+        layer = (_of_key(key, value.value, sweep.place_in(value.path), _POINT) for key, value in point.items())
+        return replace(self, entries=_overlaid(self.entries, layer))
+
+    def resolved(self) -> _Draft:
+        """With the values of the sweep's first point, if there is one, settled."""
+        points = self.points()
+        return (self.at(points[0]) if points else self).settled()
+
+    def settled(self) -> _Draft:
+        """Without what a later layer has made meaningless. Two keys of one layer that exclude each other: a mistake."""
+        entries = dict(self.entries)
+        url, engine = entries.get("server.url"), entries.get("server.engine")
+        if url is not None and url.layer > (engine.layer if engine else 0):  # --set server.url=… alone means attach
+            entries["server.engine"] = _Entry("server.engine", "attach", url.place, url.layer)
+        duration, requests = entries.get("load.duration"), entries.get("load.requests")
+        if duration is not None and requests is not None:
+            if duration.layer == requests.layer:
+                text = "write load.duration or load.requests, not both"
+                raise ScenarioError(text, place=requests.place, key="load.requests")
+            del entries["load.duration" if duration.layer < requests.layer else "load.requests"]
+        for rule in ONLY_WITH:
+            key, mode = entries.get(rule.key), entries.get(rule.mode)
+            value = mode.value if mode else defaults()[rule.mode]
+            is_mode = value in get_args(KEYS[rule.mode].annotation)  # what is none is a mistake of its own
+            if key is None or not is_mode or value in rule.values or key.value == defaults()[rule.key]:
+                continue
+            if mode is None or key.layer >= mode.layer:
+                raise ScenarioError(rule.remedy, place=key.place, key=rule.key)
+            del entries[rule.key]
+        return replace(self, entries=entries)
+
+    def scenario(self) -> Scenario:
+        """The scenario. Raises ScenarioError for a value that is wrong, or that does not go with another."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.path.stem).strip("._-")[:100]
+        document: dict[str, Any] = {"name": name or "scenario"} | {section: {} for section in SECTIONS}
+        for key, entry in self.entries.items():
+            group, _, leaf = key.rpartition(".")
+            (document[group] if group else document)[leaf] = entry.value
+        try:
+            scenario = Scenario.model_validate(document, context=READ_FILES)
+        except ValidationError as error:
+            raise self.mistake(bad_value(error)) from error
+        scenario = scenario.model_copy(update={"load": whole_trace(scenario.load), "source": self.path})
+        for key, text in problems(scenario):
+            raise ScenarioError(text, place=self.place(key), key=key)
+        return scenario
+
+    def mistake(self, error: BadValue) -> ScenarioError:
+        """The error for a bad value, whose path begins with its key's parts."""
+        depth = 2 if error.path[0] in SECTIONS else 1
+        key, path = ".".join(map(str, error.path[:depth])), error.path[depth:]
+        names = [part for part in path if isinstance(part, str) and part != "[key]"]  # pydantic's mark of a key itself
+        return ScenarioError(error.text, place=self.entries[key].place_in(path), key=".".join([key, *names]))
+
+
+def _read(
+    path_or_name: str | Path,
+    overrides: Sequence[str],
+    environment: Mapping[str, str] | None,
+    search: Sequence[Path] | None,
+) -> _Draft:
+    """Everything that was written, before what the keys mean to each other."""
+    path = scenario_file(str(path_or_name), search_path() if search is None else search)
+    file = list(_read_file(path))
+    groups = {entry.key: entry.place for entry in file if entry.key in SECTIONS}
+    entries = _overlaid({}, (entry for entry in file if entry.key in KEYS))
+    entries = _overlaid(entries, _read_environment(os.environ if environment is None else environment))
+    for flag in overrides:
+        entries = _overlaid(entries, _read_flag(flag))
+    return _Draft(path, entries, groups)
+
+
+def _overlaid(below: Mapping[str, _Entry], layer: Iterable[_Entry]) -> dict[str, _Entry]:
+    """A later layer replaces values, except that a part of a mapping (``server.args.x``) joins the mapping."""
+    entries = dict(below)
+    for entry in layer:
+        key, lower = entry.key, entries.pop(entry.key, None)
+        if entry.value is None:  # null unsets what lower layers said
+            continue
+        if lower is not None and key != "sweep":
+            entry = replace(entry, value=_merged(lower.value, entry.value, may_grow=key in _GROWING))
+        entries[key] = entry
+    return entries
+
+
+def _merged(below: Any, above: Any, *, may_grow: bool) -> Any:
+    if not isinstance(below, dict) or not isinstance(above, dict) or not (may_grow or above.keys() <= below.keys()):
+        return above
+    inner = {key: _merged(below[key], value, may_grow=False) if key in below else value for key, value in above.items()}
+    return below | inner
+
+
+def _read_file(path: Path) -> Iterator[_Entry]:
+    """The keys and groups of a scenario file."""
+    shown = str(path)
+    try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            text = f"{size:,} bytes are no scenario, which has {_MOST_BYTES:,} at most; prompts and lengths go into"
+            raise ScenarioError(f"{text} files of their own", place=Place(shown))
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"cannot read it: {unread(error)}", place=Place(shown)) from error
+    root = compose(text, shown)
+    if root is None:
+        raise ScenarioError("the file is empty; it needs at least server, workload or load", place=Place(shown, 1, 1))
+    return _entries(root, "", shown, _FILE)
+
+
+def _read_environment(environment: Mapping[str, str]) -> Iterator[_Entry]:
+    """The keys that ``GAPMETER_LOAD_RATE`` and its like set; an empty one counts as unset."""
+    names = {environment_name(key): key for key in KEYS}
+    groups = tuple(f"{environment_name(section)}_" for section in SECTIONS)
+    for name, text in sorted(environment.items()):
+        if name in names and text.strip():
+            yield from _of_text(names[name], text, Place(name), _ENVIRONMENT)
+        elif name not in names and name.startswith(groups):
+            close = nearest(name, {known.lower(): known for known in names})
+            hint = f"did you mean {close.upper()}?" if close else "`gapmeter config SCENARIO` lists the keys"
+            raise ScenarioError(f"no key of a scenario has this name; {hint}", place=Place(name))
+
+
+def _read_flag(flag: str) -> Iterator[_Entry]:
+    """The key of one ``KEY=VALUE``, or the keys of a group."""
+    key, equals, text = flag.partition("=")
+    if not equals or not key.strip():
+        text = f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8"
+        raise ScenarioError(text, place=Place("--set"))
+    return _of_text(key.strip(), text, Place("--set"), _FLAG)
+
+
+def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Entry]:
+    """What a flag or variable says of a key or a group: a YAML text without lines to point to."""
+    try:
+        node = compose(text, place.source, lines=False)
+    except ScenarioError as error:
+        said = "is" if error.text.startswith("not ") else "cannot be:"
+        raise ScenarioError(f"{quoted(text)} {said} {error.text}", place=place, key=key) from error
+    try:
+        if key not in SECTIONS:
+            yield _of_key(key, None if node is None else plain(node, place.source), place, layer)
+        elif isinstance(node, yaml.MappingNode):
+            for entry in _entries(node, key, place.source, layer):
+                yield replace(entry, place=place, node=None)
+        else:
+            raise ScenarioError("this is a group of keys; write --set GROUP.KEY=VALUE", place=place, key=key)
+    except ScenarioError as error:
+        raise ScenarioError(error.text, place=place, key=error.key or key) from error
+
+
+def _of_key(key: str, value: Any, place: Place, layer: int) -> _Entry:
+    """A key, or a part of one (``server.args.x``), with a value; files that a file names lie beside it."""
+    owner = _owner(key, place)
+    for part in reversed(key[len(owner) :].split(".")[1:]):
+        value = {part: value}
+    return _Entry(owner, _beside(owner, value, place), place, layer)
+
+
+def _owner(key: str, place: Place) -> str:
+    """The key that a dotted one is, or is a part of."""
+    parts = key.split(".")
+    for count in range(len(parts), 0, -1):
+        if (head := ".".join(parts[:count])) in KEYS:
+            return head
+    raise _unknown_key(key, place)
+
+
+def _entries(node: yaml.Node, prefix: str, shown: str, layer: int) -> Iterator[_Entry]:
+    """Every group and key below a node; groups are gone through, a key's value is kept whole."""
+    if not isinstance(node, yaml.MappingNode):
+        what = f"{prefix} needs keys below it" if prefix else "a scenario is a mapping of keys"
+        text = f"{what}, not {quoted(plain(node, shown))}"
+        raise ScenarioError(text, place=place_of_node(shown, node), key=prefix)
+    for key_node, value_node in node.value:
+        place = place_of_node(shown, key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ScenarioError("a key must be a word, not a list or mapping", place=place, key=prefix)
+        key = f"{prefix}.{key_node.value}".lstrip(".")
+        if key in SECTIONS:
+            yield _Entry(key, None, place, layer)
+            yield from _entries(value_node, key, shown, layer)
+        elif key in KEYS:
+            place = place_of_node(shown, value_node)
+            yield _Entry(key, _beside(key, plain(value_node, shown, key), place), place, layer, value_node)
+        else:
+            raise _unknown_key(key, place)
+
+
+def _beside(key: str, value: Any, place: Place) -> Any:
+    """Paths in a scenario file count from its folder, those in a flag or variable from the working directory."""
+    if place.line is None:
+        return value
+    folder = Path(place.source).parent
+    if key == "workload.file" and isinstance(value, str):
+        return str(folder / value)
+    names_file = key.startswith("workload.") or key == "load.trace"
+    if names_file and isinstance(value, dict) and isinstance(value.get("file"), str):
+        return value | {"file": str(folder / value["file"])}
+    return value
+
+
+def _unknown_key(key: str, place: Place) -> ScenarioError:
+    """The error for a key that there is not, with the nearest that there is."""
+    section, _, leaf = key.rpartition(".")
+    siblings = [known.rpartition(".")[2] for known in KEYS if known.rpartition(".")[0] == section]
+    if not section:
+        siblings += list(SECTIONS)
+    close = nearest(leaf, siblings)
+    meant = next((known for known in KEYS if known.rpartition(".")[2] == leaf), None)
+    meant = meant or (f"{section}.{close}".lstrip(".") if close else nearest(key, KEYS))
+    hint = f"; did you mean {meant}?" if meant else ""
+    listed = f" ({section or 'the file'} has {', '.join(siblings)})" if section in ("", *SECTIONS) else ""
+    return ScenarioError(f"no such key{hint}{listed}", place=place, key=key)

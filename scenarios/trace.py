@@ -1,0 +1,213 @@
+"""Traces of recorded requests: Mooncake's JSON lines, and the CSV of the Azure LLM inference traces.
+
+Mooncake: one object a line with ``timestamp`` (ms), ``input_length``, ``output_length`` and, where there are any,
+``hash_ids``: one id for each block of 512 prompt tokens, equal ids for equal prefixes up to there.
+Azure: columns TIMESTAMP (date and time, or a number of seconds), ContextTokens, GeneratedTokens.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainValidator,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationInfo,
+    field_serializer,
+    model_validator,
+)
+
+from gapmeter.scenarios.durations import SECOND_NS
+from gapmeter.scenarios.errors import BadValue, quoted, unread
+from gapmeter.scenarios.lines import at_line, checked, json_lines
+from gapmeter.scenarios.values import CHOICE, MOST_TOKENS, READ_FILES, FilePath, Part, Wording, integer, is_number
+
+BLOCK_TOKENS = 512
+_MOST_NS = 10**18
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_EXAMPLE = '{"timestamp": 0, "input_length": 96, "output_length": 32}'
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Recorded requests in the order of their times; index i of every column is the same request.
+
+    ``at_ns`` counts from the first. ``blocks`` are ids of the prompts' blocks of ``BLOCK_TOKENS`` tokens (equal ids,
+    equal text), empty where the file has none. ``format`` is the file's.
+    """
+
+    format: Literal["mooncake", "azure"]
+    at_ns: tuple[int, ...]
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class Trace(Part):
+    """A file of recorded requests to be issued again, ``speed`` times as fast."""
+
+    example = "{file: traces/chat.jsonl, speed: 2}"
+
+    path: FilePath = Field(alias="file")
+    format: Annotated[Literal["auto", "mooncake", "azure"], CHOICE] = "auto"
+    speed: Annotated[
+        StrictFloat, Field(ge=0.001, le=1e6), Wording("a speed", "2", "2 is twice as fast as recorded")
+    ] = 1.0
+
+    @cached_property
+    def recorded(self) -> Recording:
+        """The requests. Raises BadValue, which names the file and the line."""
+        try:
+            return read_recording(self.path, self.format)
+        except BadValue as error:
+            raise BadValue(error.text, ("file",)) from error
+
+    @property
+    def span_ns(self) -> int:
+        """From the first request to the last, as it will be issued."""
+        return round(self.recorded.at_ns[-1] / self.speed)
+
+    @model_validator(mode="after")
+    def _read_file(self, info: ValidationInfo) -> Self:
+        if info.context is READ_FILES:
+            _ = self.recorded
+        return self
+
+    @field_serializer("format")
+    def _format_of_file(self, format: str) -> str:
+        return self.recorded.format if format == "auto" else format
+
+
+def read_recording(path: str, format: str) -> Recording:
+    """The requests in a file; ``format`` auto: by the file's first character. Raises BadValue with file and line.
+
+    Lines of the same time stay in the file's order.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            first = file.read(1)
+            file.seek(0)
+            if format == "mooncake" or (format == "auto" and first == "{"):
+                found: Literal["mooncake", "azure"] = "mooncake"
+                rows = [row for _, row in checked(path, json_lines(path, file), _MOONCAKE)]
+            else:
+                found = "azure"
+                rows = [row for _, row in checked(path, _csv_rows(path, file), _AZURE)] if first else []
+    except BadValue:
+        raise
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot read {path}: {unread(error)}") from error
+    if not rows:
+        raise BadValue(f"{path} holds no requests; write one a line: {_EXAMPLE}")
+    rows.sort(key=lambda row: row.at_ns)
+    return Recording(
+        format=found,
+        at_ns=tuple(row.at_ns - rows[0].at_ns for row in rows),
+        prompt_tokens=tuple(row.prompt_tokens for row in rows),
+        output_tokens=tuple(row.output_tokens for row in rows),
+        blocks=tuple(row.blocks for row in rows) if any(row.blocks for row in rows) else (),
+    )
+
+
+def _csv_rows(path: str, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.reader(lines)
+    try:
+        head = [name.strip() for name in next(reader, [])]
+        for name in _COLUMNS:
+            if name not in head:
+                raise at_line(path, 1, f"no column {name}; the first line must name {', '.join(_COLUMNS)}")
+        for cells in reader:
+            if cells and len(cells) < len(head):
+                raise at_line(path, reader.line_num, f"{len(cells)} of {len(head)} columns")
+            if cells:
+                row = dict(zip(head, cells, strict=False))
+                yield reader.line_num, {name: row[name].strip() for name in _COLUMNS}
+    except csv.Error as error:
+        raise at_line(path, reader.line_num, f"not a line of a CSV: {error}") from error
+
+
+def _stamp_ns(text: str) -> int:
+    """Nanoseconds of a number of seconds, or of a date and time with up to nine decimals; time zones may be named."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _date_ns(text)
+    if not 0 <= seconds * SECOND_NS <= _MOST_NS:
+        raise BadValue(f"{quoted(text)} is not a time; write seconds from 0, or a date and time")
+    return round(seconds * SECOND_NS)
+
+
+def _date_ns(text: str) -> int:
+    whole, _, rest = text.partition(".")
+    digits = rest[: next((i for i, c in enumerate(rest) if not c.isdecimal()), len(rest))]
+    try:
+        at = datetime.fromisoformat(whole + rest[len(digits) :])
+    except ValueError as error:
+        raise BadValue(f"{quoted(text)} is not a time; write 2024-05-10 00:00:00.009930") from error
+    since = at - datetime(1970, 1, 1, tzinfo=at.tzinfo)
+    return (since.days * 86400 + since.seconds) * SECOND_NS + int((digits + "0" * 9)[:9])
+
+
+def _milliseconds_ns(value: object) -> int:
+    if not is_number(value) or not 0 <= value * 1e6 <= _MOST_NS:
+        raise BadValue(f"{quoted(value)} is not a number of milliseconds from 0")
+    return round(value * 1e6)
+
+
+def _tokens(value: object) -> int:
+    """At least 1: recorded requests without a prompt or an answer are asked with one token."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value[:20])
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TOKENS:
+        raise BadValue(f"{quoted(value)} is not a number of tokens; write a whole number from 0")
+    return max(value, 1)
+
+
+_Tokens = Annotated[int, PlainValidator(_tokens)]
+_Block = Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a block's id", 0)]
+
+
+class _Row(BaseModel):
+    at_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+class _Mooncake(_Row):
+    at_ns: Annotated[int, PlainValidator(_milliseconds_ns)] = Field(alias="timestamp")
+    prompt_tokens: _Tokens = Field(alias="input_length")
+    output_tokens: _Tokens = Field(alias="output_length")
+    blocks: Annotated[tuple[_Block, ...], Wording("a list of ids", "for instance [0, 1]")] = Field((), alias="hash_ids")
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        count = len(self.blocks)
+        if count and not (count - 1) * BLOCK_TOKENS < self.prompt_tokens <= count * BLOCK_TOKENS:
+            text = f"{count} hash_ids do not fit input_length {self.prompt_tokens}: one for each {BLOCK_TOKENS}"
+            raise BadValue(text)
+        return self
+
+
+class _Azure(_Row):
+    at_ns: Annotated[int, PlainValidator(_stamp_ns)] = Field(alias="TIMESTAMP")
+    prompt_tokens: _Tokens = Field(alias="ContextTokens")
+    output_tokens: _Tokens = Field(alias="GeneratedTokens")
+
+
+_MOONCAKE: TypeAdapter[_Row] = TypeAdapter(
+    Annotated[
+        _Mooncake, Wording("an object with timestamp, input_length and output_length", f"for instance {_EXAMPLE}")
+    ]
+)
+_AZURE: TypeAdapter[_Row] = TypeAdapter(_Azure)

@@ -1,0 +1,53 @@
+"""The objectives' gauges: where a figure and its interval lie beside the limit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gapmeter.report.document import Figure, Gauge, Mark
+from gapmeter.report.pictures import gauge_line
+
+GAUGE = Gauge(Mark("met"), "ttft p99 <= 100 ms", "50.0 ms", "40.0 .. 80.0 ms", Figure(100.0), 50.0, 40.0, 80.0)
+
+
+def drawn(**changes: Any) -> str:
+    return str(gauge_line(replace(GAUGE, **changes)))
+
+
+def position(source: str, css: str, name: str) -> float:
+    found = re.search(rf'<\w+ [^>]*class="{css}"[^>]*>', source)
+    assert found
+    told = re.search(rf'\b{name}="([\d.]+)%"', found[0])
+    assert told
+    return float(told[1])
+
+
+def test_value_interval_and_limit_lie_in_proportion() -> None:
+    source = drawn()
+    limit = position(source, "limit", "x1")
+    assert position(source, "at", "cx") == pytest.approx(limit / 2, abs=0.01)
+    assert position(source, "sure", "x") == pytest.approx(0.4 * limit, abs=0.01)
+    assert position(source, "sure", "width") == pytest.approx(0.4 * limit, abs=0.01)
+
+
+def test_an_interval_without_an_upper_end_reaches_the_edge_and_says_so() -> None:
+    source = drawn(value=None, high=None, interval="above 40.0 ms")
+    assert position(source, "sure open", "x") + position(source, "sure open", "width") == pytest.approx(100)
+    assert "above 40.0 ms" in source
+    assert 'class="at"' not in source
+
+
+def test_a_value_far_beyond_its_limit_is_marked_at_the_edge() -> None:
+    source = drawn(value=900.0, low=700.0, high=1200.0)
+    assert "▸" in source
+    assert 'class="at"' not in source
+
+
+def test_a_percentile_that_failures_reach_is_never_met_and_marked_at_the_edge() -> None:
+    source = drawn(value=None, low=None, high=None, never=True, measured="never")
+    assert "▸" in source
+    assert "<title>never, " in source

@@ -1,0 +1,74 @@
+"""A run as Markdown, for a comment on a pull request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.report import markdown, run
+from tests.analysis.report_frames import write_run
+
+MIXED = ("ttft p50 <= 5000 ms", "ttft p50 <= 1 ms", "ttft p99.9 <= 300 ms", "errors <= 50 %")
+
+
+def _told(path: Path, regression: dict[str, Any] | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+    folder = write_run(path / "r", count=400, rate=12.0, **options)
+    document = run.brief(RunResult.read(folder.path), Manifest.read(folder.path), regression)
+    return markdown.text(document), json.loads(folder.summary.read_text())
+
+
+def _tables(text: str) -> list[list[list[str]]]:
+    """Every table as rows of cells."""
+    out: list[list[list[str]]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("| "):
+            out[-1].append([cell.strip() for cell in line.strip("|").split(" | ")])
+        elif out[-1]:
+            out.append([])
+    return [table for table in out if table]
+
+
+def test_it_has_verdict_load_slos_composition_and_percentiles(tmp_path: Path) -> None:
+    text, summary = _told(tmp_path, slos=MIXED)
+    assert text.startswith(f"### {summary['verdict']}: chat-p99 @ transformers 5.19.0 · builtin:tiny")
+    assert "\n\n12 req/s open loop, 33 s, n = 400\n\n" in text
+    slos, composition, percentiles = _tables(text)
+    assert [row[0] for row in slos[2:]] == [row["status"] for row in summary["slo"]]
+    assert [row[1] for row in slos[2:]] == [f"`{row['text']}`" for row in summary["slo"]]
+    assert [row[0] for row in percentiles[2:]] == ["TTFT", "ITL", "TPOT", "E2E"]
+    assert composition[-1][0] == "sum"
+    assert all(len(row) == len(table[0]) for table in (slos, composition, percentiles) for row in table)
+    assert "**trust** valid: lag p99 60.0 µs" in text
+    assert "baseline" not in text
+
+
+def test_warnings_reach_it_with_their_flag(tmp_path: Path) -> None:
+    text, _ = _told(tmp_path, failures=80)
+    assert text.startswith("### INVALID")
+    assert "- 80 of 400 requests failed" in text
+    assert "Try `--set load.rate=6`." in text
+
+
+def test_markup_in_a_name_stays_text(tmp_path: Path) -> None:
+    assert "<script>" not in _told(tmp_path, name="<script>")[0]
+
+
+def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path) -> None:
+    text, _ = _told(tmp_path)
+    assert "| prefill | GPU |" in text
+
+
+def test_how_it_compares_with_its_baseline_stands_in_it(tmp_path: Path) -> None:
+    row = {"status": "REGRESSED", "name": "ttft p99", "a_ms": 100.0, "b_ms": 150.0, "ci_ms": [30.0, 70.0],
+           "relative": 0.5}  # fmt: skip
+    regression = {"status": "REGRESSED", "baseline": "main", "sentence": "p99 TTFT grew", "rows": [row]}
+    text, _ = _told(tmp_path, regression)
+    assert "**REGRESSED** against main: p99 TTFT grew." in text
+    assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | 30.0 .. 70.0 ms | 50 % |" in text
+
+
+def test_it_ends_with_where_it_is_from(tmp_path: Path) -> None:
+    text, _ = _told(tmp_path)
+    assert text.endswith(f"<sub>{RunResult.read(tmp_path / 'r').provenance.line()}</sub>\n")

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
+from gapmeter.report import bars, run, terminal
+from gapmeter.report.document import Document, Facts
+from tests.analysis.report_frames import write_run
+
+AGAIN = "make loadtest SCENARIO=chat-p99"
+LONG_PATH = "runs/20260102-030405-chat-p99-abcdef/" + "deep/" * 20 + "report.html"
+
+
+def _document(folder: Any) -> Document:
+    return run.brief(RunResult.read(folder.path), Manifest.read(folder.path))
+
+
+def _render(folder: Any, width: int = 80, report: str = "runs/x/report.html") -> list[str]:
+    links = Facts([("report", report), ("again", AGAIN)])
+    return terminal.text(_document(folder), width, links=links).plain.splitlines()
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    slos = ("ttft p90 <= 100 ms", "itl p99 <= 400 ms", "ttft p99.9 <= 3000 ms")
+    return write_run(tmp_path_factory.mktemp("run") / "r", count=2400, rate=22.0, slos=slos)
+
+
+def test_a_failed_run_reads_like_this(failed: Any) -> None:
+    lines = _render(failed)
+    shape = [
+        r"chat-p99 @ transformers 5\.19\.0  builtin:tiny  float32  max batch 8$",
+        r"  22 req/s open loop, \d+ s, n = 2,400$",
+        r"FAIL  p90 TTFT .*",
+        r"      .*beyond the limit of 100 ms.*queue \(capacity\)\.",
+        r"   SLO +measured +95 % interval +n +slow ones wait for$",
+        r" x ttft p90 <= 100 ms +\S+ m?s +\S.* \.\. \S+ m?s +2,400  queue$",
+        r" v itl p99 <= 400 ms +\S+ ms +\S+ \.\. \S+ ms +[\d,]+  decode$",
+        r" \? ttft p99\.9 <= 3000 ms +– .* 2,400  needs \S+ (min )?more( req)?$",
+        r" where TTFT goes +0 +.* m?s$",
+        r" typical \(p45-55\) +\S+ ms \|l?[a-zA-Z]+\??$",
+        r" slow \(p98\.5\+\) +\S+ m?s \|Q+P+\w*\??$",
+        r" +\^ SLO 3\.00 s$|.*SLO 3\.00 s, \d+\.\d times as far$",
+        r" trust   valid: lag p99 60\.0 µs, unexplained p99 \S+ %, strict \S+ %, client CPU",
+        r" report  runs/x/report\.html$",
+        rf" again   {AGAIN}$",
+    ]
+    text, at = "\n".join(lines), 0
+    for pattern in shape:
+        found = re.compile(pattern, re.MULTILINE | (re.DOTALL if pattern.startswith("      .*") else 0)).search(
+            text, at
+        )
+        assert found, f"{pattern!r} not found, in this order, in\n{text}"
+        at = found.end()
+
+
+def test_the_bars_are_as_long_as_the_waits_they_show(failed: Any) -> None:
+    summary = json.loads(failed.summary.read_text())
+    tail = summary["tail"][summary["tail"]["metric"]]
+    lengths = [len(line.partition("|")[2]) for line in _render(failed) if line.startswith((" typical", " slow (p"))]
+    ratio = tail["typical"]["total_ms"] / tail["slow"]["total_ms"]
+    assert lengths[1] > 30
+    assert lengths[0] == pytest.approx(ratio * lengths[1], abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"slos": ("ttft p90 <= 9000 ms", "errors <= 5 %")}, "PASS"),
+        ({"slos": ("ttft p99.9 <= 300 ms",)}, "INCONCLUSIVE"),
+        ({"evidence": {"incomplete": "stopped by Ctrl-C"}}, "INVALID"),
+        ({"slos": ()}, "PASS"),
+    ],
+)
+def test_each_verdict_comes_first(tmp_path: Path, options: dict[str, Any], word: str) -> None:
+    lines = _render(write_run(tmp_path / "r", count=400, rate=12.0, **options))
+    assert next(line for line in lines[1:3] if not line.startswith(" ")).startswith(f"{word}  ")
+
+
+def test_an_invalid_run_names_the_reason_beside_the_verdict_and_with_the_flag_to_try(tmp_path: Path) -> None:
+    text = "\n".join(_render(write_run(tmp_path / "r", count=300, rate=12.0, failures=60)))
+    assert "INVALID  Not valid as a measurement. 60 of 300 requests failed (20 %" in text
+    assert " trust   NOT valid:" in text
+    assert "\n   try --set load.rate=6\n" in text
+
+
+def test_what_an_infinitely_fast_gpu_would_leave_is_one_sentence(failed: Any) -> None:
+    text = re.sub(r"\n +", " ", "\n".join(_render(failed)))
+    assert re.search(r"Even an infinitely fast GPU leaves p\d+ TTFT between \S+ m?s and \S+ m?s", text)
+
+
+def test_without_a_ledger_there_are_no_bars_and_the_trust_line_says_so(tmp_path: Path) -> None:
+    text = "\n".join(_render(write_run(tmp_path / "r", count=300, rate=12.0, with_ledger=False)))
+    assert "where" not in text
+    assert "no ledger" in text
+
+
+def test_too_few_requests_give_no_number_where_none_can_be_had(tmp_path: Path) -> None:
+    lines = _render(write_run(tmp_path / "r", count=12, rate=12.0, warmup=2))
+    row = next(line for line in lines if "ttft p99" in line and "<=" in line)
+    assert re.match(r" \? ttft p99 <= 500 ms +– ", row)
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal_and_only_paths_are_left_whole(failed: Any, width: int) -> None:
+    lines = _render(failed, width, LONG_PATH)
+    assert f" report  {LONG_PATH}" in lines
+    assert max(len(line) for line in lines if LONG_PATH not in line) <= min(width, 100)
+    assert lines == [line.rstrip() for line in lines]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("coloured", [True, False])
+def test_colours_go_to_terminals_that_want_them(failed: Any, monkeypatch: pytest.MonkeyPatch, coloured: bool) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not coloured:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    stream = Terminal()
+    terminal.show(_document(failed), stream)
+    queue = tuple(int(colour("queue")[i : i + 2], 16) for i in (1, 3, 5))
+    assert ("\x1b[38;2;{};{};{}m".format(*queue) in stream.getvalue()) is coloured
+
+
+def test_a_file_gets_plain_text(failed: Any) -> None:
+    stream = io.StringIO()
+    terminal.show(_document(failed), stream, end="exit=99 SLO missed")
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().endswith("exit=99 SLO missed\n")
+
+
+_PARTS = st.dictionaries(
+    st.sampled_from([*(s.name for s in STAGES), UNEXPLAINED]), st.floats(0, 1e4), min_size=1, max_size=23
+)
+
+
+@given(_PARTS, st.floats(0.1, 100))
+def test_columns_add_up_to_the_bar_and_no_stage_is_off_by_one(parts: dict[str, float], ms_per_column: float) -> None:
+    given_columns = bars.columns(parts, ms_per_column)
+    assert sum(given_columns.values()) == round(sum(parts.values()) / ms_per_column)
+    for stage, ms in parts.items():
+        assert abs(given_columns.get(stage, 0) - ms / ms_per_column) < 1
+
+
+@given(st.floats(1e-3, 1e7), st.integers(20, 90))
+def test_axis_numbers_lie_where_they_say(top_ms: float, width: int) -> None:
+    line, ms_per_column = bars.axis(top_ms, width)
+    assert line.startswith("0")
+    assert len(line) <= width
+    named = re.search(r"(µs|ms|s)$", line)
+    if named is None:
+        return
+    unit = {"µs": 0.001, "ms": 1.0, "s": 1000.0}[named[1]]
+    for found in re.finditer(r"[\d.]+", line):
+        assert abs(found.start() - float(found[0]) * unit / ms_per_column) <= 0.51

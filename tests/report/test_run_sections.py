@@ -1,0 +1,180 @@
+"""What single sections of a run say: failures, other tools' definitions, cost, the device's samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from gapmeter.analysis.device.telemetry import read_telemetry
+from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
+from gapmeter.analysis.results.cost import Value as Worth
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import FailureExample, PeerDefinitions, PeerFigures, RunResult
+from gapmeter.records import RunFolder
+from gapmeter.report import cost, html, run, run_percentiles, run_words, terminal
+from gapmeter.report.document import PAGE, Chart, Figure, Table
+from gapmeter.report.run_device import levels_of
+from gapmeter.report.run_folder import Run
+from gapmeter.report.timeline import Span
+from tests.analysis.report_frames import write_run
+
+S = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    path = tmp_path_factory.mktemp("run") / "r"
+    return write_run(path, count=900, rate=12.0, failures=30, error="<b>boom</b>")
+
+
+@pytest.fixture(scope="module")
+def well(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return write_run(tmp_path_factory.mktemp("run") / "r", count=60)
+
+
+# --- failures
+
+
+def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_to_the_tail(failing: RunFolder) -> None:
+    result = RunResult.read(failing.path)
+    document = run.brief(result, Manifest.read(failing.path))
+    lines = terminal.text(document).plain.splitlines()
+    at = lines.index(" failed  30 of 900: 30 answered 5xx")
+    first = result.failures[0].examples[0].request_id
+    assert lines[at + 1] == f"         first http_5xx: at 0.0 s, 500, {first}: <b>boom</b>"
+    assert lines[at + 2].startswith("         with these as at least 30 s: TTFT ")
+
+
+def test_the_page_shows_failures_as_text_and_a_percentile_among_them_as_a_bound(failing: RunFolder) -> None:
+    page = html.page(run.document(failing))
+    assert "Requests that failed" in page
+    assert "&lt;b&gt;boom&lt;/b&gt;" in page
+    assert "<b>boom</b>" not in page
+    bound = 'data-key="metrics_censored.e2e.p99_ms" title="so many requests failed">&gt; 30 s<'
+    assert bound in page
+
+
+def test_a_run_without_failures_has_no_section_of_them(well: RunFolder) -> None:
+    result = RunResult.read(well.path)
+    assert run_words.failed(result) == run_words.censored(result) == ""
+    page = html.page(run.document(well))
+    assert "Requests that failed" not in page
+    assert "at their time-out</td>" not in page
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ('{"error": {"message": "out of luck", "code": 500}}', "out of luck"),
+        ('{"error": "too long"}', "too long"),
+        ('{"message": "busy"}', "busy"),
+        ('{"error": {"message": "cut o', '{"error": {"message": "cut o'),
+        ("[1, 2]", "[1, 2]"),
+        ("Bad gateway", "Bad gateway"),
+    ],
+)
+def test_what_a_server_said_is_told_without_its_wrapping(sent: str, told: str) -> None:
+    example = FailureExample(request_id="r", at_s=0.0, waited_ms=1.0, status=500, tokens=0, error=sent)
+    assert run_words.error(example) == told
+
+
+# --- other tools' definitions
+
+
+def test_other_tools_definitions_stand_beneath_ours_and_only_where_they_were_asked_for(well: RunFolder) -> None:
+    result = RunResult.read(well.path)
+    assert run_percentiles.definitions(result, PAGE) is None
+    theirs = PeerFigures(differs="otherwise", p50_ms=1.0, p90_ms=None, p95_ms=None, p99_ms=None, mean_ms=2.0, count=60)
+    tool = PeerDefinitions(name="bench", version="1.2", ttft=theirs)
+    section = run_percentiles.definitions(result.model_copy(update={"definitions": {"bench": tool}}), PAGE)
+    assert section is not None
+    table = section.blocks[0]
+    assert isinstance(table, Table)
+    assert [(str(row[0]), str(row[1])) for row in table.rows[:3]] == [
+        ("TTFT", "gapmeter"), ("", "gapmeter, from sent"), ("", "bench 1.2"),
+    ]  # fmt: skip
+    assert table.rows[2][2] == Figure(1.0, key="definitions.bench.ttft.p50_ms")
+    assert table.rows[2][-1] == "otherwise"
+
+
+# --- cost
+
+
+def _economy(**changes: Any) -> Economy:
+    price = Price(device="CPU", units=2, usd_per_unit_hour=1.8, source="the scenario's price", is_default=False,
+                  utilisation=0.8, measured_on="", usd_per_hour=3.6)  # fmt: skip
+    tokens = Interval(value=10.0, low=9.0, high=11.0)
+    known = Cost(
+        status="at_most", reason=None, price=price, rate=SlaRate(low=5.0, high=None, basis="offered"),
+        per_request_usd=0.00025, per_request_usd_ci=(None, 0.00025), per_million_output_tokens_usd=25.0,
+        per_million_output_tokens_usd_ci=(None, 27.0), per_million_total_tokens_usd=None,
+        per_million_total_tokens_usd_ci=None,
+    )  # fmt: skip
+    parts = {
+        "tokens_per_request": TokensPerRequest(output=tokens, prompt=None, total=None),
+        "cost": known,
+        "energy": NoEnergy(status="unmeasured", reason="unmeasured: no counter"),
+        "value": Worth(good_requests_per_usd=3920.0, reason=None),
+    }
+    return Economy(**{**parts, **changes})
+
+
+def test_cost_efficiency_and_value_are_three_lines() -> None:
+    economy = _economy()
+    lines = cost.lines(economy, (0.98, 1.0), simulated=False)
+    assert [name for name, _ in lines] == ["cost", "energy", "value"]
+    assert lines[0][1].startswith("at most $250 for a million requests and $27.0 for a million output tokens")
+    assert lines[1][1] == "unmeasured: no counter"
+    table, chart = cost.section(economy, lines).blocks
+    assert isinstance(table, Table)
+    assert isinstance(chart, Chart)
+    assert [row[0] for row in table.rows][-2:] == [
+        "efficiency: output tokens per joule", "value: good requests for $1",
+    ]  # fmt: skip
+    assert table.rows[0][2:] == [Figure(250.0, "usd"), "up to $250"]
+    assert "not looked for" in chart.caption
+
+
+def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
+    economy = _economy(cost=NoCost(status="none", reason="an SLO was missed", per_request_usd=None))
+    lines = cost.lines(economy, None, simulated=False)
+    assert lines[0] == ("cost", "–  an SLO was missed")
+    (table,) = cost.section(economy, lines).blocks
+    assert isinstance(table, Table)
+    assert len(table.rows) == 3
+    assert [str(cell) for cell in table.rows[0]] == ["cost of a request", "an SLO was missed", "–", "–"]
+
+
+# --- the device
+
+
+def test_the_engines_counters_are_drawn_as_what_they_rose_by(well: RunFolder, tmp_path: Path) -> None:
+    """Two preemptions in the third second, and from then on a quarter of the prompts' tokens from the prefix cache."""
+    looks = [(0, 0, 100, 0), (1, 0, 200, 0), (2, 2, 300, 25), (3, 2, 300, 25), (4, 2, 500, 75)]
+    names = ("preemptions", "prefix_queries", "prefix_hits")
+    sources = {"gpu": {"gpus": [], "every_ns": S}, "engine": {"every_ns": S}}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "sampler": [{"at_ns": 0, "type": "start", "sources": sources}],
+        "engine": [
+            {"at_ns": second * S, "running": 4.0, "took_ns": 9, **dict(zip(names, counts, strict=True))}
+            for second, *counts in looks
+        ],
+    }
+    folder = RunFolder(tmp_path)
+    folder.telemetry.mkdir()
+    for source, lines in rows.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder.telemetry / f"{source}.jsonl").write_text(text)
+    samples = read_telemetry(folder)
+    assert samples is not None
+    nothing = pd.DataFrame()
+    known = replace(Run.read(well), requests=pd.DataFrame({"due_ns": [0]}), steps=nothing)
+    drawn = {level.key: level for level in levels_of(samples, known, Span(4.0, 0.0, 4.0), {})}
+    assert set(drawn) == {"engine-running", "engine-preemptions", "engine-prefix"}
+    assert drawn["engine-preemptions"].value.tolist() == [0, 2, 0, 0]
+    assert drawn["engine-prefix"].value.tolist() == [0, 25, 25], "nothing was asked in the fourth second"

@@ -1,0 +1,69 @@
+"""The tables behind the charts over time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapmeter.analysis.requests.attempts import final
+from gapmeter.report.document import Figure, Table
+from gapmeter.report.run_folder import Run
+from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, stretches
+from tests.analysis.report_frames import write_run
+
+
+def raw(table: Table, column: int) -> list[Any]:
+    cells = [row[column] for row in table.rows]
+    assert all(isinstance(cell, Figure) for cell in cells)
+    return [cell.value for cell in cells if isinstance(cell, Figure)]
+
+
+@given(st.floats(1e-3, 1e5))
+def test_stretches_cover_the_time_axis_without_a_hole_and_are_few(length: float) -> None:
+    found = stretches(length)
+    assert (found[0][0], found[-1][1]) == (0.0, length)
+    assert all(before[1] == after[0] for before, after in pairwise(found))
+    assert all(low < high for low, high in found)
+    assert len(found) <= 21
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 90.0), st.integers(0, 50)), min_size=1, max_size=30))
+def test_the_means_of_a_count_have_its_area_and_lie_between_its_extremes(changes: list[tuple[float, int]]) -> None:
+    at, value = (np.asarray(part, dtype=np.float64) for part in zip(*sorted(changes), strict=True))
+    table = Counts("Things", "req", Span(100.0, 0.0, 100.0), at, value).table()
+    starts, ends, least, mean, most = (np.asarray(raw(table, column)) for column in range(5))
+    held = np.diff([*at, 100.0])
+    assert float(((ends - starts) * mean).sum()) == pytest.approx(float((held * value).sum()), abs=1e-6)
+    assert np.all(least <= mean + 1e-9)
+    assert np.all(mean <= most + 1e-9)
+    assert most.max() >= value[-1]
+
+
+def test_every_request_is_in_one_row_and_the_largest_wait_is_there_unrounded(tmp_path: Path) -> None:
+    run = Run.read(write_run(tmp_path / "r", count=300, rate=20.0, failures=4, error="x"))
+    requests = final(run.requests)
+    span = Span(float((requests["due_ns"].max() - run.origin_ns) / 1e9) + 1.0, 0.0, 1.0)
+    dots = dots_of("TTFT", requests, span, run.origin_ns, "first_token_ns", frozenset())
+    table = dots.table()
+    assert sum(int(str(row[2])) for row in table.rows) == len(requests)
+    assert sum(int(str(row[3])) for row in table.rows) == 4
+    assert max(v for v in raw(table, 6) if v is not None) == float(dots.ms[dots.good].max())
+    flights = Counts("Requests in flight", "req", span, *in_flight(run.requests, run.origin_ns))
+    assert max(raw(flights.table(), 4)) == flights.value.max()
+
+
+def test_a_stretch_without_a_sample_has_a_dash_and_no_zero() -> None:
+    at = np.array([0.5, 1.5, 8.5])
+    level = Level("k", "power", "W", at, np.array([10.0, 30.0, 20.0]), 1.0)
+    table = Levels(Span(10.0, 0.0, 10.0), [level]).table()
+    assert [column.csv for column in table.columns] == ["from (s)", "to (s)", "power, W: mean", "power, W: largest"]
+    frame = pd.DataFrame({"from": raw(table, 0), "mean": raw(table, 2)}).set_index("from")["mean"]
+    assert frame[0.5] == 10.0
+    assert np.isnan(frame[4.0])
