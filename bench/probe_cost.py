@@ -18,8 +18,7 @@ from typing import Any
 
 from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.hooks import Probe
-from gapmeter_probe.vllm.api import ApiProbe
-from gapmeter_probe.vllm.calls import Call, Generation
+from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
 from gapmeter_probe.vllm.core import SEQ, CoreProbe
 from gapmeter_probe.vllm.worker import WorkerProbe
 from gapmeter_probe.writer import RecordWriter

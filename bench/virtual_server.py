@@ -1,8 +1,7 @@
 """The simulated server in virtual time: a list of arrivals in, what would have come of each out.
 
 The engine is the one that runs in real time (servers/simulated/engine_loop.py). The API server is one server, first
-come, first served, which prepares requests (template, tokenize) and forwards tokens (detokenize, egress), a chunk at a
-time.
+come, first served, which prepares requests (template, tokenize) and forwards tokens (detokenize, egress).
 """
 
 from __future__ import annotations

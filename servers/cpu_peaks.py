@@ -1,7 +1,7 @@
 """What this machine's cores can do at most: memory bandwidth and multiplications, measured for about a second.
 
-``-m servers.cpu_peaks SPEC`` (JSON) prints one JSON document. One thread a core, all at once, each on arrays of its
-own; a rate is the sum over threads. The figures are those of the cores that a server of ours is about to get.
+``-m gapmeter.servers.cpu_peaks SETTINGS`` (JSON) prints one JSON document. One thread a core, all at once, each on
+arrays of its own; a rate is the sum over threads. The figures are those of the cores that a server of ours will get.
 
 - triad: a = b + s c (McCalpin's STREAM) as two passes of numpy, 5 x 8 bytes an element, what a write allocates not
   counted, over arrays of four times the last-level cache;
@@ -20,11 +20,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _BUDGET_S = 0.22  # a kernel, once its arrays are there
 _FEWEST = 3
@@ -34,60 +36,94 @@ _CACHES = Path("/sys/devices/system/cpu")
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 Work = Callable[[], None]
+Floats = NDArray[Any]
 
 
-def measure_peaks(cores: Sequence[int], weight_bytes: float | None, timeout_s: float = 15.0) -> dict[str, Any] | None:
-    """The peaks of these cores in a process of their own; None when it could not be measured.
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Over repeats: GB/s (10^9 bytes), or TFLOPS for a multiplication."""
 
-    Rates are ``{"median", "low", "high", "repeats"}``: GB/s (10^9 bytes) for ``triad``, ``read`` and ``cached``, TFLOPS
-    for ``multiply``. ``cached`` is None when ``weight_bytes`` do not fit into the last-level cache.
-    """
-    spec = json.dumps({"cores": list(cores), "weight_bytes": weight_bytes})
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPeaks:
+    """``cached`` is None when the model's weights do not fit into the last-level cache."""
+
+    cores: tuple[int, ...]
+    llc_bytes: int | None
+    array_bytes: int
+    triad: Rate
+    read: Rate
+    cached: Rate | None
+    multiply: Rate
+    multiply_precision: str
+    took_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the manifest holds it."""
+        return asdict(self)
+
+
+def measure_peaks(cores: Sequence[int], weight_bytes: float | None, timeout_s: float = 15.0) -> CpuPeaks | None:
+    """The peaks of these cores in a process of their own; None when they could not be measured."""
+    settings = json.dumps({"cores": list(cores), "weight_bytes": weight_bytes})
     single = dict.fromkeys(_THREAD_VARIABLES, "1")  # the threads are ours
     try:
-        done = subprocess.run([sys.executable, "-P", "-m", "gapmeter.servers.cpu_peaks", spec], capture_output=True,
-                              text=True,
-                              timeout=timeout_s, check=True, env={**os.environ, **single})  # fmt: skip
-        found: dict[str, Any] = json.loads(done.stdout)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "gapmeter.servers.cpu_peaks", settings],
+            capture_output=True, text=True, timeout=timeout_s, check=True, env={**os.environ, **single},
+        )  # fmt: skip
+        value = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return found
+    rates = {name: Rate(**value[name]) for name in ("triad", "read", "cached", "multiply") if value[name]}
+    return CpuPeaks(**{"cached": None, **value, **rates, "cores": tuple(value["cores"])})
 
 
 def main(arguments: Sequence[str]) -> int:
-    spec = json.loads(arguments[0])
-    if spec["cores"]:
-        os.sched_setaffinity(0, spec["cores"])
+    settings = json.loads(arguments[0])
+    if settings["cores"]:
+        os.sched_setaffinity(0, settings["cores"])
     began = time.perf_counter()
-    cores = sorted(os.sched_getaffinity(0))
+    cores = tuple(sorted(os.sched_getaffinity(0)))
     cache = last_level_cache(cores)
-    length = _elements(4 * (cache or 1 << 25), len(cores))
+    length = max(1 << 16, min(4 * (cache or 1 << 25), _LARGEST_BYTES) // 8 // len(cores))  # of one array of one core
     parts = [[np.ones(length) for _ in range(3)] for _ in cores]
-    found: dict[str, Any] = {"cores": cores, "llc_bytes": cache, "array_bytes": 8 * length * len(cores)}
-    found["triad"] = rate([partial(_triad, *part) for part in parts], 40.0 * length * len(cores) / 1e9)
-    found["read"] = rate([partial(_read, part[1], part[2]) for part in parts], 16.0 * length * len(cores) / 1e9)
-    found["cached"] = _cached(parts, spec["weight_bytes"], cache)
     squares = [[np.ones((_SIZE, _SIZE), np.float32) for _ in range(3)] for _ in cores]
-    operations = 2.0 * _SIZE**3 * len(cores) / 1e12
-    found["multiply"] = rate([partial(_multiply, *square) for square in squares], operations)
-    found["multiply_precision"] = "float32"
-    print(json.dumps(found | {"took_s": time.perf_counter() - began}))
+    peaks = CpuPeaks(
+        cores=cores,
+        llc_bytes=cache,
+        array_bytes=8 * length * len(cores),
+        triad=measure_rate([partial(_triad, *part) for part in parts], 40.0 * length * len(cores) / 1e9),
+        read=measure_rate([partial(np.dot, part[1], part[2]) for part in parts], 16.0 * length * len(cores) / 1e9),
+        cached=_cached(parts, settings["weight_bytes"], cache),
+        multiply=measure_rate(
+            [partial(np.matmul, a, b, out=c) for c, a, b in squares], 2.0 * _SIZE**3 * len(cores) / 1e12
+        ),
+        multiply_precision="float32",
+        took_s=0.0,
+    )
+    print(json.dumps(replace(peaks, took_s=time.perf_counter() - began).to_dict()))
     return 0
 
 
 def last_level_cache(cores: Sequence[int], root: Path = _CACHES) -> int | None:
     """Bytes of the last-level caches that these cores have, each shared one counted once; None where unknown."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for core in cores:
         entries = [(int(_text(p / "level") or 0), p) for p in (root / f"cpu{core}" / "cache").glob("index*")]
         level, path = max(entries, default=(0, root), key=lambda entry: entry[0])
         size = _text(path / "size")
         if level and size.endswith("K") and size[:-1].isdigit():
-            found[_text(path / "shared_cpu_list") or str(core)] = int(size[:-1]) * 1024
-    return sum(found.values()) or None
+            sizes[_text(path / "shared_cpu_list") or str(core)] = int(size[:-1]) * 1024
+    return sum(sizes.values()) or None
 
 
-def rate(work: Sequence[Work], amount: float) -> dict[str, float]:
+def measure_rate(work: Sequence[Work], amount: float) -> Rate:
     """``amount`` per second over repeats in which every thread does its work once; the first is not counted."""
     times: list[float] = []
     together = threading.Barrier(len(work) + 1)
@@ -113,34 +149,21 @@ def rate(work: Sequence[Work], amount: float) -> dict[str, float]:
     over.set()
     together.wait()
     rates = sorted(amount / took for took in times[1:])
-    return {"median": float(np.median(rates)), "low": rates[0], "high": rates[-1], "repeats": len(rates)}
+    return Rate(float(np.median(rates)), rates[0], rates[-1], len(rates))
 
 
-def _elements(total_bytes: int, cores: int) -> int:
-    """Doubles in one array of one core, so that one array of all cores has ``total_bytes``, within reason."""
-    return max(1 << 16, min(total_bytes, _LARGEST_BYTES) // 8 // cores)
-
-
-def _cached(parts: list[list[Any]], weight_bytes: float | None, cache: int | None) -> dict[str, float] | None:
+def _cached(parts: list[list[Floats]], weight_bytes: float | None, cache: int | None) -> Rate | None:
     """Read bandwidth over as many bytes as a step reads, from two arrays of half that each."""
     if not weight_bytes or not cache or weight_bytes >= cache:
         return None
     length = max(1024, int(weight_bytes / 16 / len(parts)))
     small = [(part[1][:length].copy(), part[2][:length].copy()) for part in parts]
-    return rate([partial(_read, *pair) for pair in small], 16.0 * length * len(parts) / 1e9)
+    return measure_rate([partial(np.dot, *pair) for pair in small], 16.0 * length * len(parts) / 1e9)
 
 
-def _triad(a: Any, b: Any, c: Any) -> None:
+def _triad(a: Floats, b: Floats, c: Floats) -> None:
     np.multiply(c, 3.0, out=a)
     np.add(a, b, out=a)
-
-
-def _read(b: Any, c: Any) -> None:
-    np.dot(b, c)
-
-
-def _multiply(a: Any, b: Any, c: Any) -> None:
-    np.matmul(a, b, out=c)
 
 
 def _text(path: Path) -> str:

@@ -21,7 +21,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 LOOPBACK = "127.0.0.1"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -61,12 +61,12 @@ class LaunchSpec:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def with_user_flags(flags: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+def with_user_flags(flags: Mapping[str, object], args: Mapping[str, object]) -> dict[str, object]:
     """An engine's flags with the user's over them, which may be written with dashes or underscores."""
     return {**flags, **{key.lstrip("-").replace("_", "-"): value for key, value in args.items()}}
 
 
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
+def flag_words(flags: Mapping[str, object]) -> list[str]:
     """``--flag value`` words: True is the bare flag, False its negation, None leaves it out, structures are JSON."""
     words: list[str] = []
     for name, value in flags.items():
@@ -108,9 +108,10 @@ class ServerProcess:
         if code is None:
             return None
         reason = log_reason(self.log_path, self.clean)
+        ending = f"signal {code - 128}" if code > 128 else f"exit code {code}"
         why = f": {reason}" if reason else ", and its log is empty"
         return ServerFailed(
-            f"the server ended with {_ending(code)}{why} (log: {self.log_path})",
+            f"the server ended with {ending}{why} (log: {self.log_path})",
             reason=reason, log_path=self.log_path, exit_code=code,
         )  # fmt: skip
 
@@ -214,7 +215,7 @@ def start(
 
 def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
     begun = time.monotonic()
-    told = begun
+    last_said = begun
     answer = ""
     while True:
         failed = server.failure()
@@ -226,8 +227,8 @@ def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Cal
         now = time.monotonic()
         if now - begun > timeout_s:
             break
-        if on_wait and now - told >= 1:
-            told = now
+        if on_wait and now - last_said >= 1:
+            last_said = now
             on_wait(now - begun)
         time.sleep(_POLL_S)
     reason = log_reason(server.log_path, server.clean)
@@ -300,7 +301,3 @@ def _undecorated(line: str) -> str:
     while before != line:
         before, line = line, _DECORATION.sub("", line, count=1)
     return line
-
-
-def _ending(code: int) -> str:
-    return f"signal {code - 128}" if code > 128 else f"exit code {code}"

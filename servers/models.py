@@ -70,17 +70,17 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def resolve_model(name: str, cache_dir: Path | None = None) -> Path:
+def resolve_model(name: str) -> Path:
     """The folder of ``builtin:NAME``, of a path, or of a hub id (downloaded if it is not there yet).
 
     Raises ModelError when there is no such model, or it lacks a configuration or a tokenizer.
     """
     if name.startswith(BUILTIN):
-        return builtin_model(name.removeprefix(BUILTIN), cache_dir)
+        return builtin_model(name.removeprefix(BUILTIN), default_cache())
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_known()}")
+            raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_builtin_names()}")
         folder = _snapshot(name)
     check_folder(folder)
     return folder
@@ -112,24 +112,27 @@ def check_weights(folder: Path) -> None:
         )
 
 
-def builtin_model(name: str, cache_dir: Path | None = None) -> Path:
-    """The folder of a built-in model, made when it is not there yet (a second or two). Raises ModelError."""
+def builtin_model(name: str, cache: Path) -> Path:
+    """The folder of a built-in model in ``cache``, made in a second or two when it is not there. Raises ModelError."""
     shape = SHAPES.get(name)
     if shape is None:
-        raise ModelError(f"there is no built-in model {name!r}; there are {_known()}")
-    root = cache_dir or default_cache()
-    folder = root / f"{name}-{_digest(shape)}"
+        raise ModelError(f"there is no built-in model {name!r}; there are {_builtin_names()}")
+    folder = cache / f"{name}-{_digest(shape)}"
     if folder.is_dir():
         return folder
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     except OSError as error:
-        raise ModelError(f"{root} cannot be written ({error.strerror}); set {CACHE_VARIABLE} to a folder") from error
+        raise ModelError(f"{cache} cannot be written ({error.strerror}); set {CACHE_VARIABLE} to a folder") from error
     try:
         _write(draft, shape)
         draft.chmod(0o755)
-        _move(draft, folder)
+        try:
+            draft.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process made the same one first
+                raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -146,7 +149,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapmeter" / "models"
 
 
-def _known() -> str:
+def _builtin_names() -> str:
     return ", ".join(f"{BUILTIN}{name}" for name in SHAPES)
 
 
@@ -159,16 +162,8 @@ def _snapshot(hub_id: str) -> Path:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"{hub_id!r} is neither a folder nor a model that the hub gives us ({reason}); "
-            f"name a folder or one of {_known()}"
+            f"name a folder or one of {_builtin_names()}"
         ) from error
-
-
-def _move(draft: Path, folder: Path) -> None:
-    try:
-        draft.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process made the same one first
-            raise
 
 
 def _digest(shape: Shape) -> str:
@@ -200,11 +195,11 @@ def _words() -> list[str]:
 def _text() -> Iterator[str]:
     """Lines of words with a rank-frequency law: English ones, their inflections, and syllables put together."""
     draw = random.Random(1)
-    known = list(dict.fromkeys(_words()))
+    common = list(dict.fromkeys(_words()))
     syllables = [c + v + e for c in "bcdfghlmnprstvw" for v in "aeiou" for e in ("", "n", "r", "s", "l")]
     made = ["".join(draw.choices(syllables, k=draw.choice((2, 2, 3)))) for _ in range(6000)]
-    bent = [word + end for word in known for end in ("s", "ed", "ing", "er", "ly", "ness") if len(word) > 3]
-    ranked = known + draw.sample(bent, len(bent)) + made
+    bent = [word + end for word in common for end in ("s", "ed", "ing", "er", "ly", "ness") if len(word) > 3]
+    ranked = common + draw.sample(bent, len(bent)) + made
     upto = list(itertools.accumulate(1 / (rank + 3) for rank in range(len(ranked))))
     for line in range(10_000):
         words = draw.choices(ranked, cum_weights=upto, k=16) + ranked[line * 4 % len(ranked) :][:4]

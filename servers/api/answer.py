@@ -77,8 +77,8 @@ class Generation:
         start = now()
         text = self._decoder.push(output.ids, last=reason is not None)
         if self._stops:
-            text, found = self._stops.push(text, last=reason is not None)
-            reason = "stop" if found else reason
+            text, stopped = self._stops.push(text, last=reason is not None)
+            reason = "stop" if stopped else reason
         self._cached = self._cached if output.cached is None else output.cached
         self.done = reason is not None
         self._error = (output.error or "the engine gave up on this request") if reason == "error" else ""

@@ -15,11 +15,12 @@ from time import monotonic_ns as now
 
 import uvloop
 from aiohttp import web
+from gapmeter_probe import codes
 from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
-from gapmeter.records import Outcome, RecordWriter, Span
+from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.process import ask_for_short_slices
 from gapmeter.servers.api.answer import DONE, AnswerJson, EngineFailed, Generation, Piece
 from gapmeter.servers.api.completion_request import ApiError, CompletionRequest, bad, parse_request, room
@@ -151,7 +152,7 @@ class Api:
                 text = self._text.template(completion.messages)
             except TemplateRefused as error:
                 raise bad(str(error), "messages") from error
-            stamps.pooled(Span.TEMPLATE, start, start, now())
+            stamps.pooled(codes.TEMPLATE, start, start, now())
         assert text is not None
         try:
             text.encode()
@@ -168,11 +169,11 @@ class Api:
 
         if len(text) <= _INLINE_CHARS:
             start, ids, end = work()
-            stamps.pooled(Span.TOKENIZE, start, start, end)
+            stamps.pooled(codes.TOKENIZE, start, start, end)
         else:
             queued = now()
             start, ids, end = await asyncio.to_thread(work)
-            stamps.pooled(Span.TOKENIZE, queued, start, end)
+            stamps.pooled(codes.TOKENIZE, queued, start, end)
         if not ids:
             raise bad("the prompt has no tokens", "prompt")
         return ids
@@ -291,9 +292,9 @@ async def _serve(
     around: Callable[[Handler], Handler] | None,
 ) -> int:
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    stop_asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, stop_asked.set)
     if writer:
         watch_loop(writer)
         watch_collections(writer)
@@ -308,14 +309,14 @@ async def _serve(
             await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
         except OSError as error:
             return _cannot(f"listen on {options.host}:{options.port}: {os.strerror(error.errno or 0)}")
-        return await _until_over(api, engine, asked)
+        return await _until_over(api, engine, stop_asked)
     finally:
         await engine.stop()
         await runner.cleanup()
 
 
-async def _until_over(api: Api, engine: EngineClient, asked: asyncio.Event) -> int:
-    over = asyncio.create_task(asked.wait())
+async def _until_over(api: Api, engine: EngineClient, stop_asked: asyncio.Event) -> int:
+    over = asyncio.create_task(stop_asked.wait())
     starting = asyncio.create_task(engine.start())
     await asyncio.wait({over, starting}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

@@ -116,8 +116,8 @@ def room(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
     """How many tokens may be generated after ``prompt`` tokens. Raises ApiError when what was asked does not fit."""
     left = max_model_len - prompt
     if left < 1 or (max_tokens or 1) > left:
-        wanted = f" and {max_tokens} output tokens" if max_tokens else ""
-        raise bad(f"{prompt} prompt tokens{wanted} do not fit into this server's {max_model_len} tokens", "max_tokens")
+        output = f" and {max_tokens} output tokens" if max_tokens else ""
+        raise bad(f"{prompt} prompt tokens{output} do not fit into this server's {max_model_len} tokens", "max_tokens")
     return max_tokens or left
 
 

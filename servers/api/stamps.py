@@ -7,12 +7,12 @@ from time import monotonic_ns as now
 from typing import Any
 
 from aiohttp import web
+from gapmeter_probe import codes
 from gapmeter_probe.cores import CoreWaits
 
-from gapmeter.records import CoreThread, Outcome, RecordWriter, Span
+from gapmeter.records import Outcome, RecordWriter
 
 _MOST_BODY_BYTES = 64 << 20
-_LOOP = int(CoreThread.LOOP)
 
 
 class RequestStamps:
@@ -30,7 +30,7 @@ class RequestStamps:
         self._handed = False
         self.received = 0
 
-    def pooled(self, code: Span, queued_ns: int, start_ns: int, end_ns: int) -> None:
+    def pooled(self, code: int, queued_ns: int, start_ns: int, end_ns: int) -> None:
         """Template or tokenizer: asked for, begun, done."""
         if self._writer:
             self._writer.span(code, self._ref, start_ns, end_ns, 0, queued_ns)
@@ -40,8 +40,8 @@ class RequestStamps:
         self._prompt = prompt_tokens
         self._handed = True
         if self._writer:
-            self._writer.span(Span.INGRESS, self._ref, self._begun_ns, start_ns)
-            self._writer.span(Span.HANDOFF, self._ref, start_ns, end_ns)
+            self._writer.span(codes.INGRESS, self._ref, self._begun_ns, start_ns)
+            self._writer.span(codes.HANDOFF, self._ref, start_ns, end_ns)
             self._waits.done(end_ns)
 
     def detokenized(self, new: int, received_ns: int, batch_ns: int, start_ns: int, end_ns: int, cached: int) -> None:
@@ -49,15 +49,15 @@ class RequestStamps:
         self.received += new
         self._cached = cached or self._cached
         if self._writer and new:
-            self._waits.woken(_LOOP, received_ns)
-            self._writer.span(Span.OUTPUT_RECEIVE, self._ref, received_ns, batch_ns, self.received)
-            self._writer.span(Span.DETOKENIZE, self._ref, start_ns, end_ns, self.received, batch_ns)
+            self._waits.woken(codes.LOOP_THREAD, received_ns)
+            self._writer.span(codes.OUTPUT_RECEIVE, self._ref, received_ns, batch_ns, self.received)
+            self._writer.span(codes.DETOKENIZE, self._ref, start_ns, end_ns, self.received, batch_ns)
 
     def egress(self, tokens: int, format_ns: int, start_ns: int) -> None:
         """A chunk that brings the answer to ``tokens`` was written: formatted from, handed over at; written now."""
         if self._writer:
             end = now()
-            self._writer.span(Span.EGRESS, self._ref, start_ns, end, tokens, format_ns)
+            self._writer.span(codes.EGRESS, self._ref, start_ns, end, tokens, format_ns)
             self._waits.done(end)
 
     def finished(self, outcome: Outcome) -> None:
@@ -65,7 +65,7 @@ class RequestStamps:
         if self._writer:
             end = now()
             if not self._handed:
-                self._writer.span(Span.INGRESS, self._ref, self._begun_ns, end)
+                self._writer.span(codes.INGRESS, self._ref, self._begun_ns, end)
             self._writer.counts(outcome, self._ref, self._prompt, self.received, self._cached, end)
 
 
@@ -89,7 +89,7 @@ class StampedHandler(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if not self.first_ns:
             self.first_ns = now()
-            self._waits.woken(_LOOP, self.first_ns)
+            self._waits.woken(codes.LOOP_THREAD, self.first_ns)
         super().data_received(data)
 
 

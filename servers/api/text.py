@@ -108,9 +108,9 @@ class StopFinder:
     def push(self, text: str, *, last: bool) -> tuple[str, bool]:
         """The text that may be shown now, and whether a stop string was found (nothing more is shown then)."""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            return self._held[: min(found)], True
+        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if places:
+            return self._held[: min(places)], True
         keep = 0 if last else self._margin
         shown = self._held[: len(self._held) - keep] if keep else self._held
         self._held = self._held[len(shown) :]

@@ -111,11 +111,8 @@ class Server:
             return
         stream = Stream(connection, prepared, tokens, ref, fault, now)
         connection.start(stream)
-        self._put(now + self.schedule.first_ns, stream)
+        heapq.heappush(self._due, (now + self.schedule.first_ns, next(self._ticket), stream))
         self._arm()
-
-    def _put(self, due_ns: int, stream: Stream) -> None:
-        heapq.heappush(self._due, (due_ns, next(self._ticket), stream))
 
     def _arm(self) -> None:
         if self._due and self._due[0][0] != self._armed_ns and self._timer is not None:

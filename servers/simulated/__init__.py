@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gapmeter.servers.launch import LOOPBACK, LaunchSpec, flag_words, with_user_flags
 
@@ -16,7 +15,7 @@ def simulated_command(
     port: int,
     max_batch: int,
     precision: str,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     cores: Sequence[int] = (),
 ) -> LaunchSpec:
     """The command that serves ``model_dir``'s tokenizer as ``served_name`` with simulated stage times.

@@ -13,7 +13,7 @@ from time import monotonic_ns
 
 from gapmeter.servers.api.app import ApiOptions, serve
 from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
-from gapmeter.servers.simulated.engine import EngineSettings
+from gapmeter.servers.simulated.engine import SimulatedSettings
 from gapmeter.servers.simulated.options import parse_options
 from gapmeter.servers.simulated.realtime import exact_timers
 from gapmeter.servers.simulated.stage_times import Durations
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
             stack.callback(truth.close)
         try:
             text = TimedText(folder, durations, options.busy, truth)
-        except Exception as error:  # noqa: BLE001 - the tokenizers library raises bare Exception
+        except (OSError, ValueError) as error:
             print(f"cannot start the simulated server: {folder}: {error}", file=sys.stderr)
             return 2
 
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
             first_word = zlib.crc32(array("q", ids).tobytes()) + (request.seed or 0)
             return len(ids), request.max_tokens, hashes, first_word
 
-        settings = EngineSettings(limits, options.times, options.faults, options.busy, text.words())
+        settings = SimulatedSettings(limits, options.times, options.faults, options.busy, text.words())
         engine = EngineClient(
             "gapmeter.servers.simulated.engine", settings.to_json(), limits.max_sequences + options.max_queue, encode
         )

@@ -28,7 +28,7 @@ _LINE_NS = 10_000  # what formatting a line of truth takes at most, on average
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class SimulatedSettings:
     """What the process is told. Generated tokens are drawn from ``words`` (ids that are each a piece of text)."""
 
     limits: Limits
@@ -42,7 +42,7 @@ class EngineSettings:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> EngineSettings:
+    def from_json(cls, text: str) -> SimulatedSettings:
         """The inverse of ``to_json``."""
         value = json.loads(text)
         return cls(
@@ -89,7 +89,7 @@ class _Answer:
 class SimulatedEngine(Listener):
     """Puts scheduler, loop, clock, records and truth together, and answers the API process."""
 
-    def __init__(self, channel: Channel, settings: EngineSettings) -> None:
+    def __init__(self, channel: Channel, settings: SimulatedSettings) -> None:
         # Its waits are sleeps, so it takes little of a core; but what it takes it must have on time.
         real_time = not settings.busy and go_first()
         self._channel, self._settings = channel, settings
@@ -267,7 +267,8 @@ def main(arguments: list[str]) -> int:
     """Serve on the socket whose number is the first argument, with the settings (JSON) of the second."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the API server decides; its end is ours
-    engine = SimulatedEngine(Channel(socket.socket(fileno=int(arguments[0]))), EngineSettings.from_json(arguments[1]))
+    channel, settings = Channel(socket.socket(fileno=int(arguments[0]))), SimulatedSettings.from_json(arguments[1])
+    engine = SimulatedEngine(channel, settings)
     gc.collect()
     gc.freeze()
     engine.run()

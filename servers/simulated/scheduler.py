@@ -136,14 +136,14 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks, limits.block_tokens, caching=limits.prefix_caching)
-        self._known: dict[int, _Sequence] = {}
+        self._unfinished: dict[int, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._seq = 0
 
     def __len__(self) -> int:
         """Requests that are not finished."""
-        return len(self._known)
+        return len(self._unfinished)
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -169,15 +169,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError when it could never run, or its key is in use."""
         self.check(request)
-        if request.key in self._known:
+        if request.key in self._unfinished:
             raise ValueError(f"request {request.key} is there already")
         sequence = _Sequence(request)
-        self._known[request.key] = sequence
+        self._unfinished[request.key] = sequence
         self._waiting.append(sequence)
 
     def abort(self, key: int) -> bool:
         """Forget a request, wherever it is. False when it is not there (any more)."""
-        sequence = self._known.pop(key, None)
+        sequence = self._unfinished.pop(key, None)
         if sequence is None:
             return False
         if sequence in self._running:
@@ -217,7 +217,7 @@ class Scheduler:
         """
         emissions = []
         for entry in plan.entries:
-            sequence = self._known.get(entry.key)
+            sequence = self._unfinished.get(entry.key)
             if sequence is None or not entry.tokens:
                 continue
             sequence.flying -= 1
@@ -240,7 +240,7 @@ class Scheduler:
         budget, position = self.limits.token_budget, 0
         while position < len(self._running) and budget > 0:
             sequence = self._running[position]
-            tokens = self._wanted(sequence, budget)
+            tokens = self._usable(sequence, budget)
             if not tokens:
                 position += 1
                 continue
@@ -251,7 +251,7 @@ class Scheduler:
             entries.append(self._advance(sequence, tokens, 0))
         return budget
 
-    def _wanted(self, sequence: _Sequence, budget: int) -> int:
+    def _usable(self, sequence: _Sequence, budget: int) -> int:
         """Tokens that a running request could use now: 0 when all that it wants is in flight."""
         if sequence.made + sequence.pending >= sequence.request.output_tokens:
             return 0
@@ -259,7 +259,7 @@ class Scheduler:
 
     def _chunk(self, tokens: int, budget: int) -> int:
         most = self.limits.chunk_tokens
-        if 0 < most < tokens and len(self._known) > 1:
+        if 0 < most < tokens and len(self._unfinished) > 1:
             tokens = most
         return min(tokens, budget)
 

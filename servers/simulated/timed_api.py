@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic_ns as now
@@ -50,41 +51,35 @@ class TimedText(TextModel):
 
     def template(self, messages: Sequence[dict[str, Any]]) -> str:
         """As TextModel's, in ``template_ns``."""
-        timed = self.timed("template", self._durations.times.template_ns, _client_id.get())
-        text = super().template(messages)
-        timed()
-        return text
+        with self.timed("template", self._durations.times.template_ns, _client_id.get()):
+            return super().template(messages)
 
     def encode(self, text: str, *, templated: bool) -> list[int]:
         """As TextModel's, in ``tokenize_ns``."""
-        timed = self.timed("tokenize", self._durations.times.tokenize_ns, _client_id.get())
-        ids = super().encode(text, templated=templated)
-        timed()
-        return ids
+        with self.timed("tokenize", self._durations.times.tokenize_ns, _client_id.get()):
+            return super().encode(text, templated=templated)
 
     def decoder(self) -> Decoder:
         """A decoder whose every push takes ``detokenize_ns``."""
         return _TimedDecoder(self._tokenizer, self, self._durations.times.detokenize_ns, _client_id.get())
 
-    def timed(self, stage: str, nominal_ns: int, who: str) -> Callable[[], None]:
-        """Begin a stage of ``who``; calling the result ends it, once the stage has lasted as long as it should."""
+    @contextlib.contextmanager
+    def timed(self, stage: str, nominal_ns: int, who: str) -> Iterator[None]:
+        """A stage of ``who``: the block ends once it has lasted as long as it should."""
         start = now()
         meant = self._durations.draw(stage, nominal_ns)
-
-        def end() -> None:
-            pause_until(start + meant, busy=self._busy)
-            if self._truth:
-                self._truth.stage(stage.upper(), who, start, now(), meant)
-
-        return end
+        yield
+        pause_until(start + meant, busy=self._busy)
+        if self._truth:
+            self._truth.stage(stage.upper(), who, start, now(), meant)
 
     def words(self) -> tuple[int, ...]:
         """Ids of tokens that are each a plain word with a space before it; letters where there are too few."""
         by_id = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
-        found = [number for token, number in by_id if _WORD.fullmatch(token)][:_MOST_WORDS]
-        if len(found) < _FEWEST_WORDS:
-            found = [number for token, number in by_id if _LETTER.fullmatch(token)]
-        return tuple(found or [number for _, number in by_id][:_MOST_WORDS])
+        words = [number for token, number in by_id if _WORD.fullmatch(token)][:_MOST_WORDS]
+        if len(words) < _FEWEST_WORDS:
+            words = [number for token, number in by_id if _LETTER.fullmatch(token)]
+        return tuple(words or [number for _, number in by_id][:_MOST_WORDS])
 
 
 class _TimedDecoder(Decoder):
@@ -94,10 +89,8 @@ class _TimedDecoder(Decoder):
 
     def push(self, ids: Sequence[int], *, last: bool = False) -> str:
         """As Decoder's, in ``detokenize_ns``."""
-        timed = self._text.timed("detokenize", self._nominal_ns, self._who)
-        piece = super().push(ids, last=last)
-        timed()
-        return piece
+        with self._text.timed("detokenize", self._nominal_ns, self._who):
+            return super().push(ids, last=last)
 
 
 class TimedHandler:

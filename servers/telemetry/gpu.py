@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.journal import About, Absent, ReadFailed, Row
 
 # What one reading gives: the fields of a row, from a handle.
 Reading = Callable[[ModuleType, Any], Row]
@@ -75,8 +75,11 @@ class Gpus:
     def __init__(self, nvml: ModuleType, handles: Mapping[int, Any], name: str, readings: Mapping[str, Reading]):
         self.name = name
         self._nvml, self._handles = nvml, handles
-        self._readings = {gpu: _supported(nvml, handle, readings) for gpu, handle in handles.items()}
-        self.about: Row = {"gpus": [self._describe(gpu, readings) for gpu in handles]}
+        self._readings = {
+            gpu: {name: read for name, read in readings.items() if _ask(nvml, read, handle) is not None}
+            for gpu, handle in handles.items()
+        }
+        self.about: About = {"gpus": [self._describe(gpu, readings) for gpu in handles]}
         if not any(self._readings.values()):
             raise Absent("NVML answers, but none of these readings is supported by any GPU here")
         self.about["throttle_bits"] = throttle_bits(nvml)
@@ -94,10 +97,10 @@ class Gpus:
             raise ReadFailed(f"GPU {gpu}: {error}") from error
         return row
 
-    def _describe(self, gpu: int, readings: Mapping[str, Reading]) -> Row:
+    def _describe(self, gpu: int, readings: Mapping[str, Reading]) -> About:
         handle = self._handles[gpu]
-        told = {key: _ask(self._nvml, ask, handle) for key, ask in _ABOUT.items()}
-        return {"gpu": gpu, **told, "unsupported": [name for name in readings if name not in self._readings[gpu]]}
+        facts = {key: _ask(self._nvml, ask, handle) for key, ask in _ABOUT.items()}
+        return {"gpu": gpu, **facts, "unsupported": [name for name in readings if name not in self._readings[gpu]]}
 
 
 def open_gpus(visible: str | None, name: str, readings: Mapping[str, Reading]) -> Gpus:
@@ -128,20 +131,16 @@ def visible_gpus(visible: str | None, uuids: Mapping[int, str]) -> list[int]:
         return list(uuids)
     chosen: list[int] = []
     for word in (part.strip() for part in visible.split(",")):
-        found = [n for n, uuid in uuids.items() if word == str(n) or (word and uuid.startswith(word))]
-        if len(found) != 1:
+        matching = [n for n, uuid in uuids.items() if word == str(n) or (word and uuid.startswith(word))]
+        if len(matching) != 1:
             break  # as CUDA does
-        chosen += found
+        chosen += matching
     return chosen
 
 
 def throttle_bits(nvml: ModuleType) -> dict[str, int]:
     """Plain words for the reasons that slow a GPU down, and their bits; being idle or set to a clock is none."""
     return {words: int(getattr(nvml, f"nvmlClocksThrottleReason{name}")) for name, words in _THROTTLE_WORDS.items()}
-
-
-def _supported(nvml: ModuleType, handle: Any, readings: Mapping[str, Reading]) -> dict[str, Reading]:
-    return {name: read for name, read in readings.items() if _ask(nvml, read, handle) is not None}
 
 
 def _ask(nvml: ModuleType, ask: Callable[[ModuleType, Any], Any], handle: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""What the sampler writes: a file of JSON lines a source, each line whole, in the kernel as soon as it is made."""
+"""What is sampled, and the files that it goes to: lines of JSON, each whole and in the kernel as soon as it is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,28 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol
+
+Row = dict[str, int | float | str]
+About = dict[str, object]
+
+
+class Absent(Exception):
+    """There is no such source here; the message says why, for the user."""
+
+
+class ReadFailed(Exception):
+    """This one sample could not be had; the message says why."""
+
+
+class Source(Protocol):
+    """Something that can be sampled. ``about`` is written once, at the start: names, limits, units that a row lacks."""
+
+    name: str
+    about: About
+
+    def read(self) -> list[Row]:
+        """The rows of one sample, without their stamp. Raises ReadFailed, or Absent when it will never be had."""
 
 
 class Journal:
@@ -25,21 +46,20 @@ class Journal:
         self.lines = 0
         self.dropped = 0
 
-    def write(self, source: str, rows: Iterable[Mapping[str, Any]], at_ns: int | None = None) -> None:
-        """Append ``rows``, all stamped ``at_ns`` (now, when left out)."""
-        stamp = time.monotonic_ns() if at_ns is None else at_ns
+    def write(self, source: str, rows: Iterable[Mapping[str, object]], at_ns: int) -> None:
+        """Append ``rows``, all stamped ``at_ns``."""
         with self._lock:
             for row in rows:
-                line = json.dumps({"at_ns": stamp, **row}, separators=(",", ":"), allow_nan=False) + "\n"
+                line = json.dumps({"at_ns": at_ns, **row}, separators=(",", ":"), allow_nan=False) + "\n"
                 try:
                     os.write(self._file(source), line.encode())
                     self.lines += 1
                 except OSError:
                     self.dropped += 1
 
-    def note(self, kind: str, **told: Any) -> None:
+    def note(self, kind: str, **values: object) -> None:
         """A line about the sampling itself, in ``sampler.jsonl``."""
-        self.write("sampler", [{"type": kind, **told}])
+        self.write("sampler", [{"type": kind, **values}], time.monotonic_ns())
 
     def _file(self, source: str) -> int:
         if source not in self._files:

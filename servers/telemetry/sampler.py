@@ -1,8 +1,8 @@
 """The sampler process: sources in lanes, each lane a thread on absolute deadlines of CLOCK_MONOTONIC.
 
-``-m servers.telemetry SPEC`` (JSON) prints ``ready`` once it samples, and leaves when its standard input closes,
-that is also when its parent is killed. It never hurries to catch up: deadlines that have passed (it was stopped, or
-got no core) are written down as missed, and the next one is kept.
+``-m gapmeter.servers.telemetry.sampler SETTINGS`` (JSON) prints ``ready`` once it samples, and leaves when its standard
+input closes, that is also when its parent is killed. It never hurries to catch up: deadlines that have passed (it was
+stopped, or got no core) are written down as missed, and the next one is kept.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gapmeter.servers.telemetry.engine import EngineMetrics
+from gapmeter.servers.telemetry.engine_metrics import EngineMetrics
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
-from gapmeter.servers.telemetry.journal import Journal
-from gapmeter.servers.telemetry.processes import open_processes
-from gapmeter.servers.telemetry.rapl import open_rapl
-from gapmeter.servers.telemetry.source import Absent, ReadFailed, Source
+from gapmeter.servers.telemetry.host import open_processes, open_rapl
+from gapmeter.servers.telemetry.journal import Absent, Journal, ReadFailed, Source
 
-NICE = 10
+_NICE = 10
 API_KEY = "GAPMETER_API_KEY"
 _PCIE_EVERY_NS = 1_000_000_000
 _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell what that costs
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class SamplerSettings:
     """What a sampler is told. ``hz``: of everything but /metrics, which is asked every ``metrics_every_ns`` (0: never).
 
     ``pids``: the roots of the server's process trees; ``cores``: where to run (empty: anywhere).
@@ -50,7 +48,7 @@ class Spec:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_json(cls, text: str) -> Spec:
+    def from_json(cls, text: str) -> SamplerSettings:
         value: dict[str, Any] = json.loads(text)
         return cls(**value | {"pids": tuple(value["pids"]), "cores": tuple(value["cores"])})
 
@@ -66,12 +64,12 @@ class Lane:
 
 def main(arguments: Sequence[str]) -> int:
     """Sample until standard input closes."""
-    spec = Spec.of_json(arguments[0])
+    settings = SamplerSettings.from_json(arguments[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's; it ends us when its answers are in
-    step_back(spec.cores)
-    journal = Journal(Path(spec.folder))
-    lanes = open_lanes(spec, journal)
-    about = {"pid": os.getpid(), "hz": spec.hz, "metrics_every_ns": spec.metrics_every_ns, "nice": os.nice(0)}
+    step_back(settings.cores)
+    journal = Journal(Path(settings.folder))
+    lanes = open_lanes(settings, journal)
+    about = {"pid": os.getpid(), "hz": settings.hz, "metrics_every_ns": settings.metrics_every_ns, "nice": os.nice(0)}
     sources = {source.name: {"every_ns": lane.every_ns, **source.about} for lane in lanes for source in lane.sources}
     cores = sorted(os.sched_getaffinity(0))
     journal.note("start", **about, cores=cores, cpu_ns=time.process_time_ns(), sources=sources)
@@ -94,43 +92,34 @@ def step_back(cores: Sequence[int]) -> None:
     """Run on these cores, after everybody else there. The session of our own has the lowest weight as a group, too."""
     if cores:
         os.sched_setaffinity(0, cores)
-    os.nice(NICE)
+    os.nice(_NICE)
     with contextlib.suppress(OSError):  # only where the kernel groups processes by session
-        Path("/proc/self/autogroup").write_text(str(NICE))
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
-def open_lanes(spec: Spec, journal: Journal) -> list[Lane]:
+def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     """What can be sampled here; what can not is written down once, with its reason."""
-    fast, slow, engine = [Lane(*each, []) for each in _lanes(spec)]
-
-    def attempt(name: str, add: Callable[[], None]) -> None:
+    every_ns = round(1e9 / settings.hz)
+    fast = Lane("fast", every_ns, [])
+    pcie = Lane("pcie", max(_PCIE_EVERY_NS, every_ns), [])
+    engine = Lane("engine", max(settings.metrics_every_ns, 1), [])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    openers: tuple[tuple[Lane, str, Callable[[], Source]], ...] = (
+        (fast, "gpu", lambda: open_gpus(visible, "gpu", READINGS)),
+        (pcie, "pcie", lambda: open_gpus(visible, "pcie", PCIE_READINGS)),
+        (fast, "rapl", open_rapl),
+        (fast, "processes", lambda: open_processes(settings.pids)),
+    )
+    for lane, name, open_source in openers:
         try:
-            add()
+            lane.sources.append(open_source())
         except Absent as absent:
             journal.note("absent", source=name, why=str(absent))
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-
-    def add_gpus() -> None:
-        fast.sources.append(open_gpus(visible, "gpu", READINGS))
-
-    def add_pcie() -> None:
-        slow.sources.append(open_gpus(visible, "pcie", PCIE_READINGS))
-
-    attempt("gpu", add_gpus)
-    attempt("pcie", add_pcie)
-    attempt("rapl", lambda: fast.sources.append(open_rapl()))
-    attempt("processes", lambda: fast.sources.append(open_processes(spec.pids)))
-    if spec.metrics_every_ns:
-        engine.sources.append(EngineMetrics(spec.url, os.environ.get(API_KEY)))
+    if settings.metrics_every_ns:
+        engine.sources.append(EngineMetrics(settings.url, os.environ.get(API_KEY)))
     else:
         journal.note("absent", source="engine", why="telemetry.metrics_every is 0")
-    return [lane for lane in (fast, slow, engine) if lane.sources]
-
-
-def _lanes(spec: Spec) -> tuple[tuple[str, int], ...]:
-    every_ns = round(1e9 / spec.hz)
-    return ("fast", every_ns), ("pcie", max(_PCIE_EVERY_NS, every_ns)), ("engine", max(spec.metrics_every_ns, 1))
+    return [lane for lane in (fast, pcie, engine) if lane.sources]
 
 
 def sample(lane: Lane, journal: Journal, over: threading.Event) -> None:
@@ -172,3 +161,7 @@ def _await_end(journal: Journal) -> None:
     threading.Thread(target=listen, daemon=True).start()
     while not ended.wait(1.0):
         journal.note("alive", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

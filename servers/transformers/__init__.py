@@ -1,15 +1,49 @@
-"""A server that generates with Transformers' continuous batching, and how to launch it."""
+"""A server that generates with Transformers' continuous batching: how to launch it, and its engine's settings."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gapmeter.servers.launch import LOOPBACK, LaunchSpec, flag_words, with_user_flags
 
+PRECISIONS = ("float32", "bfloat16", "float16")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSettings:
+    """What the engine process is told; lengths and sizes are in tokens.
+
+    ``device`` "auto" is the first CUDA device, else the CPU. ``kv_tokens`` 0: room for every request at full length,
+    within bounds. ``async_batching`` None: as Transformers chooses.
+    """
+
+    model: str
+    precision: str
+    max_batch: int
+    max_model_len: int
+    max_batch_tokens: int
+    kv_tokens: int
+    page_size: int
+    scheduler: str
+    prefix_cache: bool
+    async_batching: bool | None
+    device: str
+    threads: int
+    seed: int
+
+    def to_json(self) -> str:
+        """For the command line of the engine process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TransformersSettings:
+        """The inverse of ``to_json``."""
+        return cls(**json.loads(text))
 
 
 def transformers_command(
@@ -19,7 +53,7 @@ def transformers_command(
     port: int,
     max_batch: int,
     precision: str,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     cores: Sequence[int],
 ) -> LaunchSpec:
     """The command and environment that serve ``model_dir`` as ``served_name``.
@@ -36,8 +70,8 @@ def transformers_command(
         "precision": precision,
     }
     words = flag_words(with_user_flags(flags, args))
-    wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    defaults = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if cores:
-        wanted |= dict.fromkeys(_THREADS, str(len(cores)))
-    env = {name: value for name, value in wanted.items() if name not in os.environ}
+        defaults |= dict.fromkeys(_THREADS, str(len(cores)))
+    env = {name: value for name, value in defaults.items() if name not in os.environ}
     return LaunchSpec((str(python), "-P", "-m", "gapmeter.servers.transformers", *words), env)

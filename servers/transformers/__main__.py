@@ -13,7 +13,7 @@ from gapmeter.servers.api.app import ApiOptions, serve
 from gapmeter.servers.api.text import TextModel
 from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
 from gapmeter.servers.models import ModelError, check_weights, resolve_model
-from gapmeter.servers.transformers.settings import PRECISIONS, EngineSettings
+from gapmeter.servers.transformers import PRECISIONS, TransformersSettings
 
 _MODEL_LEN = 2048
 
@@ -54,7 +54,7 @@ def main() -> int:
     except (ModelError, OSError, ValueError) as error:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1
-    settings = EngineSettings(
+    settings = TransformersSettings(
         model=str(folder), precision=args.precision, max_batch=args.max_batch, max_model_len=length,
         max_batch_tokens=args.max_batch_tokens, kv_tokens=args.kv_tokens, page_size=args.page_size,
         scheduler=args.scheduler, prefix_cache=args.prefix_cache, async_batching=args.async_batching,
@@ -81,13 +81,13 @@ def environment_threads() -> int:
     return int(named) if named.isdigit() and int(named) > 0 else len(os.sched_getaffinity(0))
 
 
-def _model_len(folder: Path, asked: int | None) -> int:
-    """Raises ModelError when more is asked for than the model has positions."""
+def _model_len(folder: Path, requested: int | None) -> int:
+    """Raises ModelError when more is requested than the model has positions."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     positions = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    if asked and positions and asked > positions:
-        raise ModelError(f"--max-model-len {asked} is more than the model's {positions} positions")
-    return asked or min(positions or _MODEL_LEN, _MODEL_LEN)
+    if requested and positions and requested > positions:
+        raise ModelError(f"--max-model-len {requested} is more than the model's {positions} positions")
+    return requested or min(positions or _MODEL_LEN, _MODEL_LEN)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from gapmeter.servers.engine_client import Channel, Message
 from gapmeter.servers.models import RANDOM_WEIGHTS_KEY, has_weights
+from gapmeter.servers.transformers import TransformersSettings
 from gapmeter.servers.transformers.probe import EngineProbe
 from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature
-from gapmeter.servers.transformers.settings import EngineSettings
 from gapmeter.servers.transformers.socket_queues import Inbox, OpenRequest, Outbox, WakeEvent
 
 _from_config: Any = AutoModelForCausalLM.from_config
@@ -63,7 +63,7 @@ class Router(OutputRouter):
 class TransformersEngine:
     """Transformers' manager of continuous batching, its queues replaced."""
 
-    def __init__(self, channel: Channel, settings: EngineSettings) -> None:
+    def __init__(self, channel: Channel, settings: TransformersSettings) -> None:
         self._channel = channel
         self._settings = settings
         self._probe = EngineProbe()
@@ -97,7 +97,13 @@ class TransformersEngine:
             self._warm_up()
             gc.collect()
             gc.freeze()
-            self._probe.begin(_versions(), self._describe(), manager.batch_processor, self._model.device)
+            versions = {
+                "transformers": transformers.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            }
+            head = {"server": "transformers", "versions": versions}
+            self._probe.begin(head, self._describe(), manager.batch_processor, self._model.device)
             self._channel.send_and_wait("ready", self._stats())
             while manager.is_running():
                 manager._generation_thread.join(0.5)
@@ -188,6 +194,7 @@ class TransformersEngine:
 
     def _describe(self) -> dict[str, Any]:
         manager, model = self._manager, self._model
+        on_cuda = model.device.type == "cuda"
         config = manager.continuous_batching_config
         return {
             "scheduler": {
@@ -206,19 +213,21 @@ class TransformersEngine:
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "seed": self._settings.seed,
             },
-            "device": _device_name(model.device),
+            "device": torch.cuda.get_device_name(model.device) if on_cuda else f"cpu ({platform.machine()})",
             "graphs": list(config.cuda_graph_booleans),
             "threads": torch.get_num_threads(),
         }  # fmt: skip
 
 
-def load_model(settings: EngineSettings) -> Any:
+def load_model(settings: TransformersSettings) -> Any:
     """The model on its device; one without weights gets random ones, drawn on the device from the seed that it names.
 
     Raises CannotServe.
     """
     folder = Path(settings.model)
-    device = _device(settings.device)
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, settings.precision)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -236,15 +245,15 @@ def load_model(settings: EngineSettings) -> Any:
         raise CannotServe(f"{folder} cannot be loaded: {type(error).__name__}: {reason}") from error
 
 
-def batching_config(settings: EngineSettings, device: str) -> ContinuousBatchingConfig:
+def batching_config(settings: TransformersSettings, device: str) -> ContinuousBatchingConfig:
     """How Transformers is to batch. On a CPU the cache must be sized for it: it would claim most of the memory.
 
     Raises CannotServe when a single request of full length would not fit into the cache.
     """
-    wanted = settings.kv_tokens or min(
+    tokens = settings.kv_tokens or min(
         _MOST_KV_TOKENS, math.ceil(settings.max_batch * settings.max_model_len / _FREE_SHARE)
     )
-    blocks = math.ceil(max(wanted, settings.max_model_len / _FREE_SHARE) / settings.page_size) + 1
+    blocks = math.ceil(max(tokens, settings.max_model_len / _FREE_SHARE) / settings.page_size) + 1
     if settings.kv_tokens and settings.kv_tokens < settings.max_model_len:
         raise CannotServe(
             f"--kv-tokens {settings.kv_tokens} cannot hold one request of {settings.max_model_len} tokens; "
@@ -263,16 +272,6 @@ def batching_config(settings: EngineSettings, device: str) -> ContinuousBatching
     )
 
 
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-
-
 def _end_tokens(model: Any) -> frozenset[int]:
     ends = model.generation_config.eos_token_id
     if ends is None:
@@ -280,20 +279,11 @@ def _end_tokens(model: Any) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends or ())
 
 
-def _versions() -> dict[str, Any]:
-    versions = {
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    return {"server": "transformers", "versions": versions}
-
-
 def main() -> int:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        return TransformersEngine(channel, EngineSettings.from_json(sys.argv[2])).run()
+        return TransformersEngine(channel, TransformersSettings.from_json(sys.argv[2])).run()
     except CannotServe as error:
         channel.send_and_wait("failed", str(error))
         return 1

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gapmeter_probe import codes
 from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.device import DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
-from gapmeter_probe.records import CoreThread, EntryFlag, Outcome, Span, StepFlag
+from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
 from gapmeter_probe.vitals import watch_collections
 from gapmeter_probe.writer import span
 
@@ -28,18 +29,11 @@ _SAMPLING = (f"{_CB}cb_logits_processors:ContinuousBatchingLogitsProcessorList._
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
-_INPUT, _GRAPH = int(CoreThread.INPUT), int(StepFlag.GRAPH)
-_LOOP, _SCHEDULE, _INPUT_PREP, _FORWARD, _HOST_LAUNCH, _SAMPLED, _UPDATE, _OUTPUT_PUT = (
-    int(code)
-    for code in (
-        Span.LOOP, Span.SCHEDULE, Span.INPUT_PREP, Span.FORWARD, Span.HOST_LAUNCH, Span.SAMPLING, Span.UPDATE,
-        Span.OUTPUT_PUT,
-    )
-)  # fmt: skip
+_GRAPH = int(StepFlag.GRAPH)
 _OUTCOMES = {"length": Outcome.OK, "stop": Outcome.OK, "error": Outcome.CUT}
 
 
-class _Known:
+class _Request:
     """A request: its ref and prompt; ``state`` of its life in the scheduler."""
 
     __slots__ = ("added", "arrived_ns", "cached", "evicted", "prompt", "ref", "seen")
@@ -81,7 +75,7 @@ class EngineProbe(Probe):
         self._stream: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._capturing: Callable[[], bool] = bool
         self._on_device = False
-        self._requests: dict[str, _Known] = {}
+        self._requests: dict[str, _Request] = {}
         self._evictions: list[int] = []
         self._open: deque[_Step] = deque()  # scheduled, not yet updated
         self._step: _Step | None = None  # scheduled in this iteration
@@ -92,14 +86,14 @@ class EngineProbe(Probe):
         self.free_blocks = 0  # of the KV cache, as of the last time the engine told the API server
         self.preemptions: int | None = None  # unknown while nobody asked for records
 
-    def hooks(self) -> list[Hook]:
+    def make_hooks(self) -> list[Hook]:
         steps = ("queue", "scheduling", "prefill", "decode")
         return [
             self.before(f"{_API}prepare_next_batch", ("scheduling",), self._looped),
             self.after(f"{_CB}scheduler:Scheduler.add_waiting_request", ("engine_wait", "queue"), self._added),
-            _every(self.after(_SCHEDULERS, steps, self._scheduled)),
+            self.after(_SCHEDULERS, steps, self._scheduled, every=True),
             self._around(f"{_RUNNER}compute_batch", (*steps, "input_prep"), self._computing, self._computed),
-            Hook(_SAMPLING[:1], (), self.before(_SAMPLING[0], (), self._sampling).wrap),
+            self.before(_SAMPLING[0], (), self._sampling),
             self.before(_SAMPLING[1], ("sampling",), self._sampling),
             self._around(f"{_API}update_batch", ("scheduling",), self._updating, self._updated),
         ]
@@ -139,7 +133,7 @@ class EngineProbe(Probe):
         """It woke: at ``at_ns`` because of a message, or 0 to look around."""
         self._woken_ns = at_ns
         if at_ns:
-            self._waits.woken(_INPUT, at_ns)
+            self._waits.woken(codes.INPUT_THREAD, at_ns)
 
     def looking(self) -> None:
         """The loop takes its messages from the socket."""
@@ -153,39 +147,39 @@ class EngineProbe(Probe):
         if self.writer is None:
             return
         # What was sent after the loop began to look may still be read by that look.
-        known = _Known(self.writer.request(engine_id), prompt, max(self._looked_ns, sent_ns))
-        self._requests[engine_id] = known
+        request = _Request(self.writer.request(engine_id), prompt, max(self._looked_ns, sent_ns))
+        self._requests[engine_id] = request
         woken = self._woken_ns
         if woken:
-            known.arrived_ns = now()
-            self.writer.span(Span.CORE_RECEIVE, known.ref, max(woken, sent_ns), known.arrived_ns)
+            request.arrived_ns = now()
+            self.writer.span(codes.CORE_RECEIVE, request.ref, max(woken, sent_ns), request.arrived_ns)
         else:
-            self.writer.span(Span.CORE_RECEIVE, known.ref, sent_ns, sent_ns)
+            self.writer.span(codes.CORE_RECEIVE, request.ref, sent_ns, sent_ns)
 
     def cancelled(self, engine_id: str, sent: int) -> None:
         """A request that nobody wants any more was taken off the engine."""
-        known = self._requests.pop(engine_id, None)
-        if known and self.writer:
-            self.writer.counts(Outcome.ABORTED, known.ref, known.prompt, sent, known.cached, now())
+        request = self._requests.pop(engine_id, None)
+        if request and self.writer:
+            self.writer.counts(Outcome.ABORTED, request.ref, request.prompt, sent, request.cached, now())
 
     def cached(self, engine_id: str) -> int | None:
         """Prompt tokens that the prefix cache spared a request; None while nobody asked for records."""
-        known = self._requests.get(engine_id)
-        return known.cached if known else None
+        request = self._requests.get(engine_id)
+        return request.cached if request else None
 
     def _added(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         """Into the scheduler's queue: for the first time, or again because it was evicted."""
-        known = self._requests.get(args[1].request_id)
-        if known is None or self.writer is None:
+        request = self._requests.get(args[1].request_id)
+        if request is None or self.writer is None:
             return
-        if not known.added:
-            known.added = True
-            self.writer.span(Span.CORE_ADD, known.ref, known.arrived_ns, end)
+        if not request.added:
+            request.added = True
+            self.writer.span(codes.CORE_ADD, request.ref, request.arrived_ns, end)
             return
-        known.evicted, known.seen = True, False
+        request.evicted, request.seen = True, False
         self.preemptions = (self.preemptions or 0) + 1
-        self._evictions.append(known.ref)
-        self.writer.span(Span.PREEMPT, known.ref, start, start)
+        self._evictions.append(request.ref)
+        self.writer.span(codes.PREEMPT, request.ref, start, start)
 
     # -- a step
 
@@ -220,21 +214,21 @@ class EngineProbe(Probe):
         """
         state = item.state
         before = state.position_offset
-        known = self._requests.get(state.request_id)
-        if known is None:
+        request = self._requests.get(state.request_id)
+        if request is None:
             return 0, item.query_length, before, 0, 0
-        if before >= known.prompt and not known.evicted:
-            return known.ref, item.query_length, before, 0, 0
-        flags = _PROMPT | (_RESUMED if known.evicted else 0)
+        if before >= request.prompt and not request.evicted:
+            return request.ref, item.query_length, before, 0, 0
+        flags = _PROMPT | (_RESUMED if request.evicted else 0)
         cached = 0
-        if not known.seen:
-            known.seen = True
+        if not request.seen:
+            request.seen = True
             cached = before
-            known.cached = known.cached or before
+            request.cached = request.cached or before
         if item.has_new_token:
             flags |= _LAST
-            known.evicted = False
-        return known.ref, item.query_length, before, cached, flags
+            request.evicted = False
+        return request.ref, item.query_length, before, cached, flags
 
     def _computing(self, *_: Any) -> None:
         self._sampling_ns, self._on_device = 0, False
@@ -264,12 +258,12 @@ class EngineProbe(Probe):
                 on_device = self._device.forward_end()
         seq, scheduled = step.seq, step.schedule_end_ns
         step.spans = [
-            *span(_SCHEDULE, seq, step.schedule_ns, scheduled),
-            *span(_INPUT_PREP, seq, scheduled, forward),
-            *span(_HOST_LAUNCH if on_device else _FORWARD, seq, forward, sampling),
+            *span(codes.SCHEDULE, seq, step.schedule_ns, scheduled),
+            *span(codes.INPUT_PREP, seq, scheduled, forward),
+            *span(codes.HOST_LAUNCH if on_device else codes.FORWARD, seq, forward, sampling),
         ]
         if sampling < end:
-            step.spans += span(_SAMPLED, seq, sampling, end)
+            step.spans += span(codes.SAMPLING, seq, sampling, end)
         runner, inputs = args[0], args[0].inputs_and_outputs
         if runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen:
             step.flags |= _GRAPH
@@ -296,27 +290,27 @@ class EngineProbe(Probe):
         if writer is None:
             return
         if self._open:
-            self._open[0].spans += span(_OUTPUT_PUT, self._open[0].seq, start_ns, end)
+            self._open[0].spans += span(codes.OUTPUT_PUT, self._open[0].seq, start_ns, end)
         for name, reason, tokens in over:
-            known = self._requests.pop(name, None)
-            if known:
-                writer.counts(_OUTCOMES[reason], known.ref, known.prompt, tokens, known.cached, end)
+            request = self._requests.pop(name, None)
+            if request:
+                writer.counts(_OUTCOMES[reason], request.ref, request.prompt, tokens, request.cached, end)
 
     def _updated(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         """An iteration is over; the next one starts where it ends, unless the loop sleeps in between."""
         if self.writer is None or not self._open:
             return
         step = self._open.popleft()
-        step.spans += span(_UPDATE, step.seq, self._update_ns, self._put_ns or end)
+        step.spans += span(codes.UPDATE, step.seq, self._update_ns, self._put_ns or end)
         over = now()
         for seq in {step.seq, *(other.seq for other in self._open)}:
-            step.spans += span(_LOOP, seq, self._loop_ns, over)
+            step.spans += span(codes.LOOP, seq, self._loop_ns, over)
         self._write(step)
         self._loop_ns = over
         self._woken_ns = 0
 
     def _write(self, step: _Step) -> None:
-        """All that is known of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
+        """All that is request of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
         writer = self.writer
         assert writer is not None
         writer.step(
@@ -327,7 +321,3 @@ class EngineProbe(Probe):
         if step.put_ns:
             writer.emit(step.seq, step.put_ns, step.emitted)
         writer.spans(step.spans)
-
-
-def _every(hook: Hook) -> Hook:
-    return Hook(hook.targets, hook.stages, hook.wrap, every=True)

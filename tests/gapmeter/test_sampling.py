@@ -15,7 +15,7 @@ def test_a_run_is_sampled_beside_its_load_and_says_what_is_not_here(tmp_path: Pa
     done = gapmeter(*SIMULATED, "--set", "load.requests=90", runs=tmp_path)
     told = done.summary["telemetry"]
     names = {process["name"] for process in told["processes"]}
-    assert "api (servers.simulated)" in names
+    assert "api (gapmeter.servers.simulated)" in names
     assert told["sampler"]["complete"] and 0 < told["sampler"]["cpu_share"] < 0.5
     assert told["utilisation"]["forward_share_of_window"] > 0
     files = done.manifest["files"]

@@ -124,7 +124,7 @@ async def _ended(server: Server) -> bool:
 
 
 def test_a_server_that_never_becomes_ready_says_so_and_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match="gave 503"), simulated(tmp_path, timeout_s=2, fault_never_ready=True):
+    with pytest.raises(ServerFailed, match="gave 503"), simulated(tmp_path, timeout_s=4, fault_never_ready=True):
         pass
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.records import RunFolder
-from gapmeter.servers.telemetry.sampler import Spec
+from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.servers.simulated_run import Server, simulated
 
 EVERY_NS = 50_000_000
@@ -34,9 +34,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subprocess.Popen[bytes]]:
     """A sampler that samples already; it is ended by closing its standard input."""
     (folder / "telemetry").mkdir()
-    spec = Spec(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, pids, ())
-    command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry", spec.to_json()]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    settings = SamplerSettings(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, pids, ())
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
+    # In a session of its own, as a run starts it: it takes weight from its whole session, which else is the tests'.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         try:

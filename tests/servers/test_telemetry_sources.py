@@ -11,9 +11,9 @@ import pynvml
 import pytest
 
 from gapmeter.servers.telemetry import gpu
-from gapmeter.servers.telemetry.engine import parse_metrics
-from gapmeter.servers.telemetry.rapl import open_rapl
-from gapmeter.servers.telemetry.source import Absent
+from gapmeter.servers.telemetry.engine_metrics import parse_metrics
+from gapmeter.servers.telemetry.host import open_rapl
+from gapmeter.servers.telemetry.journal import Absent
 from tests.servers.metrics_pages import OURS, SGLANG, VLLM
 
 HAS_NVML = True
@@ -130,7 +130,7 @@ def test_a_machine_without_powercap_says_so(tmp_path: Path) -> None:
 
 
 def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None:
-    from gapmeter.servers.telemetry.processes import label
+    from gapmeter.servers.telemetry.host import label
 
     def named(*words: str) -> str:
         return label(SimpleNamespace(cmdline=lambda: list(words), name=lambda: "python3.11"))  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.servers.transformers import transformers_command
-from gapmeter.servers.transformers.settings import EngineSettings
+from gapmeter.servers.transformers import TransformersSettings, transformers_command
 
 
 def _words(args: dict[str, Any]) -> list[str]:
@@ -55,8 +54,8 @@ def test_the_model_s_threads_are_as_many_as_the_cores(monkeypatch: pytest.Monkey
 
 
 def test_engine_settings_survive_the_way_into_the_other_process() -> None:
-    options = EngineSettings("/m", "float32", 8, 2048, 512, 0, 64, "fifo", True, None, "auto", 1, 0)
-    assert EngineSettings.from_json(options.to_json()) == options
+    options = TransformersSettings("/m", "float32", 8, 2048, 512, 0, 64, "fifo", True, None, "auto", 1, 0)
+    assert TransformersSettings.from_json(options.to_json()) == options
 
 
 # what is wrong, the flags, what standard error says

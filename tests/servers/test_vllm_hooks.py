@@ -5,7 +5,7 @@ import contextlib
 import importlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from gapmeter_probe.device import DeviceClock
 from gapmeter_probe.hooks import Hook, Probe, install
 from gapmeter_probe.vitals import watch_loop
 from gapmeter_probe.vllm import register
-from gapmeter_probe.vllm.api import ApiProbe
-from gapmeter_probe.vllm.calls import Call, Generation
+from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
 from gapmeter_probe.writer import RecordWriter
 
 from gapmeter.records import RecordFile, Span, read_records
@@ -59,7 +58,7 @@ class Watcher(Probe):
         self.name = name
         self.seen: list[tuple[str, Any]] = []
 
-    def hooks(self) -> list[Hook]:
+    def make_hooks(self) -> list[Hook]:
         at = f"{self.name}:Thing."
         return [
             self.after(f"{at}plain", ("queue",), lambda s, e, result, args: self.seen.append(("plain", result))),
@@ -124,7 +123,7 @@ def test_a_target_may_turn_out_missing_after_the_file_was_opened(target: str) ->
 
 def test_a_failure_of_ours_changes_nothing_for_the_caller_and_is_recorded_once(target: str) -> None:
     class Broken(Watcher):
-        def hooks(self) -> list[Hook]:
+        def make_hooks(self) -> list[Hook]:
             return [self.after(f"{self.name}:Thing.plain", ("queue",), lambda *_: print(1 // 0))]
 
     probe = Broken(target)
@@ -134,6 +133,30 @@ def test_a_failure_of_ours_changes_nothing_for_the_caller_and_is_recorded_once(t
     assert [thing.plain(n) for n in range(3)] == [1, 2, 3]
     (note,) = notes(probe, "missing")
     assert note["stages"] == ["queue"] and "ZeroDivisionError" in note["error"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_several_hooks_on_one_function_are_all_called(target: str, raises: bool) -> None:
+    class Several(Watcher):
+        def make_hooks(self) -> list[Hook]:
+            at = f"{self.name}:Thing.{'breaks' if raises else 'plain'}"
+            return [
+                self.before(at, (), lambda *_: self.seen.append(("before", 0))),
+                self.after(at, (), lambda *_: self.seen.append(("after", 0))),
+                self.around(at, (), self.begin),
+            ]
+
+        def begin(self, *_: Any) -> Callable[[], None]:
+            self.seen.append(("begin", 0))
+            return lambda: self.seen.append(("end", 0))
+
+    probe = Several(target)
+    install([probe])
+    thing = importlib.import_module(target).Thing()
+    with pytest.raises(KeyError) if raises else contextlib.nullcontext():
+        thing.breaks() if raises else thing.plain(1)
+    said = [what for what, _ in probe.seen]
+    assert said == (["begin", "before", "end"] if raises else ["begin", "before", "after", "end"])
 
 
 def test_the_plugin_is_idle_unless_told_where_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +280,7 @@ class Connection:
         outputs = [EngineOutput(f"e{index}", [0] * count) for index, count in enumerate(counts) if count]
         if held_back:
             self.probe._marks.clear()
-            self.probe._processed(outputs, 1, 2)
+            self.probe._processed(1, 2, None, (None, outputs))
         else:
             self._process(None, outputs)
 

@@ -89,10 +89,10 @@ def test_the_peaks_of_a_core_are_measured_with_their_spread() -> None:
     found = measure_peaks((), 1_000_000.0, timeout_s=200)
     assert found is not None
     for name in ("triad", "read", "multiply"):
-        rate = found[name]
-        assert 0 < rate["low"] <= rate["median"] <= rate["high"] and rate["repeats"] >= 3
-    assert 0.1 < found["triad"]["high"] < 10_000  # GB/s
-    assert (found["cached"] is None) == (found["llc_bytes"] is None or found["llc_bytes"] <= 1_000_000)
+        rate = getattr(found, name)
+        assert 0 < rate.low <= rate.median <= rate.high and rate.repeats >= 3
+    assert 0.1 < found.triad.high < 10_000  # GB/s
+    assert (found.cached is None) == (found.llc_bytes is None or found.llc_bytes <= 1_000_000)
 
 
 def test_a_cache_that_several_cores_share_counts_once(tmp_path: Path) -> None:

@@ -8,19 +8,76 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
+from gapmeter_probe import codes
 from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import Outcome
 from gapmeter_probe.vitals import watch_collections, watch_loop
-from gapmeter_probe.vllm import codes
-from gapmeter_probe.vllm.calls import Call, Generation, current
 from gapmeter_probe.vllm.settings import describe, settings
+from gapmeter_probe.writer import RecordWriter
 
+_PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
 _OUTPUT = "vllm.v1.engine.output_processor:"
 _POOLED = {"safe_apply_chat_template": codes.TEMPLATE, "_tokenize_prompt": codes.TOKENIZE}
+
+
+class Generation:
+    """One engine request of a call: what has come of it so far, in tokens."""
+
+    __slots__ = ("collector", "finished", "put", "received", "ref", "state", "written")
+
+    def __init__(self, ref: int, state: Any) -> None:
+        self.ref = ref
+        self.state = state  # the output processor's own, None where it could not be had
+        self.collector = getattr(state, "queue", None)  # outputs lie here until the code that formats chunks takes them
+        self.received = 0  # tokens that the engine has delivered
+        self.put = 0  # of these, put into the collector
+        self.written = 0  # of these, gone out in chunks
+        self.finished = False
+
+    def taken(self) -> int:
+        """Tokens that the formatting code has: all that were put, but for those that still lie in the collector."""
+        lying = getattr(self.collector, "output", None)
+        if lying is None:
+            return self.put
+        mine = (output for output in getattr(lying, "outputs", ()) if output.index == self.state.request_index)
+        return self.put - sum(len(output.token_ids) for output in mine)
+
+
+class Call:
+    """One HTTP request."""
+
+    __slots__ = ("begun_ns", "client_id", "engine_ids", "generations", "opened", "stages")
+
+    def __init__(self, begun_ns: int, client_id: str) -> None:
+        self.begun_ns = begun_ns
+        self.client_id = client_id
+        self.stages: list[tuple[int, list[int]]] = []  # code, [queued, start, end]
+        self.generations: list[Generation] = []
+        self.engine_ids: list[str] = []
+        self.opened = False  # a chunk with a token has been written
+
+    def carries(self, body: bytes) -> Generation | None:
+        """Whose tokens this piece of the answer carries; None when it carries none."""
+        if not self.opened and _tokenless(body):
+            return None
+        for generation in self.generations:
+            if generation.taken() > generation.written:
+                self.opened = True
+                return generation
+        return None
+
+
+_current: ContextVar[Call | None] = ContextVar("gapmeter_call", default=None)
+
+
+def _tokenless(body: bytes) -> bool:
+    """An event that opens a chat answer (the role alone), or a comment. A quote inside text would be escaped."""
+    return body.startswith(b":") or (body.startswith(b"data: ") and b'"role":' in body)
 
 
 class ApiProbe(Probe):
@@ -39,10 +96,8 @@ class ApiProbe(Probe):
         self._watching = False
         self._waits = CoreWaits(None)
 
-    def hooks(self) -> list[Hook]:
+    def make_hooks(self) -> list[Hook]:
         ingress, egress = ("network_in", "ingress"), ("egress", "network_out")
-        client = "vllm.v1.engine.core_client:"
-        handoff = self._awaited(f"{client}AsyncMPClient.add_request_async", ("handoff",), self._hand_over)
         collector = f"{_OUTPUT}RequestOutputCollector."
         return [
             self.after("vllm.v1.engine.async_llm:AsyncLLM.__init__", (), self._opened),
@@ -54,9 +109,9 @@ class ApiProbe(Probe):
             Hook(("vllm.renderers.hf:safe_apply_chat_template",), ("template",), self._wrap_inline),
             Hook(("vllm.renderers.hf:make_async",), (), self._wrap_pool),
             Hook(("vllm.renderers.base:make_async",), ("tokenize",), self._wrap_pool),
-            handoff,
-            self._decoder(),
-            self._processor(),
+            self.around("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("handoff",), self._hand_over),
+            self.after("vllm.v1.serial_utils:MsgpackDecoder.decode", ("output",), self._decoded),
+            self.after(f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output"), self._processed),
             self.after(f"{_OUTPUT}OutputProcessor.add_request", ("egress",), self._registered),
             Hook((f"{collector}put",), ("detokenize", "egress"), self._wrap_put),
             Hook((f"{collector}get",), (), _wrap_get),
@@ -98,7 +153,7 @@ class ApiProbe(Probe):
             if call is None:
                 await original(cycle, app)
                 return
-            current.set(call)
+            _current.set(call)
             try:
                 await original(cycle, app)
             finally:
@@ -147,7 +202,7 @@ class ApiProbe(Probe):
 
         @functools.wraps(original)
         def called(*args: Any, **kwargs: Any) -> Any:
-            call = current.get()
+            call = _current.get()
             if call is None:
                 return original(*args, **kwargs)
             start = now()
@@ -179,7 +234,7 @@ class ApiProbe(Probe):
 
             def submitted(*given: Any, **named: Any) -> Any:
                 stamps = [now(), 0, 0]
-                call = current.get()
+                call = _current.get()
                 if call is not None:
                     call.stages.append((code, stamps))
                 return submit(stamps, *given, **named)
@@ -188,32 +243,11 @@ class ApiProbe(Probe):
 
         return make_async
 
-    def _awaited(self, target: str, stages: tuple[str, ...], begin: Callable[..., Callable[[], None] | None]) -> Hook:
-        """Around a coroutine: ``begin(*args)`` before, what it returns after."""
-        fail = functools.partial(self.failed, target, stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            async def called(*args: Any, **kwargs: Any) -> Any:
-                end = None
-                try:
-                    end = begin(*args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                result = await original(*args, **kwargs)
-                if end is not None:
-                    end()
-                return result
-
-            return called
-
-        return Hook((target,), stages, wrap)
-
     def _hand_over(self, client: Any, request: Any) -> Callable[[], None] | None:
         writer = self.writer
         if writer is None:
             return None
-        call = current.get()
+        call = _current.get()
         start = now()
         ref = writer.request(request.request_id, call.client_id if call else "")
         generation = Generation(ref, self._states.pop(request.request_id, None))
@@ -233,47 +267,11 @@ class ApiProbe(Probe):
 
     # -- out
 
-    def _decoder(self) -> Hook:
-        target = "vllm.v1.serial_utils:MsgpackDecoder.decode"
-        fail = functools.partial(self.failed, target, ("output",))
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def decode(decoder: Any, bufs: Any) -> Any:
-                start = now()
-                result = original(decoder, bufs)
-                try:
-                    outputs = getattr(result, "outputs", None)
-                    if outputs and self.writer is not None:
-                        self._arrived[id(outputs[0])] = start
-                        self._waits.woken(codes.LOOP_THREAD, start)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                return result
-
-            return decode
-
-        return Hook((target,), ("output",), wrap)
-
-    def _processor(self) -> Hook:
-        target, stages = f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output")
-        fail = functools.partial(self.failed, target, stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def process_outputs(processor: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-                self._marks.clear()
-                start = now()
-                result = original(processor, outputs, *args, **kwargs)
-                try:
-                    self._processed(outputs, start, now())
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                return result
-
-            return process_outputs
-
-        return Hook((target,), stages, wrap)
+    def _decoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        outputs = getattr(result, "outputs", None)
+        if outputs and self.writer is not None:
+            self._arrived[id(outputs[0])] = start
+            self._waits.woken(codes.LOOP_THREAD, start)
 
     def _registered(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         processor, request = args[:2]
@@ -291,11 +289,13 @@ class ApiProbe(Probe):
 
         return put
 
-    def _processed(self, outputs: Any, start: int, end: int) -> None:
+    def _processed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        if self.writer is not None and args[1]:
+            self._record_outputs(self.writer, args[1], start)
+        self._marks.clear()
+
+    def _record_outputs(self, writer: RecordWriter, outputs: Any, start: int) -> None:
         """Requests of a batch are handled in turn: each one's share ends when its output is put for its task."""
-        writer = self.writer
-        if writer is None or not outputs:
-            return
         self._arrived_ns = arrived = self._arrived.pop(id(outputs[0]), self._arrived_ns)
         arrived = arrived or start
         marks, before = self._marks, start
@@ -374,9 +374,6 @@ def _wrap_get_nowait(original: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return get_nowait
-
-
-_PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 
 
 def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gapmeter_probe import codes
 from gapmeter_probe.cores import ZMQ_THREADS, CoreWaits, threads_named
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
 from gapmeter_probe.vitals import watch_collections
-from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.settings import describe, settings
 from gapmeter_probe.writer import span
 
@@ -66,7 +66,7 @@ class CoreProbe(Probe):
         self._spans: list[int] = []  # of this iteration, written at its end
         self._loop_start = self._looped_ns = self._woken = self._stepped = 0
 
-    def hooks(self) -> list[Hook]:
+    def make_hooks(self) -> list[Hook]:
         core, proc = f"{_CORE}EngineCore.", f"{_CORE}EngineCoreProc."
         return [
             self.after(f"{_SCHEDULER}__init__", (), self._opened),
@@ -79,11 +79,13 @@ class CoreProbe(Probe):
             self.after(f"{proc}_process_input_queue", ("scheduling",), self._looked),
             self.after(f"{_SCHEDULER}schedule", ("queue", "scheduling", "prefill", "decode"), self._scheduled),
             self.after(f"{_SCHEDULER}_preempt_request", ("preempted",), self._preempted),
-            _every(self.after((f"{_MULTI}execute_model", f"{_UNI}execute_model"), ("scheduling",), self._dispatched)),
-            _every(self.after((f"{_MULTI}sample_tokens", f"{_UNI}sample_tokens"), ("scheduling",), self._sampling)),
+            self.after(
+                (f"{_MULTI}execute_model", f"{_UNI}execute_model"), ("scheduling",), self._dispatched, every=True
+            ),
+            self.after((f"{_MULTI}sample_tokens", f"{_UNI}sample_tokens"), ("scheduling",), self._sampling, every=True),
             self.after(f"{_SCHEDULER}update_from_output", ("output", "decode"), self._updated_from),
             self.after(f"{_SCHEDULER}_free_request", (), self._freed),
-            _every(self.after((f"{core}step", f"{core}step_with_batch_queue"), ("output",), self._stepped_engine)),
+            self.after((f"{core}step", f"{core}step_with_batch_queue"), ("output",), self._stepped_engine, every=True),
             self.before(f"{core}post_step", ("output",), self._put),
             self.after(f"{proc}_process_engine_step", ("scheduling",), self._looped),
             self.before(f"{core}shutdown", (), self.close),
@@ -311,10 +313,6 @@ class CoreProbe(Probe):
         self._spans.clear()
         self._loop_steps.clear()
         self._looped_ns = end
-
-
-def _every(hook: Hook) -> Hook:
-    return Hook(hook.targets, hook.stages, hook.wrap, every=True)
 
 
 def _outcome(status: str) -> Outcome:

@@ -5,15 +5,14 @@ It may be a process of its own (the usual case on a CPU and with several GPUs) o
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gapmeter_probe import codes
 from gapmeter_probe.device import DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
-from gapmeter_probe.vllm import codes
 from gapmeter_probe.vllm.core import SEQ
 from gapmeter_probe.vllm.settings import describe
 from gapmeter_probe.writer import span
@@ -46,9 +45,9 @@ class WorkerProbe(Probe):
         self._device: DeviceClock | None = None
         self._spans: list[int] = []  # of a remote call, written at its end by the thread that ran it
 
-    def hooks(self) -> list[Hook]:
+    def make_hooks(self) -> list[Hook]:
         return [
-            _both(self.after((f"{_V1}__init__", f"{_V2}__init__"), (), self._opened)),
+            self.after((f"{_V1}__init__", f"{_V2}__init__"), (), self._opened, every=True),
             self.before("vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.get_data", (), self._got),
             self.around("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", _STEP, self._execute),
             self.around("vllm.v1.worker.gpu_worker:Worker.sample_tokens", ("sampling",), self._sample),
@@ -57,49 +56,21 @@ class WorkerProbe(Probe):
             self.before("vllm.v1.engine.core:EngineCore.shutdown", (), self.close),
             self.before(f"{_PROC}handle_output", (), self._handing),
             self.after(f"{_PROC}enqueue_output", (), self._answered),
-            _both(self.around((f"{_V1}execute_model", f"{_V2}execute_model"), _STEP, self._run)),
-            _both(self.after((f"{_V1}sample_tokens", f"{_V2}sample_tokens"), ("sampling",), self._sampled)),
+            self.around((f"{_V1}execute_model", f"{_V2}execute_model"), _STEP, self._run, every=True),
+            self.after((f"{_V1}sample_tokens", f"{_V2}sample_tokens"), ("sampling",), self._sampled, every=True),
             self.before(f"{_V1}_model_forward", _STEP, self._forwarding),
-            Hook(
+            self.before(
                 (
                     "vllm.v1.worker.gpu.async_utils:StepTimingCollector.forward_start",
                     "vllm.v1.worker.gpu.model_runner:set_forward_context",
                 ),
                 _STEP,
-                self.before("", _STEP, self._forwarding).wrap,
+                self._forwarding,
             ),
             self.before("vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_fullgraph", (), self._forwarding),
             self.after(f"{_V1}_determine_batch_execution_and_padding", (), self._padding_v1),
             self.after("vllm.v1.worker.gpu.model_runner:dispatch_cg_and_sync_dp", (), self._padding_v2),
         ]
-
-    def around(
-        self, targets: str | tuple[str, ...], stages: tuple[str, ...], handle: Callable[..., Callable[[], None] | None]
-    ) -> Hook:
-        """``handle(*args)`` before the call; what it returns is called after it, also when the call raised."""
-        names = (targets,) if isinstance(targets, str) else targets
-        fail = functools.partial(self.failed, names[0], stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def called(*args: Any, **kwargs: Any) -> Any:
-                finish = None
-                try:
-                    finish = handle(*args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                    fail(error)
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    if finish is not None:
-                        try:
-                            finish()
-                        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                            fail(error)
-
-            return called
-
-        return Hook(names, stages, wrap)
 
     def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         runner = args[0]
@@ -200,10 +171,6 @@ class WorkerProbe(Probe):
     def _padding_v2(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq:
             self._padded = _padded(result[0].cg_mode, result[0])
-
-
-def _both(hook: Hook) -> Hook:
-    return Hook(hook.targets, hook.stages, hook.wrap, every=True)
 
 
 def _padded(mode: Any, batch: Any) -> int:

@@ -12,7 +12,7 @@ import re
 import time
 from urllib.parse import urlsplit
 
-from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.journal import About, Absent, ReadFailed, Row
 
 # Our name for a figure, and what engines call it. Those that end in _share lie between 0 and 1.
 NAMES = {
@@ -35,13 +35,13 @@ _LARGEST = 1 << 24
 
 def parse_metrics(page: str) -> dict[str, float]:
     """The figures that we know, by our names: summed over label sets (several engines), shares averaged."""
-    found: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for line in page.splitlines():
         matched = None if line.startswith("#") else _LINE.match(line)
         ours = _OURS.get(matched[1]) if matched else None
         if matched and ours and (value := _number(matched[2])) is not None:
-            found.setdefault(ours, []).append(value)
-    row = {name: sum(values) / (len(values) if name.endswith("_share") else 1) for name, values in found.items()}
+            values_of.setdefault(ours, []).append(value)
+    row = {name: sum(values) / (len(values) if name.endswith("_share") else 1) for name, values in values_of.items()}
     blocks, free = row.pop("kv_blocks", 0.0), row.pop("kv_blocks_free", None)
     if blocks and free is not None:
         row["kv_used_share"] = 1 - free / blocks
@@ -68,7 +68,7 @@ class EngineMetrics:
         self._connection = make(parts.hostname or "127.0.0.1", parts.port, timeout=_PATIENCE_S)
         self._path = f"{parts.path.rstrip('/')}/metrics"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.about: Row = {"url": f"{url.rstrip('/')}/metrics"}
+        self.about: About = {"url": f"{url.rstrip('/')}/metrics"}
 
     def read(self) -> list[Row]:
         began = time.monotonic_ns()

@@ -1,4 +1,8 @@
-"""The server's processes: CPU time, memory, threads and context switches, from psutil, counted since each began."""
+"""What this host's kernel counts: of the server's processes, and of the CPU's energy.
+
+Processes: CPU time, memory, threads and context switches, from psutil, counted since each began. Energy: the kernel's
+powercap tree (RAPL), in µJ, wrapping at a range of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from gapmeter.servers.telemetry.source import Absent, ReadFailed, Row
+from gapmeter.servers.telemetry.journal import About, Absent, ReadFailed, Row
 
+_POWERCAP = Path("/sys/class/powercap")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
 
 
@@ -22,7 +27,7 @@ class Processes:
         self._roots = [psutil.Process(pid) for pid in roots]
         self._tree: list[tuple[psutil.Process, str]] = []
         self._looked_ns = 0
-        self.about: Row = {"pids": [process.pid for process in self._roots]}
+        self.about: About = {"pids": [process.pid for process in self._roots]}
 
     def read(self) -> list[Row]:
         now = time.monotonic_ns()
@@ -34,15 +39,15 @@ class Processes:
         return rows
 
     def _look(self) -> list[tuple[psutil.Process, str]]:
-        known = dict(self._tree)
-        found: dict[psutil.Process, str] = {}
+        labels = dict(self._tree)
+        tree: dict[psutil.Process, str] = {}
         for root in self._roots:
             try:
-                tree = [root, *root.children(recursive=True)]
+                processes = [root, *root.children(recursive=True)]
             except psutil.NoSuchProcess:
                 continue
-            found |= {process: known.get(process) or label(process) for process in tree}
-        return list(found.items())
+            tree |= {process: labels.get(process) or label(process) for process in processes}
+        return list(tree.items())
 
 
 def open_processes(pids: Iterable[int]) -> Processes:
@@ -88,3 +93,46 @@ def _sample(process: psutil.Process, name: str) -> Row | None:
             }
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None  # it has ended since the last look
+
+
+class Rapl:
+    """Every domain's counter. ``about`` has each one's name, its parent's, and where it wraps."""
+
+    name = "rapl"
+
+    def __init__(self, domains: dict[str, Path]) -> None:
+        self._counters = {domain: path / "energy_uj" for domain, path in domains.items()}
+        self.about: About = {
+            "domains": [
+                {
+                    "domain": domain,
+                    "name": (path / "name").read_text().strip(),
+                    "range_uj": int((path / "max_energy_range_uj").read_text()),
+                }
+                for domain, path in domains.items()
+            ]
+        }
+
+    def read(self) -> list[Row]:
+        try:
+            return [{"domain": d, "energy_uj": int(path.read_text())} for d, path in self._counters.items()]
+        except (OSError, ValueError) as error:
+            raise ReadFailed(f"RAPL: {error}") from error
+
+
+def open_rapl(root: Path = _POWERCAP) -> Rapl:
+    """The domains ``intel-rapl:N`` (packages) and ``intel-rapl:N:M`` (parts of one); AMD's carry the same name.
+
+    Raises Absent where there are none, or they may not be read.
+    """
+    domains = {path.name: path for path in sorted(root.glob("intel-rapl:*")) if (path / "energy_uj").exists()}
+    if not domains:
+        raise Absent("the CPU's energy counter (RAPL) is not there: usual in virtual machines and containers")
+    try:
+        rapl = Rapl(domains)
+        rapl.read()
+    except PermissionError:
+        raise Absent(f"the CPU's energy counter may not be read: as root, chmod -R a+r {root}") from None
+    except (OSError, ValueError, ReadFailed) as error:
+        raise Absent(f"the CPU's energy counter cannot be read: {error}") from error
+    return rapl
