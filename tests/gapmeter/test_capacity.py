@@ -77,7 +77,8 @@ async def test_its_page_draws_every_trial_with_the_numbers_of_the_summary(search
     assert drawn == [pytest.approx(pair) for pair in (*goodputs, *sure)]
     links = await tab.evaluate("[...document.querySelectorAll('#trials tbody a')].map(a => a.getAttribute('href'))")
     assert links == [f"{trial['folder']}/report.html" for trial in found["trials"] if trial["folder"]]
-    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == found["headline"][0]
+    sentence = await tab.evaluate("document.querySelector('.verdict .sentence').textContent")
+    assert sentence == searched.summary["words"]["headline"][0]
 
 
 @pytest.mark.whole_run
@@ -91,7 +92,7 @@ def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_u
     assert done.code == done.summary["exit_code"] in (0, 98), done.err
     assert found["requests"] == sum(trial["requests"] for trial in found["trials"])
     assert all((done.folder.path / trial["folder"] / "report.html").exists() for trial in found["trials"])
-    _agree(found)
+    _agree(done.summary)
     before = done.folder.summary.read_bytes()
     moved = tmp_path / "moved"
     shutil.copytree(done.folder.path, moved)
@@ -99,14 +100,14 @@ def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_u
     texts = {kind: tmp_path / f"told.{kind}" for kind in ("junit", "markdown")}
     files = [word for kind, path in texts.items() for word in (f"--{kind}", str(path))]
     assert main(["report", str(moved), "--quiet", "--annotations", *files]) == done.code
-    assert done.summary["headline"][0] in texts["markdown"].read_text()
+    assert done.summary["words"]["headline"][0] in texts["markdown"].read_text()
     assert ET.parse(texts["junit"]).getroot().get("errors") == str(int(done.code != 0))
     assert (moved / "summary.json").read_bytes() == before
     assert "Every trial" in (moved / "report.html").read_text()
     again = search(tmp_path, *MORE, "--budget", "40s", "--resume", str(moved))
-    later = json.loads((moved / "summary.json").read_text())["capacity"]
+    later = json.loads((moved / "summary.json").read_text())
     assert again.out.strip() == str(moved)
-    assert later["trials"][: len(found["trials"])] == found["trials"]
+    assert later["capacity"]["trials"][: len(found["trials"])] == found["trials"]
     _agree(later)
 
 
@@ -121,15 +122,16 @@ def test_a_trials_command_repeats_its_load_alone_and_a_search_is_no_run(searched
         open_run(searched.folder.path)
 
 
-def _agree(found: dict[str, Any]) -> None:
+def _agree(summary: dict[str, Any]) -> None:
     """Both ends and what follows from them, or no rate."""
+    found = summary["capacity"]
     if found["rate"] is None:
         assert found["ended"] == "budget"
         return
     assert found["low"] <= found["rate"] <= found["high"]
     assert found["binding_slo"] == "ttft p50 <= 60 ms"
     assert found["replicas"] == found["planning"]["needed"] + 1
-    assert f"{found['low']:.3g}"[:3] in found["headline"][0]
+    assert f"{found['low']:.3g}"[:3] in summary["words"]["headline"][0]
 
 
 @pytest.mark.whole_run

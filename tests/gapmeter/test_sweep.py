@@ -94,7 +94,8 @@ async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept:
         index, metric, name = key.split(".")
         in_summary = sweep["points"][int(index)]["metrics"][metric][name]
         assert (float(value) if value not in (None, "null") else None) == in_summary
-    assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == sweep["headline"][0]
+    sentence = await tab.evaluate("document.querySelector('.verdict .sentence').textContent")
+    assert sentence == swept.summary["words"]["headline"][0]
 
 
 def pids(folder: Path) -> set[int]:
