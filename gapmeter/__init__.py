@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gapmeter.study.capacity import find_capacity as capacity
     from gapmeter.study.comparison import compare_in_turn
     from gapmeter.study.comparison import compare_runs as compare
+    from gapmeter.study.resolve import resolve as scenario
     from gapmeter.study.run import report_again
     from gapmeter.study.run import run_scenario as run
     from gapmeter.study.session import open_session as session
@@ -42,6 +43,7 @@ _PLACES = {
     "open": ("runs.run", "open_run"),
     "report_again": ("study.run", "report_again"),
     "run": ("study.run", "run_scenario"),
+    "scenario": ("study.resolve", "resolve"),
     "session": ("study.session", "open_session"),
     "sql": ("runs.sql", "ask"),
     "sweep": ("study.sweep", "run_sweep"),
@@ -61,6 +63,7 @@ __all__ = [
     "open",
     "report_again",
     "run",
+    "scenario",
     "session",
     "sql",
     "sweep",

@@ -255,16 +255,16 @@ def open_files() -> Finding:
 
 def judge_open_files(soft: int, hard: int) -> Finding:
     """Limits as getrlimit gives them; -1 is unlimited."""
-    wanted = STREAMS + _SPARE_FILES
-    enough = soft == resource.RLIM_INFINITY or soft >= wanted
-    seen = f"{_number(soft)} allowed (hard limit {_number(hard)}); {STREAMS:,} streams at once need {wanted:,}"
-    raised = f"ulimit -n {wanted}" if hard == resource.RLIM_INFINITY or hard >= wanted else _raise_hard(wanted)
+    needed = STREAMS + _SPARE_FILES
+    enough = soft == resource.RLIM_INFINITY or soft >= needed
+    seen = f"{_number(soft)} allowed (hard limit {_number(hard)}); {STREAMS:,} streams at once need {needed:,}"
+    raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else _raise_hard(needed)
     return judged("open files", enough, seen, raised)
 
 
-def _raise_hard(wanted: int) -> str:
+def _raise_hard(needed: int) -> str:
     return (
-        f"as root: ulimit -n {wanted}; for good: nofile in /etc/security/limits.conf, LimitNOFILE= or --ulimit nofile="
+        f"as root: ulimit -n {needed}; for good: nofile in /etc/security/limits.conf, LimitNOFILE= or --ulimit nofile="
     )
 
 

@@ -62,9 +62,9 @@ def calibration() -> Finding:
             f"{COMMAND} (four minutes): then every run says what the load tester itself adds, and when it is too slow"
         )
         return Finding("calibration", False, "none for this machine, kernel and Python", remedy)
-    told = "; ".join(f"{name}: {_floor(floor)}" for name, floor in found.generators.items())
+    limits = "; ".join(f"{name}: {_floor(floor)}" for name, floor in found.generators.items())
     quick = any(floor.quick for floor in found.generators.values())
-    return judged("calibration", not quick, told, f"the quick one is less exact: {COMMAND}")
+    return judged("calibration", not quick, limits, f"the quick one is less exact: {COMMAND}")
 
 
 def _floor(floor: GeneratorFloor) -> str:

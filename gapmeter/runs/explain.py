@@ -125,16 +125,16 @@ def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
 
 def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Series]:
     """What a condition may name: the request's own columns, its latencies and its stages in ms, its place by wait."""
-    known = {name: requests[name] for name in _KEPT if name in requests}
+    columns = {name: requests[name] for name in _KEPT if name in requests}
     at_ns = requests["due_ns"].astype("float64")
-    known["due_s"] = (at_ns - at_ns.min()) / 1e9
+    columns["due_s"] = (at_ns - at_ns.min()) / 1e9
     for metric in ("ttft", "tpot", "e2e"):
-        known[f"{metric}_ms"] = pd.Series(request_values_ns(requests, metric) / 1e6)
-    known["rank_percent"] = rows["total_ns"].rank(pct=True) * 100
+        columns[f"{metric}_ms"] = pd.Series(request_values_ns(requests, metric) / 1e6)
+    columns["rank_percent"] = rows["total_ns"].rank(pct=True) * 100
     for stage in (*(s.name for s in STAGES), UNEXPLAINED):
         if column(stage) in rows:
-            known[f"{stage}_ms"] = rows[column(stage)] / 1e6
-    return known
+            columns[f"{stage}_ms"] = rows[column(stage)] / 1e6
+    return columns
 
 
 def show(found: Explanation) -> None:

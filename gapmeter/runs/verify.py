@@ -64,8 +64,8 @@ def render(path: Path, checks: list[Check]) -> str:
     wide = max(len(check.name) for check in checks)
     lines = [f" {'v' if check.ok else 'x'} {check.name:<{wide}}  {check.seen}" for check in checks]
     bad = [check.name for check in checks if not check.ok]
-    told = f"{len(bad)} of {len(checks)} checks failed: {', '.join(bad)}" if bad else f"all {len(checks)} checks hold"
-    return "\n".join([*lines, f"{path}: {told}"])
+    total = f"{len(bad)} of {len(checks)} checks failed: {', '.join(bad)}" if bad else f"all {len(checks)} checks hold"
+    return "\n".join([*lines, f"{path}: {total}"])
 
 
 def check_all(folder: Path) -> list[Check]:

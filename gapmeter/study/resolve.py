@@ -10,7 +10,7 @@ from gapmeter.errors import UserError
 from gapmeter.scenarios import Point, Scenario, ScenarioError, load_points, load_scenario, place_of, provenance
 
 
-def resolve(name: str, overrides: Sequence[str]) -> Scenario:
+def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
     try:
         scenario = load_scenario(name, overrides)

@@ -158,12 +158,12 @@ def _roofline_facts(scenario: Scenario, place: _Place) -> dict[str, Any]:
 
 
 def _port(scenario: Scenario) -> int:
-    wanted = scenario.server.args.get("port")
-    if wanted is None:
+    port_asked = scenario.server.args.get("port")
+    if port_asked is None:
         return free_port()
-    if isinstance(wanted, bool) or not str(wanted).isdecimal() or not 0 < int(str(wanted)) < 65536:
-        raise UserError(f"server.args.port: {wanted} is not a port from 1 to 65535", errors.BAD_SCENARIO)
-    port = int(str(wanted))
+    if isinstance(port_asked, bool) or not str(port_asked).isdecimal() or not 0 < int(str(port_asked)) < 65536:
+        raise UserError(f"server.args.port: {port_asked} is not a port from 1 to 65535", errors.BAD_SCENARIO)
+    port = int(str(port_asked))
     try:
         check_port(port)
     except ServerFailed as error:
@@ -252,8 +252,8 @@ def choose_model(asked: str, asked_for: bool, models: list[str], url: str) -> st
     if not models:
         raise UserError(f"the server at {url} serves no model", errors.UNREACHABLE)
     if asked_for or len(models) > 1:
-        known = ", ".join(sorted(models))
-        raise UserError(f"the server at {url} serves {known}, not {asked}; name one with --model", errors.BAD_SCENARIO)
+        served = ", ".join(sorted(models))
+        raise UserError(f"the server at {url} serves {served}, not {asked}; name one with --model", errors.BAD_SCENARIO)
     return models[0]
 
 

@@ -274,4 +274,3 @@ def test_a_regression_is_beyond_the_limit_and_beyond_its_interval(case: str) -> 
     said = regression_document(found, result)
     assert said["sentence"] == said["rows"][0]["sentence"]
     assert said["sentence"].startswith("TTFT p90 ")
-

@@ -10,7 +10,7 @@ from gapmeter.analysis.capacity.trial import Count
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
-from gapmeter.study.monitor import TrialMonitor
+from gapmeter.study.capacity import TrialMonitor
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000

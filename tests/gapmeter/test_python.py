@@ -1,0 +1,38 @@
+"""What the command line does is a call from Python, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gapmeter
+from tests.gapmeter.command import SHORT
+
+SETTINGS = ["server.engine=simulated", *(word for word in SHORT if word != "--set")]
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    for name in gapmeter.__all__:
+        assert callable(getattr(gapmeter, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        gapmeter.nothing  # noqa: B018
+
+
+@pytest.mark.whole_run
+def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) -> None:
+    options = gapmeter.Options(runs=tmp_path, quiet=True)
+    first, second = (gapmeter.run("smoke", SETTINGS, options) for _ in range(2))
+    assert first.exit_code in (0, 98, 99)
+    run = gapmeter.open(first.folder)
+    assert run.result == first.result and run.manifest.command.startswith("gapmeter run smoke --set ")
+    assert len(run.requests) == first.result.counts.measured == 30
+    assert gapmeter.compare([[first.folder], [str(second.folder)]], runs=tmp_path).result.sides[1].runs == (
+        second.folder.name,
+    )
+    assert gapmeter.explain(str(first.folder), "rank_percent > 50").difference.a_count == 15
+    assert all(check.ok for check in gapmeter.verify(first.folder))
+    assert [listed.kind for listed in gapmeter.list_runs(tmp_path)] == ["run", "run", "compare"]
+    assert gapmeter.sql("SELECT count(*) FROM requests", tmp_path)[1] == [(60,)]
+    assert gapmeter.archive(first.folder, tmp_path / "run.zip").exists()
+    assert list(run.export(csv=tmp_path / "figures"))
