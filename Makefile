@@ -79,7 +79,7 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 
 test:  ## everything that proves it, both engines included (some 20 minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
-	@$(own) -m pytest --lanes 2 $(ARGS)
+	@$(own) -m pytest --lanes 3 $(ARGS)
 
 test-fast:  ## the tests that need no engine and no whole run (a few minutes)
 	$(setup) core dev transformers locust otel
