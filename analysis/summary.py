@@ -27,7 +27,7 @@ from gapmeter.analysis.requests.metrics import (
     generator_lag_ns,
     limits_of,
     measured_requests,
-    metric_sample,
+    metric_series,
     succeeded,
     window_s,
 )
@@ -38,9 +38,9 @@ from gapmeter.analysis.results.latency import EventResidual, Left, Residual
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import INVALID, WARN, Check, Confidence, RunFigures, RunWarning, Trust
 from gapmeter.analysis.stages import BY_NAME
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Floats
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.series import Series
 
 
 def build_figures(
@@ -86,7 +86,7 @@ def build_figures(
         invalid_reasons=reasons,
         slo=answers,
         device=device,
-        confidence=Confidence(interval=quantiles.CONFIDENCE, verdict=1 - quantiles.TAIL),
+        confidence=Confidence(interval=CONFIDENCE, verdict=1 - TAIL),
         load=describe_load(measured, evidence),
         counts=counts,
         metrics=metrics,
@@ -118,12 +118,12 @@ def build_figures(
 
 def _metric(measured: pd.DataFrame, metric: str, origin: str, asked: list[float], rate: float) -> MetricDistribution:
     """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
-    values = metric_sample(measured, metric, origin)
+    values = metric_series(measured, metric, origin)
     per_request = values.count / len(measured) if len(measured) else 1.0
     found = fig.distribution(values, asked, per_request, rate)
     if bool(succeeded(measured).all()):
         return MetricDistribution(**dict(found))
-    failing = metric_sample(measured, metric, origin, failures=True)
+    failing = metric_series(measured, metric, origin, failures=True)
     return MetricDistribution(**dict(found), with_failures=fig.distribution(failing, asked, per_request, rate))
 
 
@@ -135,7 +135,7 @@ def _stages(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str,
         name: StageDistribution(
             owner=BY_NAME[name].owner,
             kind=BY_NAME[name].kind if len(values) else "unmeasured",
-            **dict(fig.distribution(quantiles.sample(values), asked, 1.0, rate)),
+            **dict(fig.distribution(Series(values), asked, 1.0, rate)),
         )
         for name, values in fig.stage_values_ns(ledgers).items()
     }
@@ -146,9 +146,7 @@ def _groups(ledgers: pd.DataFrame, asked: list[float], rate: float) -> dict[str,
     if not len(ledgers):
         return {}
     return {
-        group: GroupDistribution(
-            unmeasured=tuple(missing), **dict(fig.distribution(quantiles.sample(sums), asked, 1.0, rate))
-        )
+        group: GroupDistribution(unmeasured=tuple(missing), **dict(fig.distribution(Series(sums), asked, 1.0, rate)))
         for group, (sums, missing) in fig.group_values_ns(ledgers).items()
     }
 

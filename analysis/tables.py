@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.requests.attempts import settle
 from gapmeter.analysis.results.manifest import PlanFacts
-from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records, wire
+from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records
 from gapmeter.records.reader import NotRecords
+from gapmeter.records.request import FINISHED, STAMPS, RequestRecord, columns, decode, on_clock
 from gapmeter.records.stream import outcome_of, parse_answer
 
 Ints = NDArray[np.int64]
 
-_STAMPS = (
-    "due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "first_byte_ns", "end_ns",
-)  # fmt: skip
 _LATER = ("first_token_ns", "first_text_ns", "last_token_ns")
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 
@@ -55,17 +53,17 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     files = [read_records(path) for path in folder.record_files(folder.requests)]
     if not files:
         raise NotRecords(f"{folder.path}: no request was recorded")
-    records: dict[str, wire.WireRecord] = {}
+    records: dict[str, RequestRecord] = {}
     offsets = plan.clock_offsets_ns or {}  # of workers on other machines
     for file in files:
         for code, payload in file.blobs:
-            record = wire.decode(payload)
-            record = wire.on_clock(record, offsets.get(str(record.worker), 0))
-            if code == wire.FINISHED or record.request_id not in records:
+            record = decode(payload)
+            record = on_clock(record, offsets.get(str(record.worker), 0))
+            if code == FINISHED or record.request_id not in records:
                 records[record.request_id] = record
     rows = [request_row(record, plan.timeout_ns) for record in records.values()]
     table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
-    for name in (*_STAMPS, *_LATER, *_COUNTS):
+    for name in (*STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
     table = settle(table, plan.timeout_ns)
     since_start = table["due_ns"] - plan.start_ns
@@ -91,37 +89,27 @@ def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
 
 def _row_names() -> tuple[str, ...]:
     return (
-        "request_id", "index", "turn", "worker", "attempt", *_STAMPS, *_LATER, "prompt_tokens_asked",
+        "request_id", "index", "turn", "worker", "attempt", *STAMPS, *_LATER, "prompt_tokens_asked",
         "output_tokens_asked",
         *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
         "censored_ns", "engine_metrics",
     )  # fmt: skip
 
 
-def request_row(record: wire.WireRecord, timeout_ns: int) -> dict[str, Any]:
+def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
     """What one record says of an attempt, by the names of the table's columns."""
     answer = parse_answer(record)
     outcome = outcome_of(record, answer)
-    stamps = {name: getattr(record, name) or None for name in _STAMPS}
     arrived = answer.token_ns if len(answer.token_ns) else None
     return {
-        **stamps,
-        "request_id": record.request_id,
-        "index": record.index,
-        "turn": record.turn,
-        "worker": record.worker,
-        "attempt": record.attempt,
-        "retry": record.retry,
+        **columns(record),
         "first_token_ns": None if arrived is None else int(arrived[0]),
         "first_text_ns": answer.first_text_ns or None,
         "last_token_ns": None if arrived is None else int(arrived[-1]),
-        "prompt_tokens_asked": record.prompt_tokens,
-        "output_tokens_asked": record.output_tokens,
         "prompt_tokens": answer.prompt_tokens,
         "output_tokens": answer.output_tokens,
         "cached_tokens": answer.cached_tokens,
         "outcome": outcome.name.lower(),
-        "status": record.status,
         "error": record.error or answer.error or "",
         "finish_reason": answer.finish_reason,
         "counted": answer.counted,

@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from gapmeter.loadgen.fleet import make_fleet
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.wire import FINISHED, decode
+from gapmeter.records.request import FINISHED, decode
 from gapmeter.scenarios import load_scenario
 from gapmeter.servers.models import resolve_model
 

@@ -25,7 +25,7 @@ from bench.virtual_trials import CHAT, SMALL, Asked, VirtualOracle, VirtualTrial
 from gapmeter.analysis.capacity.posterior import posterior
 from gapmeter.analysis.capacity.result import FAILS, HOLDS
 from gapmeter.analysis.capacity.search import Goal, search
-from gapmeter.analysis.stats.quantiles import share_bounds
+from gapmeter.analysis.stats.exact import share_bounds
 
 START, WITHIN = 16.0, 0.08
 GOAL = Goal(SMALL.promises, START, within=WITHIN, lost_s=2.0, first_look=20)  # the budget of the command's default

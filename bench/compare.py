@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.virtual_run import Traffic, virtual_run
+from bench.virtual_server import Settings
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, UNKNOWN
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import Run
-from gapmeter.analysis.stats.quantiles import share_bounds
+from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Settings
+from gapmeter.servers.simulated.stage_times import StageTimes
 
 PAIRS = 400
 RESAMPLES = 300
@@ -97,7 +97,7 @@ def _run(job: Job, service: int, arrivals: int, times: StageTimes) -> Run:
 
 def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, Any]:
     found = compare_sides([a], [b], dict.fromkeys(NAMES, FAMILY), resamples=RESAMPLES)
-    (verdict,) = claims.judge([found], [("A", "B")], {})
+    (verdict,) = claims.judge([found], {})
     change = claims.what_changed(found, verdict, "GPU")
     figures = {f"{NAMES[c.metric]} p{c.percentile:g}": c.difference.p for c in verdict.claims}
     means = {f"mean {NAMES[m]}": found.totals[e].p for m, e in (("ttft", "first_token"), ("e2e", "last_token"))}
@@ -118,7 +118,7 @@ def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, A
 def _left_over(found: Differences) -> float:
     """By how much the stages' differences miss that of the whole, in ns."""
     return max(
-        abs(sum(d.difference or 0.0 for d in found.stages[event].values()) - (found.totals[event].difference or 0.0))
+        abs(sum(d.value or 0.0 for d in found.stages[event].values()) - (found.totals[event].value or 0.0))
         for event in found.stages
     )
 

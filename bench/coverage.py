@@ -21,7 +21,9 @@ from scipy import stats
 
 from bench import false_alarms
 from bench.queues import QUEUES, Queue, simulate, sojourn_quantile, wait_quantile
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Estimate
+from gapmeter.analysis.stats.exact import interval_ranks
+from gapmeter.analysis.stats.series import Series
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +51,7 @@ def measure(
     return {
         "seed": seed,
         "replications": replications,
-        "confidence": quantiles.CONFIDENCE,
+        "confidence": CONFIDENCE,
         "promised": PROMISED,
         "cells": cells,
         "steady": false_alarms.measure(replications, seed),
@@ -74,12 +76,12 @@ def _cells(queue: Queue, load: float, what: str, values: Floats, counts: Sequenc
 
 
 def _of_length(runs: Floats, truths: Mapping[float, float]) -> list[dict[str, Any]]:
-    found: dict[float, list[quantiles.Estimate]] = {percentile: [] for percentile in truths}
+    found: dict[float, list[Estimate]] = {percentile: [] for percentile in truths}
     naive: dict[float, list[bool]] = {percentile: [] for percentile in truths}
     for run in runs:
-        sample = quantiles.sample(run)
+        sample = Series(run)
         for percentile, truth in truths.items():
-            found[percentile].append(quantiles.estimate(sample, percentile))
+            found[percentile].append(sample.percentile(percentile))
             naive[percentile].append(_holds(sample.ordered, percentile, truth))
     return [
         _cell(percentile, truth, found[percentile], naive[percentile])
@@ -88,7 +90,7 @@ def _of_length(runs: Floats, truths: Mapping[float, float]) -> list[dict[str, An
     ]
 
 
-def _cell(percentile: float, truth: float, found: list[quantiles.Estimate], naive: list[bool]) -> dict[str, Any]:
+def _cell(percentile: float, truth: float, found: list[Estimate], naive: list[bool]) -> dict[str, Any]:
     above = np.array([e.low is not None and e.low > truth for e in found])
     below = np.array([e.high is not None and e.high < truth for e in found])
     whole = np.array([e.supported for e in found])
@@ -114,7 +116,7 @@ def _holds(ordered: Floats, percentile: float, truth: float) -> bool:
 
 @functools.cache
 def _plain_ranks(count: int, percentile: float) -> tuple[int | None, int | None]:
-    return quantiles.interval_ranks(count, float(count), percentile)
+    return interval_ranks(count, float(count), percentile)
 
 
 def loadgen(exceeds: NDArray[np.bool_]) -> dict[str, float]:
@@ -177,10 +179,10 @@ def _verdict(figures: Mapping[str, Any]) -> list[str]:
 def _false_accepts(cells: Sequence[Mapping[str, Any]]) -> str:
     """How many cells accept a limit at the true p99 more often than one side of the interval may, and which most."""
     asked = sorted((c for c in cells if c["percentile"] == 99), key=lambda c: -c["below"])
-    over = [c for c in asked if c["below"] > quantiles.TAIL]
+    over = [c for c in asked if c["below"] > TAIL]
     most = "; ".join(f"{_name(c)}, n = {c['count']:,}: {c['below']:.1%}" for c in over or asked[:1])
     return (
-        f"A limit exactly at the true p99 passes in more than {quantiles.TAIL:.1%} of runs in {len(over)} of "
+        f"A limit exactly at the true p99 passes in more than {TAIL:.1%} of runs in {len(over)} of "
         f"{len(asked)} cells ({'those' if over else 'the most'}: {most})."
     )
 

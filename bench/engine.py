@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gapmeter.run import Options, RunResult, run_scenario
+from gapmeter.analysis.results import RunResult
+from gapmeter.options import Options
 from gapmeter.servers.launch import LaunchSpec, ServerProcess, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.transformers import transformers_command
 from gapmeter.servers.vllm import find_python, installed, vllm_command
+from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.run import run_scenario
 
 ENGINES = ("transformers", "vllm")
 NAME = "gapmeter"
@@ -41,7 +44,7 @@ class Engine:
         named = {"engine": "attach", "url": self.url, "model": NAME, "tokenizer": self.model}
         return [f"server.{key}={value}" for key, value in named.items()]
 
-    def load(self, runs: Path, overrides: Sequence[str]) -> RunResult:
+    def load(self, runs: Path, overrides: Sequence[str]) -> Conclusion[RunResult]:
         """Load it as an attached target. Raises UserError."""
         return run_scenario("chat-p99", [*self.target, *overrides], Options(runs, probe_dir=self.probe_dir, quiet=True))
 

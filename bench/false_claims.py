@@ -16,7 +16,8 @@ from gapmeter.analysis.capacity.counts import count_values
 from gapmeter.analysis.capacity.evidence import find, hopeless, plan_looks
 from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.capacity.trial import Promise
-from gapmeter.analysis.stats.quantiles import Floats, share_bounds
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.exact import share_bounds
 
 SEED, REPLICATIONS, FIRST_LOOK, MOST = 4107, 400, 20, 8000
 LOADS, OVERLOADS, USUAL = (0.7, 0.85, 0.9, 0.95), (1.02, 1.05, 1.1, 1.3), 0.9

@@ -1,7 +1,7 @@
 """The simulated engine in virtual time for what the capacity bench asks of it, some ten times as fast.
 
 It knows only a server that does one thing after the other: whole prompts, room for every token, and no time outside of
-input preparation and the forward pass. There it must give what ``servers.simulated.virtual`` gives, to the nanosecond
+input preparation and the forward pass. There it must give what ``bench.virtual_server`` gives, to the nanosecond
 (tests/bench/test_quick_server.py compares them).
 """
 
@@ -12,8 +12,8 @@ import random
 from collections import deque
 from dataclasses import fields
 
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Settings
+from bench.virtual_server import Settings
+from gapmeter.servers.simulated.stage_times import StageTimes
 
 _TAKES_TIME = {"forward_ns", "forward_prompt_token_ns", "forward_sequence_ns", "input_prep_ns"}
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from gapmeter.machine.instrument import NotMeasured
-from gapmeter.run import Options, run_scenario
+from gapmeter.options import Options
+from gapmeter.study.run import run_scenario
 from tests.browser import browser_tab
 
 REQUESTS, LOADS = 10_000, 5

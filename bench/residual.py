@@ -61,7 +61,7 @@ def _paces(engine: Engine, folder: Path) -> tuple[float, float]:
     """How long a request takes alone (median, ms), and requests per second with eight users."""
     closed = (*_SHORT, "load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=auto")
     alone = engine.load(folder, [*closed, "load.concurrency=1", "load.requests=12"]).folder
-    crowd = engine.load(folder, [*closed, "load.concurrency=8", "load.requests=60"]).summary
+    crowd = engine.load(folder, [*closed, "load.concurrency=8", "load.requests=60"]).result.to_json()
     return _median_ms(alone, "last_token"), float(crowd["throughput"]["requests_per_s"])
 
 
@@ -75,7 +75,7 @@ def _median_ms(run: Path, event: str) -> float:
 def _row(engine: Engine, folder: Path, name: str, load: str, how: tuple[str, ...]) -> dict[str, Any]:
     fixed = ("load.duration=null", f"load.requests={REQUESTS}", "load.warmup=3s")
     run = engine.load(folder, [*_SHORT, *how, *fixed])
-    summary = run.summary
+    summary = run.result.to_json()
     return {
         "run": str(run.folder),
         "rate": summary["load"]["requested_rate"],

@@ -16,7 +16,9 @@ import pandas as pd
 
 from bench.probe_pairs import hodges_lehmann
 from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_requests
-from gapmeter.options import Options, RunResult
+from gapmeter.analysis.results import RunResult
+from gapmeter.options import Options
+from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Session, open_session
 
@@ -41,7 +43,7 @@ def measure(folder: Path, pairs: int = PAIRS) -> dict[str, Any]:
                 result = _load(session, number, sampled=sampled)
                 lags[sampled].append(_lag_ms(result))
                 if sampled:
-                    shares.append(float(result.summary["telemetry"]["sampler"]["cpu_share"]))
+                    shares.append(float(result.result.to_json()["telemetry"]["sampler"]["cpu_share"]))
     with_it, without = np.array(lags[True]), np.array(lags[False])
     return {
         "pairs": pairs, "seconds": SECONDS, "rate": RATE, "hz": HZ,
@@ -50,12 +52,12 @@ def measure(folder: Path, pairs: int = PAIRS) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _load(session: Session, number: int, *, sampled: bool) -> RunResult:
+def _load(session: Session, number: int, *, sampled: bool) -> Conclusion[RunResult]:
     scenario = resolve("smoke", [*_LOAD, f"telemetry.hz={HZ if sampled else 0}"])
     return session.load(scenario, number, show=False)
 
 
-def _lag_ms(result: RunResult) -> list[float]:
+def _lag_ms(result: Conclusion[RunResult]) -> list[float]:
     lag = generator_lag_ns(measured_requests(pd.read_parquet(result.folder / "requests.parquet")))
     return [float(np.nanpercentile(lag, level)) / 1e6 for level in _LEVELS]
 

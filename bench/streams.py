@@ -13,9 +13,9 @@ import numpy as np
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.files import allow_many_files, too_few_files
+from gapmeter.records.process import allow_many_files, too_few_files
+from gapmeter.records.request import FINISHED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, WireRecord, decode
 
 _PER_S = 1000  # opened
 _GAP_S = 2.0
@@ -73,7 +73,7 @@ def anonymous_kib(pid: int) -> float:
     return next((float(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon:")), 0.0)
 
 
-def _judge(records: list[WireRecord], streams: int, tokens: int) -> dict[str, Any]:
+def _judge(records: list[RequestRecord], streams: int, tokens: int) -> dict[str, Any]:
     good = [record for record in records if record.outcome is Outcome.OK]
     whole = [record for record in good if len(parse_answer(record).token_ns) == tokens]
     edges = sorted([(record.sent_ns, 1) for record in good] + [(record.end_ns, -1) for record in good])

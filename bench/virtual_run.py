@@ -16,17 +16,17 @@ import pandas as pd
 from gapmeter_probe.records import Span
 from numpy.typing import NDArray
 
+from bench.virtual_server import Arrival, Outcome, Settings, simulate
 from gapmeter.analysis.compare.sides import Run, run_of
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.servers.simulated.engine_loop import Listener
 from gapmeter.servers.simulated.scheduler import Emission, StepPlan
-from gapmeter.servers.simulated.virtual import Arrival, Outcome, Settings, simulate
 
 Ints = NDArray[np.int64]
 _STEP = {
     Span.SCHEDULE: 0, Span.UPDATE: 1, Span.INPUT_PREP: 2, Span.FORWARD: 3, Span.SAMPLING: 4, Span.OUTPUT_SEND: 5,
 }  # fmt: skip
 _SCHEDULE, _UPDATE, _PREP, _FORWARD, _SAMPLING, _SEND = range(6)
-_MANIFEST = {"plan": {"loop": "open", "t0_ns": 0}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Traffic:
         return arrivals
 
 
-class _Steps:
+class _Steps(Listener):
     """Hears how long each part of each step took, which requests were in it, and who got tokens."""
 
     def __init__(self, requests: int) -> None:
@@ -59,9 +59,6 @@ class _Steps:
         self.token_steps: list[list[int]] = [[] for _ in range(requests)]
         self.evictions = 0
         self._first = 0
-
-    def begin(self, stage: Span, ref: int) -> None:
-        """Only ends say how long."""
 
     def end(self, stage: Span, ref: int, meant_ns: int) -> None:
         """A part of a step is over."""
@@ -84,9 +81,6 @@ class _Steps:
         for emission in emissions:
             self.token_steps[emission.key].append(seq - self._first)
 
-    def aborted(self, key: int) -> None:
-        """Nobody leaves early in virtual time."""
-
 
 def virtual_run(arrivals: Sequence[Arrival], settings: Settings, name: str, warmup: int = 0) -> Run:
     """Simulate, and give the run as a comparison reads it; the first ``warmup`` requests are not measured.
@@ -100,7 +94,7 @@ def virtual_run(arrivals: Sequence[Arrival], settings: Settings, name: str, warm
     if steps.evictions:
         raise ValueError(f"{steps.evictions} evictions; give the engine more KV blocks")
     requests, ledger = _tables(arrivals, outcomes, steps, warmup)
-    return run_of(requests, ledger, _MANIFEST, {}, name)
+    return run_of(requests, ledger, name, open_loop=True)
 
 
 def _tables(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.quick_server import QuickServer
+from bench.virtual_server import Settings
 from gapmeter.analysis.capacity.counts import count_values
 from gapmeter.analysis.capacity.trial import Count, Enough, Outcome, Promise
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Settings
+from gapmeter.servers.simulated.stage_times import StageTimes
 
 _BLOCK = 512
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.machine.doctor import BROWSERS
-from gapmeter.runs.listing import Listed, listing, look
-from gapmeter.web.runs_page import Wish, runs_page
+from gapmeter.runs.listing import ListedRun, find_listed, list_known
+from gapmeter.web.runs_page import RunFilter, runs_page
 from tests.browser import Tab, browser_tab
 
 _UNSOUND = ("INVALID", "NOT COMPARABLE")
@@ -81,48 +81,48 @@ async def _clip(tab: Tab, picture: Picture) -> dict[str, float] | None:
     return box and {"x": 0, "y": box[0] - 12, "width": picture.width, "height": box[1] + 24, "scale": 1}
 
 
-def chosen(names: list[Path], runs: Path) -> list[Listed]:
+def chosen(names: list[Path], runs: Path) -> list[ListedRun]:
     """The folders that are named, or the newest of each kind. Raises ValueError for one that has no page."""
     if not names:
-        return newest(listing(runs))
+        return newest(list_known(runs))
     found = []
     for name in names:
-        listed = look(name)
+        listed = find_listed(name)
         if listed is None or not _page(listed).exists():
             raise ValueError(f"{name / 'report.html'} does not exist; gapmeter report {name} makes it")
         found.append(listed)
-    return sorted(found, key=lambda each: each.entry.kind != "run")
+    return sorted(found, key=lambda each: each.kind != "run")
 
 
-def newest(known: list[Listed]) -> list[Listed]:
+def newest(known: list[ListedRun]) -> list[ListedRun]:
     """The newest valid run of every engine, the newest engine's first, then the newest of every other kind."""
-    first: dict[tuple[str, str], Listed] = {}
+    first: dict[tuple[str, str], ListedRun] = {}
     for each in reversed(known):
-        if each.state == "done" and each.entry.verdict not in _UNSOUND and _page(each).exists():
-            first.setdefault((each.entry.kind, each.entry.engine if each.entry.kind == "run" else ""), each)
-    return sorted(first.values(), key=lambda each: each.entry.kind != "run")
+        if each.state == "done" and each.verdict not in _UNSOUND and _page(each).exists():
+            first.setdefault((each.kind, each.engine if each.kind == "run" else ""), each)
+    return sorted(first.values(), key=lambda each: each.kind != "run")
 
 
-def _page(listed: Listed) -> Path:
+def _page(listed: ListedRun) -> Path:
     return listed.path.resolve() / "report.html"
 
 
-def pictures_of(shown: list[Listed]) -> list[tuple[Path, Picture]]:
+def pictures_of(shown: list[ListedRun]) -> list[tuple[Path, Picture]]:
     """Which picture is taken from which page."""
-    first = shown[0].entry.kind == "run"
+    first = shown[0].kind == "run"
     wanted = [(_page(shown[0]), picture) for picture in FIRST] if first else []
     for each in shown[1:] if first else shown:
-        name = each.entry.engine if each.entry.kind == "run" else each.entry.kind
+        name = each.engine if each.kind == "run" else each.kind
         wanted.append((_page(each), Picture(f"report-{name}.png", 1240, 1060, 1.25)))
     return wanted
 
 
-async def _take_all(shown: list[Listed], listed: list[Listed], out: Path) -> None:
+async def _take_all(shown: list[ListedRun], listed: list[ListedRun], out: Path) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wanted = pictures_of(shown)
         if listed:
             runs = Path(folder) / "runs.html"
-            runs.write_text(runs_page(listed[-12:], Wish(), RUNS.name), encoding="utf-8")
+            runs.write_text(runs_page(listed[-12:], RunFilter(), RUNS.name), encoding="utf-8")
             wanted.append((runs, Picture("runs.png", 1240, 520, 1.25)))
         async with browser_tab(Path(folder) / "browser") as tab:
             await _take_each(tab, wanted, out)
@@ -151,7 +151,7 @@ def main() -> int:
     if not any(map(shutil.which, BROWSERS)):
         return _refused("no Chromium on the PATH (Debian: apt install chromium)")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_take_all(shown, [] if arguments.run else listing(arguments.runs), arguments.out))
+    asyncio.run(_take_all(shown, [] if arguments.run else list_known(arguments.runs), arguments.out))
     return 0
 
 

@@ -1,17 +1,75 @@
-"""gapmeter: where every request's milliseconds went. ``gapmeter.open(FOLDER)`` opens a run."""
+"""gapmeter: where every request's milliseconds went. What the command line does, from Python.
+
+import gapmeter
+done = gapmeter.run("smoke", ["server.engine=simulated", "load.rate=4"])
+run = gapmeter.open(done.folder)
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from gapmeter.errors import UserError
+    from gapmeter.options import Options
+    from gapmeter.runs.archive import archive
+    from gapmeter.runs.explain import explain
+    from gapmeter.runs.listing import list_runs
+    from gapmeter.runs.run import open_run as open
+    from gapmeter.runs.sql import ask as sql
+    from gapmeter.runs.verify import verify
+    from gapmeter.study.capacity import CapacityGoal
+    from gapmeter.study.capacity import find_capacity as capacity
+    from gapmeter.study.comparison import compare_in_turn
+    from gapmeter.study.comparison import compare_runs as compare
+    from gapmeter.study.run import report_again
+    from gapmeter.study.run import run_scenario as run
+    from gapmeter.study.session import open_session as session
+    from gapmeter.study.sweep import run_sweep as sweep
 
-    from gapmeter.runs.opened import OpenedRun
+# Where each public name is: imported when it is first used, since some take a second.
+_PLACES = {
+    "CapacityGoal": ("study.capacity", "CapacityGoal"),
+    "Options": ("options", "Options"),
+    "UserError": ("errors", "UserError"),
+    "archive": ("runs.archive", "archive"),
+    "capacity": ("study.capacity", "find_capacity"),
+    "compare": ("study.comparison", "compare_runs"),
+    "compare_in_turn": ("study.comparison", "compare_in_turn"),
+    "explain": ("runs.explain", "explain"),
+    "list_runs": ("runs.listing", "list_runs"),
+    "open": ("runs.run", "open_run"),
+    "report_again": ("study.run", "report_again"),
+    "run": ("study.run", "run_scenario"),
+    "session": ("study.session", "open_session"),
+    "sql": ("runs.sql", "ask"),
+    "sweep": ("study.sweep", "run_sweep"),
+    "verify": ("runs.verify", "verify"),
+}
+
+__all__ = [
+    "CapacityGoal",
+    "Options",
+    "UserError",
+    "archive",
+    "capacity",
+    "compare",
+    "compare_in_turn",
+    "explain",
+    "list_runs",
+    "open",
+    "report_again",
+    "run",
+    "session",
+    "sql",
+    "sweep",
+    "verify",
+]
 
 
-def open(path: str | Path) -> OpenedRun:
-    """Open an analysed run's folder: its figures, tables and report. Raises gapmeter.errors.UserError."""
-    from gapmeter.runs.opened import open_run
-
-    return open_run(path)
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'gapmeter' has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(importlib.import_module(f"gapmeter.{module}"), attribute)

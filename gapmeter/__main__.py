@@ -2,18 +2,18 @@
 
 import sys
 
-from gapmeter.signals import be_deaf, hear
+from gapmeter.signals import ignore_signals, interrupt_on_signals
 
 
 def program() -> int:
     """The command as a process of its own, which hears what ends it from its first moment on."""
-    hear()
+    interrupt_on_signals()
     try:
         from gapmeter.cli import main
 
         return main()
     except KeyboardInterrupt:  # between the import and the call
-        be_deaf()
+        ignore_signals()
         return 105
 
 

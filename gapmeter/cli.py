@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from gapmeter import errors
-from gapmeter.commands import around, measure, recorded
+from gapmeter.commands import measure, recorded
 from gapmeter.errors import UserError, reason_of, say_exit
-from gapmeter.signals import be_deaf, hear, output_is_gone, speak_unheard
+from gapmeter.signals import ignore_signals, interrupt_on_signals, output_is_gone, tolerate_lost_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,18 +20,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own = argv is None  # a process of its own, not a call from Python
     if own:
-        hear()
-        speak_unheard()
+        interrupt_on_signals()
+        tolerate_lost_stderr()
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         if own:
-            be_deaf()
+            ignore_signals()
         print("gapmeter: interrupted", file=sys.stderr)
         return say_exit(errors.INTERRUPTED)
     finally:
         if own:
-            be_deaf()
+            ignore_signals()
 
 
 def _run(words: list[str]) -> int:
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="gapmeter", description="Where every request's milliseconds went.")
     whole.set_defaults(debug=False)
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (measure, recorded, around):
+    for group in (measure, recorded):
         group.add(commands)
     for command in (whole, *commands.choices.values()):
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word

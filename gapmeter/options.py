@@ -1,44 +1,51 @@
-"""What a run is told beside its scenario, what it gives back, and how it speaks meanwhile."""
+"""How a scenario is run: what is asked beside the scenario itself, and how a run speaks meanwhile."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from gapmeter.console.locust_page import Page, Ui
-from gapmeter.loadgen.cluster import Workers
+if TYPE_CHECKING:
+    from gapmeter.analysis.command import Command
+    from gapmeter.loadgen.cluster import Workers
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocustPageOptions:
+    """Where Locust's page listens on 127.0.0.1 (port 0: any), and how long it stays afterwards; None: until Ctrl-C."""
+
+    port: int = 8089
+    keep_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is told beside its scenario. ``command`` is what repeats it, for the manifest; "" to derive it.
+    """What a run is asked beside its scenario. ``command`` is what repeats it, for the manifest; None: derived.
 
     ``live_port``: where a page shows the run as it goes, 0 for any free port, None for no page. ``progress``: auto, or
-    json for an object a second.
+    json for an object a second. ``locust_page``: also show the run on Locust's own page.
     """
 
     runs: Path = Path("runs")
     probe_dir: Path | None = None
     api_key: str | None = None
     quiet: bool = False
-    command: str = ""
+    command: Command | None = None
     workers: Workers | None = None
     live_port: int | None = None
     progress: str = "auto"
-    ui: Ui | None = None
+    locust_page: LocustPageOptions | None = None
     locustfile: Path | None = None
-    page: Page | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """Where a run lies, what it found, and the exit code that says so."""
-
-    folder: Path
-    summary: dict[str, Any]
-    exit_code: int
+    @property
+    def say(self) -> Say:
+        """What tells people how it goes: on standard error, or nothing for ``quiet``."""
+        return _nothing if self.quiet else tell
 
 
 def tell(text: str) -> None:
@@ -46,5 +53,5 @@ def tell(text: str) -> None:
     print(f"gapmeter: {text}", file=sys.stderr, flush=True)
 
 
-def silent(_: str) -> None:
-    """For --quiet."""
+def _nothing(_: str) -> None:
+    pass

@@ -13,11 +13,11 @@ from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONCE_NS = 1_000_000_000  # a terminal that is closed says so twice: the kernel, and then the shell
-_AGAIN_S = 0.02
+_RETRY_S = 0.02
 _IMPORT = "<frozen importlib._bootstrap>"
 
 
-def hear() -> None:
+def interrupt_on_signals() -> None:
     """Signals that end a command raise KeyboardInterrupt from now on, in the main thread, never within an import.
 
     An import that is broken off leaves half of a module behind, and sometimes the interpreter's import lock held. What
@@ -33,31 +33,31 @@ def hear() -> None:
             if again:
                 return
             _leave_terminal()
-        if _deep(frame):
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        if _in_import(frame):
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
         else:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, interrupt)
-    for number in ending():
+    for number in ending_signals():
         signal.signal(number, interrupt)
 
 
-def ending() -> list[signal.Signals]:
+def ending_signals() -> list[signal.Signals]:
     """The signals that end this process, but for those that it was started to ignore."""
     return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def be_deaf() -> None:
+def ignore_signals() -> None:
     """The exit code stands: what comes now is too late to change it, and only breaks off the interpreter's leaving."""
     for number in (*_ENDING, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
 
 
-def speak_unheard() -> None:
+def tolerate_lost_stderr() -> None:
     """What is said on standard error is lost where nobody reads it (a closed terminal or pipe): that ends no run."""
     if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-        raw = io.BufferedWriter(_Said(sys.stderr.fileno(), "w", closefd=False))
+        raw = io.BufferedWriter(_LossyOutput(sys.stderr.fileno(), "w", closefd=False))
         encoding = sys.stderr.encoding
         sys.stderr = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
@@ -70,14 +70,14 @@ def output_is_gone() -> bool:
         return True
 
 
-class _Said(io.FileIO):
+class _LossyOutput(io.FileIO):
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):
             return super().write(data)
         return memoryview(data).nbytes
 
 
-def _deep(frame: FrameType | None) -> bool:
+def _in_import(frame: FrameType | None) -> bool:
     """Whether this is within an import, or within a destructor, where an exception is shown and forgotten."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT or frame.f_code.co_name == "__del__":

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gapmeter.records import tracing
+from gapmeter.records.request import traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Address:
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
             f"x-request-id: {request_id}",
-            *((f"traceparent: {tracing.traceparent(request_id)}",) if traced else ()),
+            *((f"traceparent: {traceparent(request_id)}",) if traced else ()),
             *(f"{name}: {value}" for name, value in self.headers),
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body

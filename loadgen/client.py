@@ -1,7 +1,7 @@
 """The wire client: in the timed window it stamps and stores, nothing else.
 
-A connection carries one request at a time. It stamps bytes as they are read and keeps the entity's pieces; what they
-mean is found out after the run, from the recorded bytes.
+A connection carries one request at a time. It stamps bytes as they are read and keeps the pieces of the body; what they
+mean is derived after the run, from the recorded bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import httptools
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.records import Outcome
+from gapmeter.records.request import NO_FLAG, Flag
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import NO_FLAG, Flag
 
 # A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = monotonic_ns()
-        if self._exchange is None:  # bytes that nobody asked for: this connection cannot be trusted any more
+        if self._exchange is None:  # bytes that answer nothing: this connection cannot be trusted any more
             self.close()
             return
         self._stamp(now)
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         del self._feed
 
     def last_data_ns(self) -> int:
-        """When the last read came that brought more of the answer than comments; 0 before the first."""
+        """When the last read came that held more than comments; 0 before the first."""
         for k in range(len(self._stamps) - 1, -1, -1):
             brought = self._parts[self._marks[k - 1] if k else 0 : self._marks[k]]
             if not all(part.startswith(b":") for part in brought):
@@ -114,14 +114,14 @@ class Connection(asyncio.Protocol):
         return 0
 
     def has_token(self) -> bool:
-        """Whether a token has come already. Reads what is there: for a look now and then, not for each chunk."""
+        """Whether a token has come already. Parses all that is there: not to be called for each chunk."""
         if self._exchange is None:
             return False
         self._exchange.keep(self._stamps, self._marks, self._parts)
-        return bool(len(parse_answer(self._exchange.record(0), first_token_only=True).token_ns))
+        return bool(len(parse_answer(self._exchange.collect(), first_token_only=True).token_ns))
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
-        """End the request under way from our side, keeping what has come of its answer."""
+        """End the request that is under way from our side; what has arrived of its answer is kept."""
         self._finish(outcome, reason, monotonic_ns())
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
             self._marks.clear()
             del self._stamps[:]
             self._complete = -1
-            self._parser = httptools.HttpResponseParser(self)  # the old one would tell this status of what is no answer
+            self._parser = httptools.HttpResponseParser(self)  # the old one would give this status to what is no answer
             self._feed = self._parser.feed_data
         else:
             self.close()
@@ -194,8 +194,8 @@ def reason(error: OSError) -> str:
     """The system's own words for a failure, whichever event loop reports it."""
     if error.errno == errno.EMFILE:
         return "this process may open no more files: raise its limit (ulimit -Hn), or use more generator processes"
-    known = error.errno is not None and error.errno > 0
-    return os.strerror(error.errno or 0) if known else error.strerror or str(error)
+    has_number = error.errno is not None and error.errno > 0
+    return os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
 
 
 def _by_status(status: int) -> Outcome:
@@ -205,7 +205,7 @@ def _by_status(status: int) -> Outcome:
 
 
 class Pool:
-    """Connections to one address, kept alive and reused, the most recently used first; whoever opens them derives it.
+    """Connections to one address, kept alive and reused, the most recently used first. A subclass says how to open one.
 
     ``on_finished`` is called once for every request that was issued, whatever became of it.
     """
@@ -224,7 +224,7 @@ class Pool:
         return len(self._flying)
 
     def issue(self, exchange: Exchange) -> None:
-        """Send a request now: on an idle connection, or on a new one once that is open. Never waits."""
+        """Send a request now: on an idle connection, or on a new one as soon as that is open. Never waits."""
         self._flying[exchange] = None
         idle = self._idle
         while idle:
@@ -237,7 +237,7 @@ class Pool:
         self._send_on_new(exchange)
 
     def resend(self, exchange: Exchange) -> None:
-        """Send it once more, on a new connection: the server had closed the idle one; nothing was answered."""
+        """Send it once more, on a new connection: the server had closed the idle one and answered nothing."""
         exchange.attempt += 1
         exchange.flags = self._fresh | Flag.RESENT
         exchange.connect_start_ns = exchange.write_ns  # from there on we had done our part: a connection was lacking
@@ -254,7 +254,7 @@ class Pool:
             self._idle.remove(connection)
 
     def expire(self, due_before_ns: int, reason: str) -> None:
-        """Give up every request that was due before then. They were issued in the order of their due times."""
+        """Give up every request that was due before then. In flight they stand in the order of their due times."""
         while self._flying:
             exchange = next(iter(self._flying))
             if exchange.due_ns >= due_before_ns:
@@ -275,7 +275,7 @@ class Pool:
     def warm(self, connections: int) -> Any:
         """Look the host up and open connections, at least one. Raises OSError when the server cannot be reached.
 
-        asyncio's is to be awaited, gevent's has done it when it returns.
+        To be awaited with asyncio; with gevent it has happened when the call returns.
         """
         raise NotImplementedError
 
@@ -298,7 +298,7 @@ class Pool:
         self._never_sent(exchange, Outcome.TLS if in_handshake else Outcome.REFUSED, reason(error))
 
     def give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
-        """End a request from our side; what has come of its answer stays."""
+        """End a request from our side; what has arrived of its answer is kept."""
         carrier = exchange.carrier
         if isinstance(carrier, Connection):
             carrier.give_up(outcome, reason)
@@ -327,9 +327,9 @@ class Client(Pool):
     async def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
+        addresses = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
         failure: OSError | None = None
-        for _, _, _, _, address in found:
+        for _, _, _, _, address in addresses:
             self._host = str(address[0])
             try:
                 return await self._open()

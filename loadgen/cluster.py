@@ -12,20 +12,45 @@ from pathlib import Path
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, end_processes, last_line
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.share import save_share
 
-# Every worker must have heard of the start before it comes.
+# The start must have reached every worker before it comes.
 _AHEAD_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How many workers a run waits for, and where: HOST:PORT, port 0 for any. Unheard for so long, one is given up."""
+    """How many workers a run waits for, and where (port 0: any). One that is silent for ``patience_s`` is given up."""
 
     count: int
     listen_host: str = "127.0.0.1"
     listen_port: int = 5557
     patience_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSpec:
+    """What a master has to do. ``listen_port`` 0: any. A worker that is silent for ``patience_s`` is given up.
+
+    Messages come in at ``listen_port``, plans and records travel by the port after it (any where that is 0).
+    """
+
+    url: str
+    plan: str
+    folder: str
+    report: str
+    listen_host: str
+    listen_port: int
+    workers: int
+    generator: str
+    patience_s: float
+
+    @classmethod
+    def read(cls, path: Path) -> MasterSpec:
+        """Raises OSError, or ValueError or TypeError for what is no spec."""
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
 
 
 @contextlib.contextmanager
@@ -34,19 +59,20 @@ def make_cluster(
 ) -> Iterator[Fleet]:  # fmt: skip
     """A master with all its workers connected to the target and waiting; it is not left when the block ends.
 
-    Their record files come into ``folder`` at the end, ``report_path(folder)`` from then on as the run goes. ``say`` is
-    told who is still missing. Raises NotStarted with the reason when a worker cannot begin or the port is taken,
-    OSError when files cannot be written.
+    Their record files come into ``folder`` at the end; ``report_path(folder)`` is kept up to date while the run goes
+    on. ``say`` is called with who is still missing. Raises NotStarted with the reason when a worker cannot begin or a
+    port is taken, OSError when files cannot be written.
     """
-    spec, log = folder / "master.json", folder / "master.log"
-    save_share(plan, folder / "master.plan.npz")
-    about = asdict(workers) | {"url": url, "generator": generator, "folder": str(folder), "workers": workers.count}
-    about |= {"plan": str(folder / "master.plan.npz"), "report": str(report_path(folder))}
-    del about["count"]
-    spec.write_text(json.dumps(about))
+    spec_path, plan_path, log = folder / "master.json", folder / "master.plan.npz", folder / "master.log"
+    plan.save(plan_path)
+    MasterSpec(
+        url=url, plan=str(plan_path), folder=str(folder), report=str(report_path(folder)),
+        listen_host=workers.listen_host, listen_port=workers.listen_port, workers=workers.count, generator=generator,
+        patience_s=workers.patience_s,
+    ).write(spec_path)  # fmt: skip
     with log.open("wb") as errors:
         master = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.master", str(spec)],
+            [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.master", str(spec_path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, process_group=0,
         )  # fmt: skip
@@ -56,7 +82,7 @@ def make_cluster(
         yield Fleet((master,), records, (log,), _AHEAD_NS)
     finally:
         end_processes([master])
-        (folder / "master.plan.npz").unlink(missing_ok=True)
+        plan_path.unlink(missing_ok=True)
 
 
 def report_path(folder: Path) -> Path:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.lengths import draw_lengths
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Prompts, make_prompts
-from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
 from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.prompts import Prompts as PromptFile
 
 Ints = NDArray[np.int64]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_AT_ONCE = 64  # chats tokenized together: a long plan needs no more memory than its bodies
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
 PATHS = {"chat": CHAT, "completion": COMPLETION}
 NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
 
 
 class Stream(IntEnum):
-    """One stream of randomness for each thing that is drawn: drawing more of one moves no other."""
+    """One stream of randomness for each thing that is drawn, so that drawing more of one changes no other."""
 
     ARRIVALS = 0
     PROMPT_LENGTHS = 1
@@ -47,7 +50,7 @@ class Seeds:
         return np.random.default_rng([self.seed, stream])
 
     def fresh(self, stream: Stream) -> np.random.Generator:
-        """Another one in every repeat."""
+        """A different one in every repeat."""
         return np.random.default_rng([self.seed, stream, self.repeat])
 
     def text(self, index: int) -> np.random.Generator:
@@ -91,7 +94,7 @@ class Content:
 
 
 def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
-    """Requests that know nothing of each other. Raises PlanError when they cannot be made as asked."""
+    """Requests that are independent of each other. Raises PlanError when they cannot be made as asked."""
     workload, most = scenario.workload, scenario.server.max_model_len
     asked, output = draw_both(scenario, count, seeds)
     fitting = _within_context(asked, output, most)
@@ -123,6 +126,15 @@ def check_size(tokens: float) -> None:
         )
 
 
+def count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Message]]) -> Ints:
+    """Tokens of each chat as the template renders it; words where there is no tokenizer."""
+    if tokenizer is None:
+        return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
+    starts = range(0, len(chats), _AT_ONCE)
+    counts = [tokenizer.count_messages(chats[start : start + _AT_ONCE]) for start in starts]
+    return np.concatenate(counts) if counts else np.zeros(0, np.int64)
+
+
 def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
     """Prompt and answer tokens of each request: the trace's where the workload gives none."""
     trace, drawn = scenario.load.trace, []
@@ -136,7 +148,7 @@ def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]
 
 
 def draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
-    """Which of the shared texts each begins with."""
+    """Which of the shared texts each prompt begins with."""
     return seeds.rng(Stream.GROUPS).integers(0, scenario.workload.shared_prefixes, count)
 
 
@@ -173,3 +185,65 @@ def _notes(prompts: Prompts, asked: Ints, fitting: Ints, scenario: Scenario) -> 
         limit = scenario.server.max_model_len
         notes.append(f"{cut} of {len(asked)} prompts were cut to fit server.max_model_len {limit}")
     return tuple(notes)
+
+
+def ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """``count`` of a user's own prompts, in the order of their file, again from its start when it ends.
+
+    Answers are as long as ``max_tokens`` says, or else as the workload does.
+
+    Raises PlanError for a prompt that does not fit the model's context, with its line.
+    """
+    file = scenario.workload.file
+    assert file is not None
+    which = np.arange(count) % len(file.entries)
+    once = _tokens(file, tokenizer)
+    output = _answers(file, scenario, which, seeds)
+    _check(file, once[which] + output, which, scenario.server.max_model_len)
+    asks = [_ask(file, int(index)) for index in which]
+    repeated = np.where(np.arange(count) < len(file.entries), 0, once[which])
+    notes = [] if tokenizer is not None else [NOT_EXACT]
+    if count > len(file.entries):
+        notes.append(
+            f"{file.path} holds {len(file.entries)} prompts for {count} requests: they come round again, and a prefix "
+            "cache knows them then"
+        )
+    path = CHAT if file.chat else COMPLETION
+    return Content(path, asks, once[which], output, tokenizer is not None, repeated, tuple(notes))
+
+
+def _ask(file: PromptFile, index: int) -> dict[str, object]:
+    entry = file.entries[index]
+    if entry.prompt is not None:
+        return {"prompt": entry.prompt}
+    return {"messages": [{"role": role, "content": content} for role, content in entry.messages]}
+
+
+def _tokens(file: PromptFile, tokenizer: PromptTokenizer | None) -> Ints:
+    """Tokens of each line of the file."""
+    if file.chat:
+        chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
+        return count_chats(tokenizer, chats)
+    texts = [entry.prompt or "" for entry in file.entries]
+    if tokenizer is not None:
+        return tokenizer.counts(texts, "completion")
+    return np.array([len(text.split()) for text in texts], np.int64)
+
+
+def _answers(file: PromptFile, scenario: Scenario, which: Ints, seeds: Seeds) -> Ints:
+    given = np.array([entry.max_tokens or 0 for entry in file.entries], np.int64)[which]
+    if scenario.workload.output_tokens is None:
+        return given
+    drawn = draw_lengths(scenario.workload.output_tokens, len(which), seeds.rng(Stream.OUTPUT_LENGTHS))
+    return np.where(given > 0, given, drawn)
+
+
+def _check(file: PromptFile, needed: Ints, which: Ints, max_model_len: int | None) -> None:
+    if max_model_len is None or not len(needed) or int(needed.max()) <= max_model_len:
+        return
+    worst = int(needed.argmax())
+    line = file.entries[int(which[worst])].line
+    raise PlanError(
+        f"{file.path}:{line}: prompt and answer have {int(needed[worst])} tokens; they do not fit server.max_model_len "
+        f"{max_model_len}"
+    )

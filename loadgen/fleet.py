@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.share import save_share
-from gapmeter.loadgen.worker import API_KEY, Exit, Spec
+from gapmeter.loadgen.worker import API_KEY, Exit, Locustfile, Spec
 from gapmeter.records.tail import dropped_records
 
 _START_AHEAD_NS = 200_000_000
 _LEAVE_S = 5.0
 _MOST_WARM = 64
-# What issues the plan, by load.generator: a module that is run as a process, told and telling as loadgen.worker is.
+# What issues the plan, by load.generator: a module that runs as a process and takes the same spec as loadgen.worker.
 GENERATORS = {"asyncio": "gapmeter.loadgen.worker", "locust": "gapmeter.loadgen.locust"}
 
 
@@ -46,7 +45,7 @@ class Fleet:
         t0_ns = time.monotonic_ns() + self.ahead_ns if t0_ns is None else t0_ns
         for process in self.processes:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has died since: its exit code will say so
+            with contextlib.suppress(BrokenPipeError):  # it has died since, as its exit code will say
                 process.stdin.write(b"%d\n" % t0_ns)
                 process.stdin.flush()
         return t0_ns
@@ -69,19 +68,13 @@ class Fleet:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
-    def finish_early(self) -> None:
-        """Ask all to issue nothing more, and to leave once what is in flight has been answered. Not for a cluster."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR1)
-
     @property
     def dropped(self) -> int:
         """Records that did not fit on the disk."""
         return sum(map(dropped_records, self.record_paths))
 
     def troubles(self) -> list[str]:
-        """A sentence for every process that has ended in another way than by finishing or being stopped."""
+        """A sentence for every process that neither finished nor was stopped."""
         return [
             f"generator process {number} {_why(process.returncode, log)}"
             for number, (process, log) in enumerate(zip(self.processes, self.log_paths, strict=True))
@@ -92,14 +85,14 @@ class Fleet:
 @contextlib.contextmanager
 def make_fleet(
     plan: Plan, url: str, api_key: str | None, folder: Path, cores: Sequence[int], processes: int,
-    *, warm: int | None = None, generator: str = "asyncio", own: dict[str, str] | None = None,
+    *, warm: int | None = None, generator: str = "asyncio", locustfile: Locustfile | None = None,
 ) -> Iterator[Fleet]:  # fmt: skip
-    """Generator processes with their shares of the plan, connected and waiting; none is left when the block ends.
+    """Generator processes with their slices of the plan, connected and waiting; none is left when the block ends.
 
     Each gets one of ``cores`` in turn, or all of them where there are fewer cores than processes. A closed loop gets no
-    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of GENERATORS; ``own``:
-    as in Spec. Raises Unreachable when the target refuses them, NotStarted when a process ends before it is ready for
-    another reason, OSError when files cannot be written.
+    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of GENERATORS;
+    ``locustfile``: as in Spec. Raises Unreachable when the target refuses them, NotStarted when a process ends before
+    it is ready for another reason, OSError when files cannot be written.
     """
     if plan.loop == "closed":
         processes = min(processes, plan.concurrency)
@@ -108,10 +101,11 @@ def make_fleet(
     logs = [folder / f"worker-{k}.log" for k in range(processes)]
     try:
         for k in range(processes):
-            share = plan.slice(k, processes) if processes > 1 else plan
+            part = plan.slice(k, processes) if processes > 1 else plan
             mine = (cores[k % len(cores)],) if len(cores) >= processes else tuple(cores)
-            spec = Spec(url, str(records[k].with_suffix(".plan.npz")), str(records[k]), mine, _warm(share, warm), own)
-            started.append(_spawn(GENERATORS[generator], share, spec, api_key, logs[k]))
+            plan_path = str(records[k].with_suffix(".plan.npz"))
+            spec = Spec(url, plan_path, str(records[k]), mine, _warm(part, warm), locustfile)
+            started.append(_spawn(GENERATORS[generator], part, spec, api_key, logs[k]))
         for process, log in zip(started, logs, strict=True):
             _await_ready(process, log)
         yield Fleet(tuple(started), tuple(records), tuple(logs))
@@ -122,16 +116,16 @@ def make_fleet(
                 log.unlink()
 
 
-def _warm(plan: Plan, asked: int | None) -> int:
-    """Connections to open ahead: as asked, or a closed loop's users, or enough for an open loop's first moments."""
-    if asked is not None:
-        return asked
+def _warm(plan: Plan, connections: int | None) -> int:
+    """Connections to open ahead: as given, or a closed loop's users, or enough for an open loop's first moments."""
+    if connections is not None:
+        return connections
     return max(1, min(plan.concurrency if plan.loop == "closed" else 32, len(plan), _MOST_WARM))
 
 
-def _spawn(module: str, share: Plan, spec: Spec, api_key: str | None, log: Path) -> subprocess.Popen[bytes]:
+def _spawn(module: str, part: Plan, spec: Spec, api_key: str | None, log: Path) -> subprocess.Popen[bytes]:
     spec_path = Path(spec.record).with_suffix(".json")
-    save_share(share, Path(spec.share))
+    part.save(Path(spec.plan))
     spec.write(spec_path)
     environment = {name: value for name, value in os.environ.items() if name != API_KEY}
     if api_key:
@@ -162,13 +156,13 @@ def _why(code: int, log: Path) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last that a process said, "" for nothing."""
+    """The last line that a process has written, "" for none."""
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def end_processes(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End them all: first they are asked, then made to."""
+    """End them all: ask first (SIGTERM), then kill."""
     for process in processes:
         if process.poll() is None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""Issuing a plan: open loop on absolute deadlines, conversations, or closed loop with users who wait for their answers.
+"""Issuing a plan: open loop on absolute deadlines, or a request after each answer (conversations, closed loop).
 
 Neither waits for the answers to its last requests: that is ``Session.drain``.
 """
@@ -9,10 +9,9 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic_ns
 
-from gapmeter.loadgen.converse import Conversations
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.users import Users
+from gapmeter.loadgen.users import Conversations, Users
 from gapmeter.records import Outcome
 from gapmeter.records.timer import Timer
 
@@ -21,28 +20,38 @@ _BURST = 16
 # Waking an idle core takes some 30 µs: the timer goes off this much earlier, and the rest is spun.
 _EARLY_NS = 50_000
 
-
 Close = Callable[[], None]
 
 
-async def issue_open(session: Session, t0_ns: int) -> None:
-    """Issue each request at t0 + its due time, whatever has been answered; returns when the last one has left."""
-    await _until_over(session, open_loop, t0_ns)
+async def issue(session: Session, t0_ns: int) -> None:
+    """Issue the session's plan, in asyncio. Returns when it is over, or the run is stopped.
 
-
-async def issue_closed(session: Session, t0_ns: int) -> None:
-    """``concurrency`` users, each asking again a think time after the end of its answer; returns when the plan is over.
-
-    The plan is over at t0 + ``end_ns``, or where that is 0, when every body has been issued (or abandoned, after an
-    earlier turn of its conversation failed).
+    Open loop: each request at t0 + its due time, whatever has been answered; over when the last one has left. Closed
+    loop: ``concurrency`` users, each sending its next request a think time after its answer; over at t0 + ``end_ns``,
+    or where that is 0, when every body has been issued, or abandoned after an earlier turn of its conversation failed.
     """
-    await _until_over(session, closed_loop, t0_ns)
+    over = asyncio.Event()
+    close = begin(session, t0_ns, over.set)
+    waits = [asyncio.ensure_future(event.wait()) for event in (over, session.stopped)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        close()
+        for wait in waits:
+            wait.cancel()
 
 
-def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
-    """What ``issue_open`` awaits, on any event loop: calls ``done`` once the last has left; returns what ends it."""
-    if len(session.plan.turns):
-        return conversations(session, t0_ns, done)
+def begin(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
+    """As ``issue``, on any event loop: calls ``done`` when the plan is over. Returns what ends the issuing."""
+    plan = session.plan
+    if plan.loop == "closed":
+        return _after_answers(session, Users(plan, t0_ns), done)
+    if len(plan.turns):
+        return _after_answers(session, Conversations(plan, t0_ns), done)
+    return _at_due_times(session, t0_ns, done)
+
+
+def _at_due_times(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
     due = (session.plan.due_ns + t0_ns).tolist()
     at, count = 0, len(due)
 
@@ -64,16 +73,12 @@ def open_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
     return timer.close
 
 
-def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
-    """An open loop whose plan has turns: first turns at their due times, each other a think time after the one before.
-
-    What follows a failed turn is recorded as abandoned, at the time at which the next turn would have been due.
-    """
-    talks = Conversations(session.plan, t0_ns)
+def _after_answers(session: Session, senders: Conversations | Users, done: Callable[[], None]) -> Close:
+    """Requests whose due times depend on answers."""
 
     def wake() -> None:
         for _ in range(_BURST):
-            due = talks.take(monotonic_ns() + _EARLY_NS)
+            due = senders.take(monotonic_ns() + _EARLY_NS)
             if due is None:
                 break
             index, due_ns = due
@@ -83,86 +88,37 @@ def conversations(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
         arm()
 
     def arm() -> None:
-        at_ns = talks.next_ns
-        over = at_ns is None and not talks.awaits_answers()
-        if over or (talks.awaits_answers() and at_ns is not None and at_ns <= monotonic_ns()):
+        at_ns = senders.next_ns
+        if senders.is_over(monotonic_ns()):
             done()
         elif at_ns is not None:
-            timer.arm(at_ns - _EARLY_NS if not talks.awaits_answers() else at_ns)
-
-    timer = Timer(session.loop, wake)
-    session.on_finished = _hearing(session, talks, arm)
-    arm()
-    return _closing(session, talks, timer)
-
-
-def closed_loop(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
-    """What ``issue_closed`` awaits, on any event loop: calls ``done`` when the plan is over; returns what ends it."""
-    if not session.plan.concurrency:
-        done()
-        return lambda: None
-    users = Users(session.plan, t0_ns)
-
-    def wake() -> None:
-        for _ in range(_BURST):
-            due = users.take(monotonic_ns())
-            if due is None:
-                break
-            session.send(session.exchange(due[0]), due[1])
-        arm()
-
-    def arm() -> None:
-        at_ns = users.next_ns
-        if users.is_over(monotonic_ns()):
-            done()
-        elif at_ns is not None:
-            timer.arm(at_ns)
-
-    timer = Timer(session.loop, wake)
-    session.on_finished = _hearing(session, users, arm)
-    timer.arm(t0_ns)
-    return _closing(session, users, timer)
-
-
-def _hearing(session: Session, asking: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
-    """What becomes of an answer: whoever asked asks on, or what followed a failed turn is abandoned."""
-
-    def answered(exchange: Exchange) -> None:
-        index = session.plan.local_index(exchange.index)
-        lost = asking.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
-        if lost is not None:
-            for index in lost.turns:
-                session.abandon(index, lost.due_ns)
-        arm()
-
-    return answered
-
-
-def _closing(session: Session, asking: Conversations | Users, timer: Timer) -> Close:
-    """What ends the issuing: answers are heard no more, and turns that were never due are noted."""
+            timer.arm(at_ns - _EARLY_NS)
 
     def close() -> None:
         session.on_finished = None
         timer.close()
-        asking.close()
+        senders.close()
         if len(session.plan.turns):
-            session.writer.json({"type": "conversations", "beyond_end": asking.beyond_end})
+            session.writer.json({"type": "conversations", "beyond_end": senders.beyond_end})
 
+    timer = Timer(session.loop, wake)
+    session.on_finished = _on_answer(session, senders, arm)
+    arm()
     return close
 
 
-Begin = Callable[[Session, int, Callable[[], None]], Close]
-LOOPS: dict[str, Begin] = {"open": open_loop, "closed": closed_loop}
+def _on_answer(session: Session, senders: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
+    """What follows an answer: the user's next request, or, where a turn failed, the rest of its turns as abandoned.
 
+    Those are recorded at the time when the next of them would have been due.
+    """
 
-async def _until_over(session: Session, begin: Begin, t0_ns: int) -> None:
-    """Returns when all has been issued, or the run is to end early."""
-    over = asyncio.Event()
-    close = begin(session, t0_ns, over.set)
-    waits = [asyncio.ensure_future(event.wait()) for event in (over, session.enough)]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        close()
-        for wait in waits:
-            wait.cancel()
+    def answered(exchange: Exchange) -> None:
+        index = session.plan.local_index(exchange.index)
+        unsent = senders.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+        if unsent is not None:
+            for index in unsent.turns:
+                session.abandon(index, unsent.due_ns)
+        arm()
+
+    return answered

@@ -1,29 +1,19 @@
-"""The plan of a run: everything that is issued, drawn from the scenario's seed and encoded before the clock starts."""
+"""The plan of a run: everything that is issued, with its due time, fixed before the clock starts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
-from gapmeter.loadgen.content import Content, Seeds, Stream, ask_once
-from gapmeter.loadgen.dialogue import converse
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.lengths import draw_lengths
-from gapmeter.loadgen.own_prompts import ask_own
-from gapmeter.loadgen.swaps import Swaps, swaps_of
-from gapmeter.loadgen.thinking import draw_pauses, mean_pause_ns
-from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.distributions import FixedPause
-from gapmeter.scenarios.model import Load, Scenario, Workload
-
 _MOST_KNOTS = 20_000
-_CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
+_ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "places")
+_APART = (*_ARRAYS, "bodies", "swaps")
 
 
 def _none() -> NDArray[np.int64]:
@@ -32,8 +22,26 @@ def _none() -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Swaps:
+    """Where each body's first own word stands, and the words that may stand there instead.
+
+    ``at``: int64 (n, 3): first byte, byte after the last, the word's index in ``words`` (-1: nothing to swap).
+    """
+
+    at: NDArray[np.int64]
+    words: tuple[bytes, ...]
+
+    def apply(self, body: bytes, index: int, cycle: int) -> bytes:
+        """The body as it is in the given round; the first round's is the body itself."""
+        start, end, word = (int(value) for value in self.at[index])
+        if cycle == 0 or word < 0:
+            return body
+        return body[:start] + self.words[(word + cycle) % len(self.words)] + body[end:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What one generator process issues. Index i of every column is the same request.
+    """What one generator process issues. Index i of every column belongs to the same request.
 
     Open loop: request i is due at t0 + ``due_ns[i]``; each is issued once. Closed loop: ``due_ns`` is -1 and
     ``concurrency`` users take the next index whenever they are free: until every body is issued where ``end_ns`` is 0,
@@ -43,7 +51,7 @@ class Plan:
     are only the first turns. An issuer sends each following one ``pause_ns`` after the end of the answer before it,
     as long as that lies before ``end_ns`` (0: all of them), and records those whose predecessor failed as ABANDONED.
     A closed loop's user thinks for ``pause_ns`` of the request that was answered, and holds one conversation after the
-    other. ``places`` has each request's index in the whole plan of ``planned_in_all`` where conversations were shared.
+    other. ``places``: where conversations were dealt out, each request's index in the whole plan of ``planned_in_all``.
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
@@ -93,7 +101,7 @@ class Plan:
         return cycle * self.planned_in_all + int(self.places[at])
 
     def local_index(self, global_index: int) -> int:
-        """The place among this process's requests of one of them that is known by its place in the whole plan."""
+        """Where in this process's requests the one with that place in the whole plan stands."""
         if len(self.places):
             cycle, at = divmod(global_index, self.planned_in_all)
             return cycle * len(self.places) + int(np.searchsorted(self.places, at))
@@ -115,12 +123,12 @@ class Plan:
         return count
 
     def pause_ns(self, index: int) -> int:
-        """How long a user thinks after the answer to this request; any index."""
+        """The think time after the answer to this request; any index."""
         return int(self.pauses_ns[index % len(self.pauses_ns)]) if len(self.pauses_ns) else self.think_time_ns
 
     def request_id(self, index: int) -> str:
         """The x-request-id of any index; the first ``len(self)`` are in ``request_ids``."""
-        return _request_id(self.id_prefix, self.global_index(index))
+        return f"{self.id_prefix}-{self.global_index(index):06d}"
 
     def body(self, index: int) -> bytes:
         """The body of any index.
@@ -131,20 +139,18 @@ class Plan:
         cycle, at = divmod(index, len(self.bodies))
         return self.swaps.apply(self.bodies[at], at, cycle)
 
-    def is_warmup(self, index: int, due_ns: int) -> bool:
-        """Whether the request is left out of the results; ``due_ns`` counts from t0."""
-        return due_ns < self.warmup_ns or self.global_index(index) < self.warmup_requests
-
     def slice(self, worker: int, workers: int) -> Plan:
-        """Worker k of n's share: requests k, k + n, k + 2n … of this one plan, and its share of the users.
+        """Worker k of n's slice: requests k, k + n, k + 2n … of this one plan, and its part of the users.
 
-        Of conversations it is the k-th, k + n-th …, each with all its turns. The shares together are exactly this plan.
-        Raises ValueError for a share of a share.
+        Of conversations it is the k-th, k + n-th …, each with all its turns. The slices together are exactly this plan.
+        Raises ValueError for a slice of a slice.
         """
         if self.workers != 1 or not 0 <= worker < workers:
-            raise ValueError(f"cannot take share {worker} of {workers} of share {self.worker} of {self.workers}")
-        talks = len(self.turns) > 0
-        mine = np.flatnonzero((np.cumsum(self.turns == 1) - 1 if talks else np.arange(len(self))) % workers == worker)
+            raise ValueError(f"cannot take slice {worker} of {workers} of slice {self.worker} of {self.workers}")
+        has_turns = len(self.turns) > 0
+        mine = np.flatnonzero(
+            (np.cumsum(self.turns == 1) - 1 if has_turns else np.arange(len(self))) % workers == worker
+        )
         return replace(
             self,
             due_ns=self.due_ns[mine],
@@ -156,22 +162,49 @@ class Plan:
             worker=worker,
             workers=workers,
             swaps=replace(self.swaps, at=self.swaps.at[mine]),
-            turns=self.turns[mine] if talks else self.turns,
+            turns=self.turns[mine] if has_turns else self.turns,
             pauses_ns=self.pauses_ns[mine] if len(self.pauses_ns) else self.pauses_ns,
-            places=mine if talks else self.places,
-            planned_in_all=len(self) if talks else 0,
+            places=mine if has_turns else self.places,
+            planned_in_all=len(self) if has_turns else 0,
         )
 
     def _users_of(self, worker: int, workers: int) -> int:
         return self.concurrency // workers + (worker < self.concurrency % workers)
 
     def without_requests(self) -> Plan:
-        """The same times, users and ids, for who makes the requests himself while it runs."""
+        """The same times, users and ids, for a generator that composes its requests while it runs."""
         return replace(
             self, due_ns=_none(), bodies=[], request_ids=[], prompt_tokens=_none(), output_tokens=_none(),
             prompt_tokens_exact=False, swaps=Swaps(np.zeros((0, 3), np.int64), ()), notes=(), pauses_ns=_none(),
             prefix_share=None, turns=_none(), places=_none(),
         )  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write it as numpy arrays and JSON, so that loading it can run nothing. Raises OSError."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _APART}
+        plain["words"] = [word.decode("latin-1") for word in self.swaps.words]
+        arrays: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _ARRAYS}
+        arrays["swaps_at"] = self.swaps.at
+        arrays["body_bytes"] = np.array([len(body) for body in self.bodies], np.int64)
+        arrays["bodies"] = np.frombuffer(b"".join(self.bodies), np.uint8)
+        arrays["plain"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read what ``save`` wrote. Raises OSError, or ValueError or KeyError for something else."""
+        with np.load(path, allow_pickle=False) as arrays:
+            plain = json.loads(arrays["plain"].tobytes())
+            words = tuple(word.encode("latin-1") for word in plain.pop("words"))
+            ends = np.cumsum(arrays["body_bytes"]).tolist()
+            joined = arrays["bodies"].tobytes()
+            bodies = [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            columns = {name: arrays[name] for name in _ARRAYS}
+            swaps = Swaps(arrays["swaps_at"], words)
+        plain["notes"] = tuple(plain["notes"])
+        plain["rate_knots"] = tuple((at, rate) for at, rate in plain["rate_knots"])
+        return cls(**plain, **columns, bodies=bodies, swaps=swaps)
 
     def digest(self) -> str:
         """12 hex digits of the SHA-256 over what is issued and when; ids, which differ from run to run, left out."""
@@ -204,161 +237,3 @@ class Plan:
             "conversations": int(np.count_nonzero(self.turns == 1)) if len(self.turns) else None,
             "notes": list(self.notes),
         }
-
-
-def make_plan(
-    scenario: Scenario,
-    tokenizer: PromptTokenizer | None,
-    *,
-    model_name: str,
-    repeat: int = 0,
-    id_prefix: str = "gap",
-    dialect: str | None = None,
-) -> Plan:
-    """Draw the whole plan from the scenario's seed.
-
-    ``tokenizer`` None: prompts are counted in words, and ``prompt_tokens_exact`` is False. ``repeat`` n is the same
-    trace (arrivals, lengths) with fresh text, so that a repeat does not measure the prefix cache. ``id_prefix`` must
-    differ between runs against one server. ``dialect`` None means the scenario's.
-    Raises PlanError when it cannot be made as asked.
-    """
-    load, seeds = scenario.load, Seeds(scenario.seed, repeat)
-    warmup_ns, warmup_requests = warmup_span(load)
-    arrivals = _due(scenario, seeds, warmup_ns, warmup_requests)
-    if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
-        remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
-        raise PlanError(f"no request falls into the measured part; write {remedy}")
-    content = _MAKERS[scenario.workload.kind](scenario, tokenizer, len(arrivals.due_ns), seeds)
-    count = len(content.asks)
-    sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)
-    bodies = [
-        encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
-        for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
-    ]
-    due_ns = _first_turns(arrivals.due_ns, content.turns)
-    return Plan(
-        loop=load.loop,
-        path=content.path,
-        due_ns=due_ns,
-        bodies=bodies,
-        request_ids=[_request_id(id_prefix, index) for index in range(count)],
-        prompt_tokens=content.prompt_tokens,
-        output_tokens=content.output_tokens,
-        prompt_tokens_exact=content.exact,
-        warmup_ns=warmup_ns,
-        warmup_requests=_warm(warmup_requests, content.turns),
-        end_ns=_end(load, arrivals.due_ns, warmup_ns, talks=len(content.turns) > 0),
-        concurrency=load.concurrency or 0,
-        think_time_ns=mean_pause_ns(load.think_time),
-        timeout_ns=load.timeout_ns,
-        stall_ns=load.stall_ns or 0,
-        retries=load.retries,
-        retry_pause_ns=load.retry_pause_ns,
-        traceparent=load.traceparent,
-        worker=0,
-        workers=1,
-        id_prefix=id_prefix,
-        swaps=swaps_of(content, bodies),
-        notes=(*content.notes, *_growing(load, content, warmup_ns)),
-        rate_knots=arrivals.knots,
-        count_dispersion=arrivals.dispersion,
-        prefix_share=_prefix_share(content) if load.loop == "open" else None,
-        turns=content.turns,
-        pauses_ns=_pauses(load, count, seeds),
-    )
-
-
-_MAKERS = {"chat": ask_once, "completion": ask_once, "conversation": converse, "file": ask_own}
-
-
-def encode_body(
-    workload: Workload, model_name: str, ask: dict[str, object], output_tokens: int, seed: int, dialect: str
-) -> bytes:
-    """One request's JSON; ``ask`` is its messages or its prompt.
-
-    The full dialect makes the answer exactly ``output_tokens`` long (``ignore_eos``, ``min_tokens``) and asks for the
-    running token count in every chunk; plain has neither.
-    """
-    body: dict[str, object] = {"model": model_name, **ask}
-    stream_options = {"include_usage": True}
-    body |= {"max_tokens": output_tokens, "temperature": workload.temperature, "seed": seed, "stream": True}
-    if dialect == "full":
-        body |= {"min_tokens": output_tokens, "ignore_eos": True}
-        stream_options["continuous_usage_stats"] = True
-    body["stream_options"] = stream_options
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _request_id(prefix: str, index: int) -> str:
-    return f"{prefix}-{index:06d}"
-
-
-def _first_turns(due_ns: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The due times of conversations' first turns; when the others are due the answers before them decide."""
-    if not len(turns):
-        return due_ns
-    out = np.full(len(turns), -1, np.int64)
-    out[turns == 1] = due_ns
-    return out
-
-
-def _warm(conversations: int, turns: NDArray[np.int64]) -> int:
-    """A warm-up of so many requests, or of all turns of so many conversations."""
-    if not len(turns) or not conversations:
-        return conversations
-    return int(np.append(np.flatnonzero(turns == 1), len(turns))[conversations])
-
-
-def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
-    """Think times that differ; nothing where they are all the same."""
-    if isinstance(load.think_time, FixedPause):
-        return np.zeros(0, np.int64)
-    return draw_pauses(load.think_time, count, seeds.rng(Stream.THINKING))
-
-
-def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
-    """While the first conversations still go on, later turns grow more frequent: that belongs into the warm-up."""
-    if not len(content.turns) or (load.loop == "closed" and load.requests is not None):
-        return []
-    each = len(content.turns) / int(np.count_nonzero(content.turns == 1))
-    lasts_ns = (each - 1) * mean_pause_ns(load.think_time)
-    if lasts_ns <= warmup_ns:
-        return []
-    grows = "the load still grows" if load.loop == "open" else "histories still grow"
-    text = (
-        f"a conversation's think times alone take {lasts_ns / 1e9:.3g} s on average, the warm-up takes "
-        f"{warmup_ns / 1e9:.3g} s: {grows} while it is measured; write a longer load.warmup"
-    )
-    return [text]
-
-
-def _prefix_share(content: Content) -> float:
-    return float(content.repeated.sum()) / max(int(content.prompt_tokens.sum()), 1)
-
-
-def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int) -> Arrivals:
-    """Due times of requests, or of conversations where these are asked."""
-    load = scenario.load
-    if load.loop == "open":
-        return draw_arrivals(load, seeds.rng(Stream.ARRIVALS), warmup_ns)
-    if load.requests is not None:
-        return _unknown(warmup_requests + load.requests)
-    # How many a closed loop will ask within its time nobody knows beforehand; past these, bodies come round changed.
-    span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
-    guess = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
-    if scenario.workload.kind == "conversation":
-        each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
-        guess = math.ceil(guess / float(each))
-    return _unknown(guess)
-
-
-def _unknown(count: int) -> Arrivals:
-    """A closed loop's: when each is due the answers before it decide."""
-    return Arrivals(np.full(count, -1, np.int64), (), 0.0)
-
-
-def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, talks: bool) -> int:
-    """So many conversations are all heard to their end."""
-    if load.duration_ns is not None:
-        return warmup_ns + load.duration_ns
-    return int(due_ns[-1]) + 1 if load.loop == "open" and not talks else 0

@@ -1,4 +1,4 @@
-"""Prompts of exact token counts whose texts differ from each other from their first own word on."""
+"""Prompts of exact token counts whose texts differ from their first own word on, or begin alike where asked to."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.sharing import shared_beginnings, trace_blocks
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.trace import Recording
+from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
@@ -68,7 +67,7 @@ class Prompts:
 
 
 def survey(tokenizer: PromptTokenizer | None, kind: str) -> Words:
-    """Find the words of a tokenizer's vocabulary that can be counted on; without one, common words, one token each."""
+    """The words of a tokenizer's vocabulary that cost one token for certain; without a tokenizer, common words."""
     if tokenizer is None:
         common = _COMMON.split()
         return Words(common, common, " ", 0)
@@ -160,3 +159,64 @@ def _fit(
         f"cannot make a {kind} prompt of {target[i]} tokens with the tokenizer of {tokenizer.name}; "
         f"{len(todo)} of {len(own)} prompts came out otherwise"
     )
+
+
+Ints = NDArray[np.int64]
+Write = Callable[[int, int], list[str]]  # (which text, how many words) → its first words, the same ones every time
+
+
+@dataclass(frozen=True, slots=True)
+class CommonText:
+    """What prompts have in common, so that a prefix cache can be hit: their first words, and a trace's also its own.
+
+    ``repeated``: how many of its words stood at the start of an earlier prompt already, (n,); a cache without limits
+    would hit that much.
+    """
+
+    heads: list[list[str]]
+    tails: list[list[str]] | None
+    repeated: Ints
+
+
+def shared_beginnings(words: Ints, share: float, groups: Ints, write: Write) -> CommonText:
+    """The first ``share`` of each prompt's ``words`` is its group's text, cut to length."""
+    counts = np.rint(words * share).astype(np.int64)
+    longest = {int(group): int(counts[groups == group].max()) for group in np.unique(groups)}
+    texts = {group: write(group, length) for group, length in longest.items()}
+    heads = [texts[int(group)][:count] for group, count in zip(groups, counts, strict=True)]
+    return CommonText(heads, None, _seen_before(groups, counts))
+
+
+def trace_blocks(words: Ints, trace: Recording, write: Write) -> CommonText:
+    """Each prompt is its trace's blocks one after the other, equal ids with equal text; the last one ends it.
+
+    A prompt whose blocks do not fill it (they were recorded with another template) repeats its last block's text.
+    """
+    size = BLOCK_TOKENS
+    texts: dict[int, list[str]] = {}
+    heads, tails, repeated = [], [], np.zeros(len(words), np.int64)
+    seen: set[tuple[int, ...]] = set()
+    for at, (count, ids) in enumerate(zip(words.tolist(), trace.blocks, strict=False)):
+        needed = ids[: -(-count // size)] or (0,)
+        for block in needed:
+            texts.setdefault(block, write(block, size))
+        whole = [word for block in needed for word in texts[block]]
+        whole += (texts[needed[-1]] * (count // size + 1))[: max(count - len(whole), 0)]
+        cut = min((len(needed) - 1) * size, count - 1)
+        heads.append(whole[:cut])
+        tails.append(whole[cut:count])
+        old = 0  # blocks at its start that an earlier prompt began with
+        while old < len(needed) and needed[: old + 1] in seen:
+            old += 1
+        repeated[at] = min(old * size, count)
+        seen.update(needed[: length + 1] for length in range(old, len(needed)))
+    return CommonText(heads, tails, repeated)
+
+
+def _seen_before(groups: Ints, counts: Ints) -> Ints:
+    longest: dict[int, int] = {}
+    out = np.zeros(len(counts), np.int64)
+    for at, (group, count) in enumerate(zip(groups.tolist(), counts.tolist(), strict=True)):
+        out[at] = min(count, longest.get(group, 0))
+        longest[group] = max(count, longest.get(group, 0))
+    return out

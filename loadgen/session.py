@@ -1,4 +1,4 @@
-"""One generator process's requests: made beforehand, sent when told, recorded as they end."""
+"""One generator process's requests: built beforehand, sent when due, recorded as they end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import Client, Pool
 from gapmeter.loadgen.exchange import Exchange
-from gapmeter.loadgen.patience import Retries, Stalls
+from gapmeter.loadgen.failures import Retries, Stalls
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.request import FINISHED, ISSUED, encode
 from gapmeter.records.timer import Readers
-from gapmeter.records.wire import FINISHED, ISSUED, encode
 
 
 class Loop(Readers, Protocol):
@@ -24,7 +24,7 @@ class Loop(Readers, Protocol):
 
 
 class Event(Protocol):
-    """What issuing needs of an event; ``wait`` is asyncio's or gevent's, for those who know which."""
+    """What issuing needs of an event. ``wait`` is to be awaited with asyncio, and blocks the greenlet with gevent."""
 
     def set(self) -> None: ...
 
@@ -38,9 +38,8 @@ class Event(Protocol):
 class Session:
     """Everything that an issuer needs: bytes ready to be sent, the client, and the record file.
 
-    ``on_finished`` may be set by an issuer that waits for answers. ``enough`` is set when nothing more is to be issued,
-    ``stopped`` when the run is also not to wait for answers, ``drained`` whenever nothing is in flight. Without a
-    ``loop`` it is the running one of asyncio.
+    ``on_finished`` may be set by an issuer that waits for answers. ``stopped`` is set when the run ends early,
+    ``drained`` whenever nothing is in flight. Without a ``loop`` it is the running one of asyncio.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Session:
         self.client = client(address, self._finished)
         self.on_finished: Callable[[Exchange], None] | None = None
         self.issued = self.finished = 0
-        self.enough, self.stopped, self.drained = event(), event(), event()
+        self.stopped, self.drained = event(), event()
         self._address = address
         self._unwritten: deque[Exchange] = deque()
         self._stalls = Stalls(plan.stall_ns) if plan.stall_ns else None
@@ -61,7 +60,7 @@ class Session:
         self._ready: list[Exchange | None] = [self._make(index) for index in range(len(plan))]
 
     def exchange(self, index: int) -> Exchange:
-        """Request ``index`` of this process's share; beyond the planned ones it is made on the spot. Take each once."""
+        """Request ``index`` of this process; beyond the planned ones it is built on the spot. Take each once."""
         if index >= len(self._ready):
             return self._make(index)
         exchange, self._ready[index] = self._ready[index], None
@@ -69,44 +68,39 @@ class Session:
         return exchange
 
     def send(self, exchange: Exchange, due_ns: int) -> None:
-        """Issue now what was due at ``due_ns``, and note on disk that it left."""
+        """Issue now what was due at ``due_ns``, and record that it left."""
         self.issued += 1
         self._send_now(exchange, due_ns)
 
     def compose(self, index: int, path: str, body: bytes, output_tokens: int) -> Exchange:
-        """A request that the plan does not hold, under the id that it has for ``index``; 0 tokens: as many as come."""
+        """A request that is not in the plan, under the plan's id for ``index``. 0 tokens: any number."""
         name = self.plan.request_id(index)
         data = self._address.request(path, body, name, traced=self.plan.traceparent)
-        return Exchange(self.plan.global_index(index), name, data, 0, output_tokens)
+        return Exchange(self.plan.global_index(index), name, data, worker=self.plan.worker, output_tokens=output_tokens)
 
     @property
     def awaited(self) -> int:
-        """Requests whose fate is open: in flight, or waiting to be asked again."""
+        """Requests that have not ended: in flight, or waiting to be sent again."""
         return self.client.in_flight + (len(self._retries) if self._retries is not None else 0)
 
     def abandon(self, index: int, due_ns: int) -> None:
-        """Note on disk that request ``index`` is never sent, since an earlier turn of its conversation failed."""
+        """Record that request ``index`` is never sent, since an earlier turn of its conversation failed."""
         exchange = self.exchange(index)
         exchange.due_ns = due_ns
         exchange.end(Outcome.ABANDONED, "an earlier turn of its conversation failed", due_ns)
-        self.writer.blob(FINISHED, encode(exchange.record(self.plan.worker)))
+        self.writer.blob(FINISHED, encode(exchange))
 
     def expire(self, now_ns: int) -> None:
-        """Give up what has been in flight, or silent, for longer than the plan allows."""
+        """Give up what has been in flight, or without a token, for longer than the plan allows."""
         timeout_ns = self.plan.timeout_ns
         self.client.expire(now_ns - timeout_ns, f"no complete answer in {timeout_ns / 1e9:g} s")
         if self._stalls is not None:
             for exchange in self._stalls.find(now_ns):
                 self.client.give_up(exchange, Outcome.STALLED, f"no token for {self.plan.stall_ns / 1e9:g} s")
 
-    def finish_early(self) -> None:
-        """Issue nothing more; what is in flight is awaited as at the plan's end."""
-        self.enough.set()
-
     def stop(self, reason: str) -> None:
-        """End early: what is in flight is recorded as aborted, nothing more is issued."""
+        """End early: nothing more is issued, and what is in flight is recorded as aborted."""
         self.stopped.set()
-        self.enough.set()
         self.on_finished = None
         if self._retries is not None:
             self._retries.clear()
@@ -115,7 +109,7 @@ class Session:
             self.drained.set()
 
     async def drain(self) -> None:
-        """Wait until nothing is awaited (every request is answered, or has had its time) and all is on record."""
+        """Wait until every request has been answered or has timed out, and all is on record."""
         while self.awaited:
             self.drained.clear()
             await self.drained.wait()
@@ -130,23 +124,23 @@ class Session:
         plan, at = self.plan, index % len(self.plan)
         name = plan.request_id(index)
         data = self._address.request(plan.path, plan.body(index), name, traced=plan.traceparent)
-        tokens = int(plan.prompt_tokens[at]), int(plan.output_tokens[at])
-        exchange = Exchange(plan.global_index(index), name, data, *tokens)
-        exchange.turn = plan.turn(index) if len(plan.turns) else 0
-        return exchange
+        return Exchange(
+            plan.global_index(index), name, data, worker=plan.worker, prompt_tokens=int(plan.prompt_tokens[at]),
+            output_tokens=int(plan.output_tokens[at]), turn=plan.turn(index),
+        )  # fmt: skip
 
     def _send_now(self, exchange: Exchange, due_ns: int) -> None:
         exchange.due_ns = due_ns
         self.client.issue(exchange)
         if self._stalls is not None:
             self._stalls.watch(exchange)
-        self.writer.blob(ISSUED, encode(exchange.record(self.plan.worker)))
+        self.writer.blob(ISSUED, encode(exchange))
 
     def _finished(self, exchange: Exchange) -> None:
         if not self._unwritten:
             self.loop.call_soon(self._write_next)
         self._unwritten.append(exchange)
-        again = exchange.outcome is not Outcome.OK and self._asked_again(exchange)
+        again = exchange.outcome is not Outcome.OK and self._sent_again(exchange)
         exchange.release()
         if not again:
             self.finished += 1
@@ -155,15 +149,15 @@ class Session:
         if not self.awaited:
             self.drained.set()
 
-    def _asked_again(self, failed: Exchange) -> bool:
+    def _sent_again(self, failed: Exchange) -> bool:
         return self._retries is not None and not self.stopped.is_set() and self._retries.take(failed)
 
     def _write_next(self) -> None:
-        """Write one record, and leave the others to the loop's next rounds: reading what has arrived comes first."""
+        """Write one record and leave the others to the loop's next rounds: reading what has arrived comes first."""
         if self._unwritten:
             self._write_one()
         if self._unwritten:
             self.loop.call_soon(self._write_next)
 
     def _write_one(self) -> None:
-        self.writer.blob(FINISHED, encode(self._unwritten.popleft().record(self.plan.worker)))
+        self.writer.blob(FINISHED, encode(self._unwritten.popleft().collect()))

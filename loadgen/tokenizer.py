@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen import PlanError
 
 Message = dict[str, str]  # role and content
 
@@ -28,7 +28,7 @@ _VERBATIM = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 class Backend(Protocol):
-    """What is asked of a tokenizer library."""
+    """What we need of a tokenizer library."""
 
     def vocabulary(self) -> Mapping[str, int]: ...
 
@@ -47,16 +47,12 @@ class PromptTokenizer:
         self.name = name
         self._backend = backend
 
-    def count_chat(self, text: str) -> int:
-        """Tokens of a chat whose only message is ``text``, the template's and the generation prompt's included."""
-        return int(self.counts([text], "chat")[0])
-
-    def count_text(self, text: str) -> int:
-        """Tokens of a completion's prompt, with the special tokens that the tokenizer adds by itself."""
-        return int(self.counts([text], "completion")[0])
-
     def counts(self, texts: Sequence[str], kind: str) -> NDArray[np.int64]:
-        """Tokens of each text, int64, for kind ``chat`` or ``completion``. Raises PlanError without a template."""
+        """Tokens of each text, int64. Raises PlanError where a chat has no template.
+
+        ``chat``: each as the only message of a chat, with the template's own tokens and the generation prompt's;
+        ``completion``: each as a bare prompt, with the special tokens that the tokenizer adds by itself.
+        """
         if kind == "chat":
             return self.count_messages([[{"role": "user", "content": text}] for text in texts])
         return np.array(self._backend.lengths(list(texts), special=True), np.int64)
@@ -74,10 +70,10 @@ class PromptTokenizer:
         matches = (_WORD.fullmatch(token) for token, _ in vocabulary)
         candidates = list(dict.fromkeys(match[1] for match in matches if match))[:_MOST_WORDS]
         for joiner in (" ", ""):
-            found = self._single_tokens(candidates, joiner)
-            if len(found) >= _FEWEST_WORDS:
-                return found, joiner
-        raise PlanError(f"the tokenizer of {self.name} has {len(found)} plain words, too few for prompts that differ")
+            words = self._single_tokens(candidates, joiner)
+            if len(words) >= _FEWEST_WORDS:
+                return words, joiner
+        raise PlanError(f"the tokenizer of {self.name} has {len(words)} plain words, too few for prompts that differ")
 
     def _single_tokens(self, candidates: list[str], joiner: str) -> list[str]:
         (lone,) = self._backend.lengths(["a"], special=False)
@@ -126,10 +122,10 @@ def _is_verbatim(folder: Path) -> bool:
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise PlanError(f"{path} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 class FileBackend:
@@ -146,15 +142,15 @@ class FileBackend:
         self._tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
 
     def vocabulary(self) -> Mapping[str, int]:
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
 
     def render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
             raise ValueError("the model has none")
-        known = {name: value for name, value in self._tokens.items() if isinstance(value, str)}
+        tokens = {name: value for name, value in self._tokens.items() if isinstance(value, str)}
         return self._template.render(
-            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **known
+            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **tokens
         )
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
@@ -166,10 +162,10 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        found = next((entry["template"] for entry in found if entry["name"] == "default"), None)
-    return found
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return template
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -204,8 +200,8 @@ class TransformersBackend:
         self._tokenizer = tokenizer
 
     def vocabulary(self) -> Mapping[str, int]:
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
 
     def render(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
@@ -215,5 +211,5 @@ class TransformersBackend:
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
         if not texts:
             return []
-        asked = self._tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
-        return [len(ids) for ids in asked["input_ids"]]
+        encoded = self._tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]

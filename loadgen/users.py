@@ -1,21 +1,89 @@
-"""Which request each of a closed loop's users asks next, and when. No clock, no sockets."""
+"""Who sends which request next, and when, where that depends on answers. No clock, no sockets."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.loadgen.converse import Abandoned
 from gapmeter.loadgen.plan import Plan
 
-# A user whose request failed asks again no sooner: a server that refuses at once would eat the plan in a second.
+# A user whose request failed sends the next one no sooner: a server that refuses at once would use up the plan.
 _AFTER_FAILURE_NS = 100_000_000
 _STAGGER_NS = 1_000_000_000
+_ANEW = -1  # in place of a request: whatever comes next in the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Turns that are never sent because the one before them failed, and when the next of them would have been due."""
+
+    turns: range
+    due_ns: int
+
+
+class Conversations:
+    """The turns that are due, the next one first: first turns by the plan, others a think time after an answer's end.
+
+    Times are CLOCK_MONOTONIC ns. ``beyond_end`` counts turns that would have been due after the plan's end.
+    """
+
+    def __init__(self, plan: Plan, t0_ns: int) -> None:
+        self._plan = plan
+        self._end_ns = t0_ns + plan.end_ns if plan.end_ns else None
+        first = np.flatnonzero(plan.turns == 1)
+        self._waiting = [(t0_ns + int(plan.due_ns[i]), int(i)) for i in first]
+        heapq.heapify(self._waiting)
+        self._unanswered: set[int] = set()  # turns without an answer yet that others follow
+        self.beyond_end = 0
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something is due next; the plan's end while only answers are awaited; None when all is over."""
+        if self._waiting:
+            return self._waiting[0][0]
+        return self._end_ns if self._unanswered else None
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether nothing more is sent: nothing is due, and no answer can bring more before the plan's end."""
+        if self._waiting:
+            return False
+        return not self._unanswered or (self._end_ns is not None and now_ns >= self._end_ns)
+
+    def take(self, now_ns: int) -> tuple[int, int] | None:
+        """The next turn and its due time, if it is due by now."""
+        if not self._waiting or self._waiting[0][0] > now_ns:
+            return None
+        due_ns, index = heapq.heappop(self._waiting)
+        if self._plan.follower(index) is not None:
+            self._unanswered.add(index)
+        return index, due_ns
+
+    def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
+        """A turn has ended. Returns the turns that its failure leaves unsent, if there are any."""
+        following = self._plan.follower(index)
+        if index not in self._unanswered or following is None:
+            return None
+        self._unanswered.discard(index)
+        due_ns = end_ns + self._plan.pause_ns(index)
+        if self._end_ns is not None and due_ns >= self._end_ns:
+            self.beyond_end += self._plan.left(following)
+        elif ok:
+            heapq.heappush(self._waiting, (due_ns, following))
+        else:
+            return Abandoned(range(following, following + self._plan.left(following)), due_ns)
+        return None
+
+    def close(self) -> None:
+        """Nothing more is sent: a turn that has not been answered yet is its conversation's last."""
+        for index in self._unanswered:
+            self.beyond_end += self._plan.left(index + 1)
+        self._unanswered.clear()
 
 
 class Users:
-    """The plan's users, the next one who wants to ask first. Times are CLOCK_MONOTONIC ns.
+    """The plan's users, in the order of their next requests. Times are CLOCK_MONOTONIC ns.
 
     A user is due a think time after the end of its last answer: with the next turn of its conversation, or where that
     was the last or the plan has none, with whatever comes next in the plan. After a failure the rest of a conversation
@@ -31,23 +99,25 @@ class Users:
         self._waiting: list[tuple[int, int]] = [(t0_ns + user * over_ns // plan.concurrency, _ANEW) for user in users]
         self._firsts = np.flatnonzero(plan.turns == 1) if len(plan.turns) else None
         self._begun = 0
-        self._talking: set[int] = set()  # turns without an answer yet that others follow
+        self._unanswered: set[int] = set()  # turns without an answer yet that others follow
         self.beyond_end = 0
 
     @property
     def next_ns(self) -> int | None:
-        """When somebody wants to ask next, or the plan's time is over; None while only answers can bring more."""
+        """When the next request is due, or the plan's time is over; None while only answers can bring more."""
         times = [due_ns for due_ns, _ in self._waiting[:1]] + ([] if self._end_ns is None else [self._end_ns])
         return min(times, default=None)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether nobody asks anything more: the plan's time is over, or all of it has been asked."""
+        """Whether nothing more is sent: the plan's time is over, or all of it has been sent."""
+        if not self._plan.concurrency:  # a slice may have none of the users
+            return True
         if self._end_ns is not None:
             return now_ns >= self._end_ns
-        return self._used_up() and not self._talking and all(index == _ANEW for _, index in self._waiting)
+        return self._used_up() and not self._unanswered and all(index == _ANEW for _, index in self._waiting)
 
     def take(self, now_ns: int) -> tuple[int, int] | None:
-        """The next request and when it was due, if somebody wants to ask by now."""
+        """The next request and when it was due, if one is due by now."""
         while self._waiting and self._waiting[0][0] <= now_ns and not self.is_over(now_ns):
             due_ns, index = heapq.heappop(self._waiting)
             if index == _ANEW:
@@ -55,15 +125,15 @@ class Users:
                     continue  # this user leaves
                 index = self._begin()
             if self._plan.follower(index) is not None:
-                self._talking.add(index)
+                self._unanswered.add(index)
             return index, due_ns
         return None
 
     def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
-        """A request's fate is known, and its user free; returns what it takes along when it failed."""
+        """A request has ended, its user is free. Returns the turns that its failure leaves unsent, if there are any."""
         pause_ns = self._plan.pause_ns(index)
         following = self._plan.follower(index)
-        self._talking.discard(index)
+        self._unanswered.discard(index)
         if ok:
             heapq.heappush(self._waiting, (end_ns + pause_ns, _ANEW if following is None else following))
             return None
@@ -74,10 +144,10 @@ class Users:
         return Abandoned(range(following, following + self._plan.left(following)), due_ns)
 
     def close(self) -> None:
-        """Nothing more is asked."""
-        broken_off = [index + 1 for index in self._talking] + [index for _, index in self._waiting if index != _ANEW]
+        """Nothing more is sent."""
+        broken_off = [index + 1 for index in self._unanswered] + [index for _, index in self._waiting if index != _ANEW]
         self.beyond_end = sum(self._plan.left(index) for index in broken_off)
-        self._talking.clear()
+        self._unanswered.clear()
         self._waiting.clear()
 
     def _used_up(self) -> bool:
@@ -91,6 +161,3 @@ class Users:
             return number
         cycle, at = divmod(number, len(self._firsts))
         return cycle * len(self._plan) + int(self._firsts[at])
-
-
-_ANEW = -1  # in place of a request: whatever comes next in the plan

@@ -1,8 +1,8 @@
-"""One generator process: reads its share of the plan, waits for the common start, issues, records, leaves.
+"""One generator process: reads its slice of the plan, waits for the common start, issues, records, leaves.
 
-``-m loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open, then reads the
-start (CLOCK_MONOTONIC ns) from standard input. When that closes, its parent is gone: it stops as on SIGINT and SIGTERM,
-with what is in flight recorded as aborted.
+``-m gapmeter.loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open, then reads
+the start (CLOCK_MONOTONIC ns) from standard input. When that closes, its parent is gone: it stops as on SIGINT and
+SIGTERM, with what is in flight recorded as aborted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import uvloop
 
 from gapmeter.loadgen.address import Address, authorization
 from gapmeter.loadgen.client import reason
-from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.share import load_share
 from gapmeter.records import RecordWriter
-from gapmeter.records.files import allow_many_files, too_few_files
-from gapmeter.records.slices import ask_for_short_slices
+from gapmeter.records.process import allow_many_files, ask_for_short_slices, too_few_files
+from gapmeter.records.timer import Readers
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
 _NICER = 10
 _READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
+PARENT_GONE = "the process that started this one is gone"
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
 
@@ -51,18 +51,27 @@ class Exit(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What a generator process is told. ``warm``: connections to open ahead; no ``cores``: run anywhere.
+class Locustfile:
+    """A user's own locustfile, and what the bodies of its requests need."""
 
-    ``own``: a user's own locustfile issues (its path, and the model and dialect that bodies need), not the share.
+    path: str
+    model: str
+    dialect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a generator process has to do. ``warm``: connections to open ahead; no ``cores``: run anywhere.
+
+    ``locustfile``: its users issue, not the plan.
     """
 
     url: str
-    share: str
+    plan: str
     record: str
     cores: tuple[int, ...]
     warm: int
-    own: dict[str, str] | None = None
+    locustfile: Locustfile | None = None
 
     @classmethod
     def read(cls, path: Path) -> Spec:
@@ -70,7 +79,8 @@ class Spec:
         value: dict[str, Any] = json.loads(path.read_text())
         if set(value) != {field.name for field in fields(cls)}:
             raise ValueError(f"{path}: keys {sorted(value)}")
-        return cls(**value | {"cores": tuple(value["cores"])})
+        file = Locustfile(**value["locustfile"]) if value["locustfile"] else None
+        return cls(**value | {"cores": tuple(value["cores"]), "locustfile": file})
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -79,15 +89,14 @@ class Spec:
 Work = Callable[[Spec, Plan, Address, RecordWriter], int]
 
 
-def main(arguments: list[str], work: Work | None = None, *, threads: bool = True) -> int:
+def main(arguments: list[str], work: Work | None = None) -> int:
     """Entry point. Failures that have a cause of their own are one line on standard error.
 
     ``work`` is what a generator does between its record file's opening and closing; None: this module's own, on uvloop.
-    ``threads``: whether a thread is one, and no greenlet.
     """
     try:
         spec = Spec.read(Path(arguments[0]))
-        plan = load_share(Path(spec.share))
+        plan = Plan.load(Path(spec.plan))
         address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
@@ -102,8 +111,7 @@ def main(arguments: list[str], work: Work | None = None, *, threads: bool = True
         return leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
     writer.reserve(min(_expected_bytes(plan), _free_bytes(spec.record) // 4))
     over = threading.Event()
-    if threads:
-        threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
+    threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
     try:
         return (work or _on_uvloop)(spec, plan, address, writer)
     finally:
@@ -121,7 +129,6 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
     broken = _watch_for_bugs(loop, session)
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, session.stop, "the run was stopped")
-    loop.add_signal_handler(signal.SIGUSR1, session.finish_early)
     try:
         await session.client.warm(spec.warm)
     except OSError as error:
@@ -136,7 +143,7 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
 
 
 def stop_collecting() -> None:
-    """What a request leaves behind is freed by counting references."""
+    """Garbage collection pauses; counting references is enough to free what a request leaves behind."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -152,34 +159,41 @@ def ending(spec: Spec, session: Session, broken: list[BaseException]) -> int:
 
 
 async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | None:
-    """The common start, from standard input; None when we are stopped before it comes."""
-    told: asyncio.Future[int] = loop.create_future()
+    """The common start; None if stopped before it comes."""
+    start: asyncio.Future[int] = loop.create_future()
+    listen_for_start(loop, start.set_result, lambda: session.stop(PARENT_GONE))
+    stopped = asyncio.ensure_future(session.stopped.wait())
+    either: list[asyncio.Future[Any]] = [start, stopped]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return start.result() if start.done() else None
 
-    def heard() -> None:
+
+def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable[[], None]) -> None:
+    """Call ``start`` with the common start from standard input, ``gone`` when that closes: our parent is gone then."""
+    came = False
+
+    def read() -> None:
+        nonlocal came
         line = os.read(0, 4096)
         if not line:
             loop.remove_reader(0)
-            session.stop("the process that started this one is gone")
-        elif not told.done():
-            told.set_result(int(line))
+            gone()
+        elif not came:
+            came = True
+            start(int(line))
 
-    loop.add_reader(0, heard)
-    stopped = asyncio.ensure_future(session.stopped.wait())
-    either: list[asyncio.Future[Any]] = [told, stopped]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    return told.result() if told.done() else None
+    loop.add_reader(0, read)
 
 
 async def _timed(session: Session, t0_ns: int) -> None:
-    """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
-    pulse = Pulse(session, t0_ns)
+    """The timed window, then the answers that are still out, with lag, speed and cost recorded beside them."""
+    heartbeat = Heartbeat(session, t0_ns)
     note_window(session, t0_ns, {"generator": "asyncio"})
-    issue = issue_open if session.plan.loop == "open" else issue_closed
     await issue(session, t0_ns)
-    pulse.stop_counting()
+    heartbeat.stop_counting()
     await session.drain()
-    pulse.close()
+    heartbeat.close()
     note_issued(session)
 
 
@@ -227,13 +241,13 @@ def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
 
 
 def _come_first() -> int:
-    """Ask to run before whoever strays onto our core, as soon as we wake; returns the niceness that we have."""
+    """Ask to run as soon as we wake, before any other process on our core. Returns the niceness that we have."""
     ask_for_short_slices(_NICER)
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def leave(code: Exit, why: str) -> int:
-    """Say why on standard error; returns the code."""
+    """Write the reason to standard error; returns the code."""
     print(why, file=sys.stderr, flush=True)
     return code
 

@@ -25,7 +25,7 @@ class Growing:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.steps = 0  # frames of kind STEP met so far
+        self.steps = 0  # frames of kind STEP read so far
         self.closed = False  # its process has closed it, or it is no record file
         self.is_record = _has_magic(path)
         self._at = self._since = FILE_HEADER.size
@@ -39,8 +39,8 @@ class Growing:
             return
         with self.path.open("rb", buffering=0) as file:
             data = _read_on(file.fileno(), self._at)
-        found, used, self.closed = frames(data, 0)
-        for at, kind in found:
+        whole, used, self.closed = frames(data, 0)
+        for at, kind in whole:
             frame = data[at : at + HEAD.unpack_from(data, at)[0]]
             if kind == Kind.JSON:
                 self._notes.append(frame)
@@ -50,13 +50,13 @@ class Growing:
         self._at += used
 
     def begin(self) -> None:
-        """A load begins: what is there by now is not its."""
+        """A load begins: what is there already belongs to an earlier one."""
         self.advance()
         self._since, self._notes_before = self._at, len(self._notes)
         self._dropped_before = self._dropped()
 
     def grew(self) -> bool:
-        """Whether anything has been met since ``begin``."""
+        """Whether anything has been read since ``begin``."""
         return self._at > self._since
 
     def cut(self, target: Path, *, complete: bool) -> None:
@@ -102,7 +102,7 @@ def _read_on(fd: int, at: int) -> bytes:
 
 
 def _unnamed(file: RecordFile) -> set[int]:
-    """Requests that a file speaks of without naming them."""
+    """Requests that a file refers to without naming them."""
     spans = file.spans["ref"][file.spans["code"] < _FIRST_STEP_CODE]
     used = {*spans.tolist(), *file.counts["ref"].tolist(), *file.entries["ref"].tolist()}
     return (used | set(file.emissions["ref"].tolist())) - set(file.engine_ids)

@@ -79,17 +79,17 @@ class NotRecords(ValueError):
 
 def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[list[tuple[int, int]], int, bool]:
     """(offset, kind) of every whole frame from ``start``, where the next one will begin, and whether END was met."""
-    found: list[tuple[int, int]] = []
+    whole: list[tuple[int, int]] = []
     at, length, unpack = start, len(data), HEAD.unpack_from
     while at + HEAD.size <= length:
         size, kind, _ = unpack(data, at)
         if size < HEAD.size or at + size > length or size & 7:
             break
         if kind == Kind.END:
-            return found, at, True
-        found.append((at, kind))
+            return whole, at, True
+        whole.append((at, kind))
         at += size
-    return found, at, False
+    return whole, at, False
 
 
 def read_records(path: str | os.PathLike[str]) -> RecordFile:
@@ -113,9 +113,9 @@ def _read(name: str, data: bytes) -> RecordFile:
     magic, version, dropped = FILE_HEADER.unpack_from(data)
     if magic != MAGIC or version != SCHEMA_VERSION:
         raise NotRecords(f"{name}: not a record file of schema version {SCHEMA_VERSION}")
-    found, _, complete = frames(data)
+    whole, _, complete = frames(data)
     by_kind: dict[int, list[int]] = defaultdict(list)
-    for offset, kind in found:
+    for offset, kind in whole:
         by_kind[kind].append(offset)
     engine_ids, client_ids = _names(data, by_kind[Kind.REQUEST])
     steps = _gather(data, by_kind[Kind.STEP], STEP_DTYPE)

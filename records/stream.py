@@ -12,7 +12,7 @@ import numpy as np
 from gapmeter_probe.records import Outcome
 from numpy.typing import NDArray
 
-from gapmeter.records.wire import WireRecord
+from gapmeter.records.request import RequestRecord
 
 Ints = NDArray[np.int64]
 
@@ -20,6 +20,7 @@ Ints = NDArray[np.int64]
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
+_REASONING = ("reasoning", "reasoning_content")
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 
@@ -73,10 +74,10 @@ class _Reading:
     error: str = ""
 
 
-def parse_answer(record: WireRecord, *, first_token_only: bool = False) -> Answer:
-    """The answer in a wire record, as far as it came; reading stops at the first thing that is wrong with it.
+def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> Answer:
+    """The answer in a request record, as far as it came; reading stops at the first thing that is wrong with it.
 
-    ``first_token_only``: read no further than the first chunk with a token; for a glance while the run goes on.
+    ``first_token_only``: read no further than the first chunk with a token; for a check while the run goes on.
     """
     reading = _Reading()
     for stamp, data in events(record):
@@ -91,7 +92,7 @@ def parse_answer(record: WireRecord, *, first_token_only: bool = False) -> Answe
     return _answer(reading)
 
 
-def outcome_of(record: WireRecord, answer: Answer) -> Outcome:
+def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
     """How a request ended: the wire's outcome, unless the bytes that came say that the answer itself was no good."""
     if record.outcome is not Outcome.OK:
         return record.outcome
@@ -100,7 +101,7 @@ def outcome_of(record: WireRecord, answer: Answer) -> Outcome:
     return Outcome.OK if len(answer.token_ns) else Outcome.WRONG_LENGTH
 
 
-def events(record: WireRecord) -> Iterator[tuple[int, str]]:
+def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
     """(stamp, data) of each server-sent event, or one for a plain JSON body.
 
     The stamp is the arrival of the piece that completed the event. The format is the WHATWG's: lines end in LF, CRLF or
@@ -126,7 +127,7 @@ def events(record: WireRecord) -> Iterator[tuple[int, str]]:
         yield _arrival(record, ends, len(body) - 1), "[DONE]"
 
 
-def _arrival(record: WireRecord, ends: Ints, offset: int) -> int:
+def _arrival(record: RequestRecord, ends: Ints, offset: int) -> int:
     """When the byte at ``offset`` of the body was read."""
     if not len(ends):
         return record.end_ns
@@ -163,9 +164,9 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     if isinstance(value.get("metrics"), dict):
         reading.metrics = value["metrics"]
     choices = value.get("choices")
-    found = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-    if found:
-        _read_choices(reading, stamp, found, usage)
+    objects = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    if objects:
+        _read_choices(reading, stamp, objects, usage)
 
 
 def _error(value: dict[str, Any]) -> str:
@@ -283,3 +284,50 @@ def _answer(reading: _Reading) -> Answer:
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event as clients look at it that do not know which chunks carry tokens: they go by what is in it.
+
+    ``at_ns``: when the piece that completed it was read.
+
+    ``choice``: it has a choice, be it empty (a role alone, a finish reason alone); ``text``: with visible or reasoning
+    text; ``calls``: with a part of a tool call; ``finish``: with a finish reason. ``usage``: the completion tokens that
+    it reports, None if it reports none. ``end``: the end mark of the stream, and nothing else.
+    """
+
+    at_ns: int
+    choice: bool = False
+    text: bool = False
+    calls: bool = False
+    finish: bool = False
+    usage: int | None = None
+    end: bool = False
+
+
+def chunks(record: RequestRecord) -> Iterator[Chunk]:
+    """Every event of an answer up to its end mark; what is no JSON object is left out."""
+    for at_ns, data in events(record):
+        if data == "[DONE]":
+            yield Chunk(at_ns, end=True)
+            return
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield _chunk(at_ns, value)
+
+
+def _chunk(at_ns: int, value: dict[str, Any]) -> Chunk:
+    usage, choices = value.get("usage"), value.get("choices")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    tokens = tokens if type(tokens) is int else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return Chunk(at_ns, choice=choice is not None, usage=tokens)
+    part = choice.get("delta") or choice.get("message") or choice
+    part = part if isinstance(part, dict) else {}
+    text = any(part.get(name) for name in ("content", "text", *_REASONING))
+    return Chunk(at_ns, True, bool(text), bool(part.get("tool_calls")), bool(choice.get("finish_reason")), tokens)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from gapmeter_probe.records import BLOB, FILE_HEADER, HEAD, Kind
 
-from gapmeter.records.wire import WireRecord, decode
+from gapmeter.records.request import RequestRecord, decode
 
 _BLOCK = 1 << 18
 
 
 class RecordTail:
-    """The wire records of one generator process, as they appear.
+    """The request records of one generator process, as they appear.
 
     Reads by system call: a mapping of a file that its writer cuts to length could end this process.
     """
@@ -22,13 +22,13 @@ class RecordTail:
         self._path = path
         self._at = FILE_HEADER.size
 
-    def poll(self) -> list[tuple[int, WireRecord]]:
+    def poll(self) -> list[tuple[int, RequestRecord]]:
         """(code, record) of what has been written since the last call; nothing while the file is not there yet."""
         try:
             file = self._path.open("rb", buffering=0)
         except FileNotFoundError:
             return []
-        found: list[tuple[int, WireRecord]] = []
+        found: list[tuple[int, RequestRecord]] = []
         with file:
             want = _BLOCK
             while want:
@@ -38,7 +38,7 @@ class RecordTail:
         return found
 
 
-def _take(block: bytes, want: int, found: list[tuple[int, WireRecord]]) -> tuple[int, int]:
+def _take(block: bytes, want: int, found: list[tuple[int, RequestRecord]]) -> tuple[int, int]:
     """Bytes of the whole frames at the start of ``block``, and how many to read next: 0 when that was all there is.
 
     A block shorter than what was wanted is the file's last.

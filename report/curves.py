@@ -1,7 +1,7 @@
 """Percentile curves on an HDR axis: position is log(1 / (1 - p)), so that 90, 99 and 99.9 lie equally far apart.
 
 A curve ends at the highest percentile that the sample supports, that is while both ends of the order-statistic
-interval exist (``stats.quantiles``); the interval is drawn as a band, an objective as a step from its percentile on.
+interval exist (``stats.series``); the interval is drawn as a band, an objective as a step from its percentile on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.numbers import count, duration
 from gapmeter.analysis.results.distribution import Distribution, percentile_key
-from gapmeter.analysis.stats.quantiles import Sample
-from gapmeter.analysis.stats.quantiles import curve as supported_curve
+from gapmeter.analysis.stats.series import Series
 from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points
 from gapmeter.report.document import Chart, Figure, Headers, Row, Table, in_ms
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
@@ -133,26 +132,27 @@ def named_of(figures: Distribution, key: str) -> list[Named]:
 
 
 def curve_of(
-    metric: str, values: Sample, named: Sequence[Named], limits: Sequence[tuple[float, float, str]] = (),
-    sent: Sample | None = None, points: int = 400,
+    metric: str, values: Series, named: Sequence[Named], limits: Sequence[tuple[float, float, str]] = (),
+    sent: Series | None = None, points: int = 400,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
     Requests that were never answered count as infinite: where they begin, the curve ends.
     """
-    found = [e for e in supported_curve(values, points) if e.value is not None and math.isfinite(e.value)]
+    found = [(percentile, e.known) for percentile, e in values.curve(points) if math.isfinite(e.known[0])]
     answered = values.ordered[np.isfinite(values.ordered)]
-    if len(found) < 2 or found[-1].percentile < 50:
+    if len(found) < 2 or found[-1][0] < 50:
         return None
-    p = np.array([e.percentile / 100 for e in found])
+    p = np.array([percentile / 100 for percentile, _ in found])
+    value_ms, low_ms, high_ms = np.array([known for _, known in found]).T / 1e6
     return Curve(
         metric=metric,
         count=values.count,
-        n_eff=values.n_eff_tail,
+        n_eff=values.worth.tail,
         p=p,
-        value_ms=np.array([e.value for e in found], dtype=np.float64) / 1e6,
-        low_ms=np.array([e.low for e in found], dtype=np.float64) / 1e6,
-        high_ms=np.array([e.high for e in found], dtype=np.float64) / 1e6,
+        value_ms=value_ms,
+        low_ms=low_ms,
+        high_ms=high_ms,
         max_ms=float(answered[-1]) / 1e6,
         unanswered=values.count - len(answered),
         limits=limits,
@@ -161,7 +161,7 @@ def curve_of(
     )
 
 
-def _at(values: Sample, p: Floats) -> Floats:
+def _at(values: Series, p: Floats) -> Floats:
     """Values in ms at fractions of a sample."""
     rank = np.minimum(np.ceil(p * values.count).astype(int), len(values.ordered)) - 1
     return np.asarray(values.ordered[rank] / 1e6)

@@ -33,6 +33,7 @@ from enum import Flag
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from gapmeter.analysis.numbers import DASH, count, duration, large, rate, share, significant, usd
+from gapmeter.report import marks
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -113,9 +114,7 @@ class Stage:
     meaning: str = ""
 
     def __str__(self) -> str:
-        from gapmeter.report.marks import words
-
-        return words(self.name)
+        return marks.words(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +241,7 @@ class Table:
     """Rows under headers. The first ``words`` columns hold words, the others numbers (unless they wrap).
 
     ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group; ``key``
-    is the id of the rows, for the page's script.
+    is the id of the rows, for the page's script. ``whole``: the terminal cuts no row to its width.
     """
 
     name: str
@@ -252,6 +251,7 @@ class Table:
     groups: frozenset[int] = frozenset()
     css: str = ""
     key: str = ""
+    whole: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -330,8 +330,9 @@ def _regression(found: Mapping[str, Any]) -> Section:
         for row in found["rows"]
     ]  # fmt: skip
     headers: Headers = [" ", "percentile", "baseline", "now", "difference, 95 % interval", "relative"]
-    words = Paragraph(f"{found['status']} against {found['baseline']}: {run_words.stopped(found['sentence'])}")
-    return Section("regression", "", [words, Table("Against the baseline", headers, rows, words=2)], on=MARKDOWN)
+    status = Mark(found["status"], status=f"**{found['status']}**")
+    said = Paragraph((status, f" against {found['baseline']}: {run_words.stopped(found['sentence'])}"))
+    return Section("regression", "", [said, Table("Against the baseline", headers, rows, words=2)], on=MARKDOWN)
 
 
 def _repeat(manifest: Manifest, folder: Path) -> Section:

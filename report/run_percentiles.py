@@ -8,12 +8,12 @@ import numpy as np
 
 from gapmeter.analysis.numbers import count, over
 from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, stage_values_ns
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.run import PeerFigures, RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.quantiles import Sample, sample
+from gapmeter.analysis.stats.series import Series
 from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import (
@@ -58,12 +58,12 @@ def percentiles(run: Run) -> Section:
     result, measured = run.result, measured_requests(run.requests)
     curves: list[list[Block]] = []
     for metric, title in METRICS.items():
-        values = metric_sample(measured, metric, failures=True)
+        values = metric_series(measured, metric, failures=True)
         known, key = result.metrics[metric], f"metrics.{metric}"
         figures: Distribution = known
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
-        sent = None if metric in _BETWEEN else metric_sample(measured, metric, "sent")
+        sent = None if metric in _BETWEEN else metric_series(measured, metric, "sent")
         curve = curve_of(title, values, named_of(figures, key), limits_of(result, metric), sent)
         if curve is None:
             curves.append([Heading(title), Paragraph(_no_curve(values), "quiet")])
@@ -89,7 +89,7 @@ def main_limit(result: RunResult, metric: str) -> tuple[float, str] | None:
     return max(known, key=lambda limit: limit[0])[1:] if known else None
 
 
-def _no_curve(values: Sample) -> str:
+def _no_curve(values: Series) -> str:
     if not values.count:
         return "Nothing to count."
     if not np.isfinite(values.ordered).any():
@@ -211,7 +211,7 @@ def _event_curves(found: Mapping[str, StageDistribution], run: Run, event: str) 
     for name, values in stage_values_ns(ledgers_of(run.ledger, measured_requests(run.requests), event)).items():
         if len(values) and values.any():
             named = named_of(found[name], f"{part}.{name}")
-            curve = curve_of(marks.words(name), sample(values), named, points=90)
+            curve = curve_of(marks.words(name), Series(values), named, points=90)
             if curve is not None:
                 caption = f"{marks.words(name)} {_UNTIL[event]}: {curve.caption()}"
                 drawn[name] = curve.chart(f"stage-{name}-{event.replace('_', '-')}", caption)

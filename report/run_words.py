@@ -82,9 +82,9 @@ def confidence(result: RunResult) -> str:
 
 def steady(result: RunResult) -> str:
     """Whether there was a steady state, and how the first seconds differed."""
-    if result.steady.state == "not_applicable":
-        return ""
-    parts = (words.steady_sentence(result), words.drift_sentence(result.drift))
+    measured, offered = result.counts.measured, result.load.requested_rate
+    steady_state = words.steady_sentence(result.steady, measured=measured, offered=offered)
+    parts = (steady_state, words.drift_sentence(result.drift))
     return " ".join(as_sentence(part) for part in parts if part)
 
 

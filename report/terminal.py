@@ -151,10 +151,11 @@ def _table(table: Table, width: int) -> list[Text]:
     rows = [[_cell(row[at], _is_sign(table, at)) for at in shown] for row in table.rows]
     widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
     right = [_to_the_right(table, columns[at], at) for at in shown]
-    lines = [_row(heads, widths, right, width, [""] * len(shown))]
+    longest = 10_000 if table.whole else width
+    lines = [_row(heads, widths, right, longest, [""] * len(shown))]
     for row, cells in zip(table.rows, rows, strict=True):
         styles = [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown]
-        lines.append(_row(cells, widths, right, width, styles))
+        lines.append(_row(cells, widths, right, longest, styles))
         below = [plain(row[at]) for at, column in enumerate(columns) if column.below and plain(row[at])]
         lines += [Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below]
     return lines

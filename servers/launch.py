@@ -1,6 +1,6 @@
 """Launching a server as a child: on cores of its own, its log kept, awaited until it answers, and ended for certain.
 
-Between us and the server stands a guard process (servers/guard.py), so that Ctrl-C, a crash or ``kill -9`` of ours
+Between us and the server stands a supervisor (servers/supervisor.py), so that Ctrl-C, a crash or ``kill -9`` of ours
 leaves nothing of the server's tree behind.
 """
 
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-GUARD = Path(__file__).with_name("guard.py")
+LOOPBACK = "127.0.0.1"
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _POLL_S = 0.05
 _DECORATION = re.compile(
@@ -60,7 +61,7 @@ class LaunchSpec:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def with_own(flags: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+def with_user_flags(flags: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
     """An engine's flags with the user's over them, which may be written with dashes or underscores."""
     return {**flags, **{key.lstrip("-").replace("_", "-"): value for key, value in args.items()}}
 
@@ -79,10 +80,10 @@ def flag_words(flags: Mapping[str, Any]) -> list[str]:
 
 
 class ServerProcess:
-    """A running child and its guard. Use as a context manager, or call ``stop``."""
+    """A running child and its supervisor. Use as a context manager, or call ``stop``."""
 
-    def __init__(self, guard: subprocess.Popen[bytes], status_fd: int, log_path: Path, clean: Clean = bytes) -> None:
-        self._guard = guard
+    def __init__(self, supervisor: subprocess.Popen[bytes], status_fd: int, log_path: Path, clean: Clean) -> None:
+        self._supervisor = supervisor
         self.clean = clean
         self._status_fd = status_fd
         self._said = b""
@@ -116,19 +117,19 @@ class ServerProcess:
     def stop(self, grace_s: float = 10.0) -> int:
         """SIGTERM to the server, ``grace_s`` to leave, then SIGKILL to what is left of its tree. Returns the exit code.
 
-        A second call does nothing. Raises ServerFailed if even the guard does not answer.
+        A second call does nothing. Raises ServerFailed if even the supervisor does not answer.
         """
-        self._guard.send_signal(signal.SIGCONT)  # a guard that is held could not hear us
-        if self._guard.stdin and not self._guard.stdin.closed:
-            with contextlib.suppress(BrokenPipeError), self._guard.stdin as pipe:  # broken: it has ended by itself
+        self._supervisor.send_signal(signal.SIGCONT)  # a supervisor that is held could not hear us
+        if self._supervisor.stdin and not self._supervisor.stdin.closed:
+            with contextlib.suppress(BrokenPipeError), self._supervisor.stdin as pipe:  # broken: it has ended by itself
                 pipe.write(f"stop {grace_s}\n".encode())
         deadline = time.monotonic() + grace_s + 30
         while self.exit_code is None and time.monotonic() < deadline:
             self._listen(0.5)
         if self.exit_code is None:
-            self._guard.kill()  # the server dies with it (PR_SET_PDEATHSIG)
+            self._supervisor.kill()  # the server dies with it (PR_SET_PDEATHSIG)
             raise ServerFailed(f"process {self.pid} could not be ended", log_path=self.log_path)
-        self._guard.wait()
+        self._supervisor.wait()
         self._clean_log()
         return self.exit_code
 
@@ -151,7 +152,7 @@ class ServerProcess:
             else:
                 self.exit_code = int(number)
         if not heard and self.exit_code is None:
-            self.exit_code = 128 + 9  # the guard was killed, and the server with it
+            self.exit_code = 128 + 9  # the supervisor was killed, and the server with it
         if self.exit_code is not None:
             os.close(self._status_fd)
 
@@ -190,15 +191,15 @@ def launch(
 def start(
     command: Sequence[str], env: Mapping[str, str], cores: Sequence[int], log_path: Path, clean: Clean = bytes
 ) -> ServerProcess:
-    """Start ``command`` under a guard without waiting for it. Raises ServerFailed if the log cannot be made."""
+    """Start ``command`` under a supervisor without waiting for it. Raises ServerFailed if the log cannot be made."""
     threads = {name: str(len(cores)) for name in _THREAD_VARIABLES} if cores else {}
     status_read, status_write = os.pipe()
     arguments = [str(os.getpid()), str(status_write), ",".join(map(str, cores)), "--", *command]
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
-            guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(GUARD), *arguments],
+            supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), *arguments],
                 env={**os.environ, **threads, **env},
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
                 bufsize=0, pass_fds=(status_write,), start_new_session=True,
@@ -208,7 +209,7 @@ def start(
         raise ServerFailed(f"cannot start the server: {error}", log_path=log_path) from error
     finally:
         os.close(status_write)
-    return ServerProcess(guard, status_read, log_path, clean)
+    return ServerProcess(supervisor, status_read, log_path, clean)
 
 
 def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
@@ -240,7 +241,7 @@ def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Cal
 def _ask(url: str) -> str:
     """The status code of a GET as text, or the plain name of what went wrong."""
     parts = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=2)
+    connection = http.client.HTTPConnection(parts.hostname or LOOPBACK, parts.port, timeout=2)
     try:
         connection.request("GET", parts.path or "/")
         return str(connection.getresponse().status)
@@ -254,23 +255,25 @@ def _ask(url: str) -> str:
         connection.close()
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        port: int = sock.getsockname()[1]
         return port
 
 
-def check_port(port: int, host: str = "127.0.0.1") -> None:
+def check_port(port: int) -> None:
     """Raises PortInUse when a server could not listen on ``port``."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            sock.bind((LOOPBACK, port))
         except OSError as error:
-            raise PortInUse(f"port {port} on {host} cannot be used ({error.strerror}); name another, or none to have "
-                            "a free one picked") from error  # fmt: skip
+            raise PortInUse(
+                f"port {port} on {LOOPBACK} cannot be used ({error.strerror}); name another, or none to have a "
+                "free one picked"
+            ) from error
 
 
 def log_reason(log_path: Path, clean: Clean = bytes, most_lines: int = 2) -> str:

@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gapmeter.servers.launch import LaunchSpec, ServerFailed, flag_words, with_own
+from gapmeter.servers.launch import LOOPBACK, LaunchSpec, ServerFailed, flag_words, with_user_flags
 from gapmeter.servers.models import has_weights
 
 INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
 _DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}
 _MAX_MODEL_LEN = 2048
 _KV_CACHE_GIB = 2  # on a CPU; the default claims most of the memory
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # -P, which Python 3.10 lacks: no module of the user's folder is taken for vLLM's
 _SHUTDOWN_S = 2  # with none, vLLM kills its children while they close their files
 # Who asks for any of these decides for himself how many processes there are. On one core a worker of its own only
 # takes turns with the engine, a millisecond a step; in the engine's process it is where a single GPU's worker is too.
@@ -69,7 +70,10 @@ def installed(python: Path) -> dict[str, str]:
     Raises VllmMissing when it cannot be run or has no vLLM.
     """
     try:
-        answer = subprocess.run([python, "-c", _DESCRIBE], capture_output=True, text=True, timeout=60, check=True)
+        answer = subprocess.run(
+            [python, "-c", _DESCRIBE], capture_output=True, text=True, timeout=60, check=True,
+            env={**os.environ, **_SAFE_PATH},
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise VllmMissing(f"{python} could not be asked what it has installed: {error}") from error
     found: dict[str, str] = json.loads(answer.stdout)
@@ -89,7 +93,6 @@ def vllm_command(
     cores: Sequence[int],
     *,
     version: str,
-    host: str = "127.0.0.1",
 ) -> LaunchSpec:
     """The command and environment that serve ``model_dir`` as ``served_name``.
 
@@ -100,7 +103,7 @@ def vllm_command(
     flags: dict[str, Any] = {
         "model": str(model_dir),
         "served-model-name": served_name,
-        "host": host,
+        "host": LOOPBACK,
         "port": port,
         "max-num-seqs": max_batch,
         "max-model-len": _MAX_MODEL_LEN,
@@ -111,7 +114,7 @@ def vllm_command(
     if _at_least(version, 0, 27):
         flags["enable-per-request-metrics"] = True
         flags["shutdown-timeout"] = _SHUTDOWN_S
-    flags = with_own(flags, args)
+    flags = with_user_flags(flags, args)
     if len(cores) == 1 and not _OWN_PROCESSES & flags.keys():
         flags["distributed-executor-backend"] = "uni"
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *flag_words(flags)]
@@ -126,7 +129,7 @@ def _environment(cores: Sequence[int], local: bool) -> dict[str, str]:
 
     What the user's own environment says wins.
     """
-    wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
+    wanted = {**_SAFE_PATH, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
     if local:
         wanted["HF_HUB_OFFLINE"] = "1"
     if cores:

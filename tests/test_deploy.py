@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from gapmeter.cli import parser
+from gapmeter.commands.flags import address_of
+from gapmeter.commands.measure import workers_of
 from gapmeter.scenarios import list_scenarios
-from gapmeter.study.worker import address, workers
 
 DEPLOY = Path(__file__).resolve().parent.parent / "docs" / "deploy"
 
@@ -57,9 +58,9 @@ def test_workers_call_the_master_where_it_listens_and_are_as_many_as_it_waits_fo
     (master,) = (name for name, command in commands.items() if command[0] == "run")
     (worker,) = (name for name, command in commands.items() if command[0] == "worker")
     run = parsed(commands[master])
-    asked = workers(run.workers, run.listen, run.patience)
+    asked = workers_of(run.workers, run.listen, run.patience)
     assert asked is not None
-    assert address(parsed(commands[worker]).master, "--master") == (master, asked.listen_port)
+    assert address_of("--master", parsed(commands[worker]).master) == (master, asked.listen_port)
     assert asked.listen_host == "0.0.0.0"
     assert asked.count == counts[worker]
 
@@ -68,7 +69,7 @@ def test_the_service_and_the_policy_of_the_cluster_open_the_masters_port_and_no_
     documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     by_kind = {each["kind"]: each for each in documents if each["kind"] in ("Service", "NetworkPolicy")}
     commands, _ = kubernetes()
-    port = address(parsed(commands["gapmeter-master"]).listen, "--listen")[1]
+    port = address_of("--listen", parsed(commands["gapmeter-master"]).listen)[1]
     assert [each["port"] for each in by_kind["Service"]["spec"]["ports"]] == [port]
     (rule,) = by_kind["NetworkPolicy"]["spec"]["ingress"]
     assert [each["port"] for each in rule["ports"]] == [port]
@@ -78,4 +79,4 @@ def test_the_service_and_the_policy_of_the_cluster_open_the_masters_port_and_no_
 @pytest.mark.parametrize("text", ["", ":5557", "host:port", "host:70000"])
 def test_an_address_that_is_none_is_a_sentence(text: str) -> None:
     with pytest.raises(Exception, match=r"--listen .* is not an address; write"):
-        address(text, "--listen")
+        address_of("--listen", text)

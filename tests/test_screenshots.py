@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from docs.screenshots import FIRST, chosen, newest, pictures_of
-from gapmeter.runs.history import Entry
-from gapmeter.runs.listing import Listed
+from gapmeter.runs.listing import ListedRun
 
 
-def listed(folder: Path, name: str, kind: str, engine: str, verdict: str | None, *, page: bool = True) -> Listed:
+def listed(folder: Path, name: str, kind: str, engine: str, verdict: str | None, *, page: bool = True) -> ListedRun:
     (folder / name).mkdir()
     if page:
         (folder / name / "report.html").write_text("<title>")
-    return Listed(folder / name, Entry(kind, name, "", engine=engine, verdict=verdict), "done")
+    return ListedRun(kind, str(folder / name), "", engine=engine, verdict=verdict)
 
 
 def test_without_names_it_is_the_newest_valid_run_of_every_engine_and_the_newest_of_each_other_kind(
@@ -32,7 +31,7 @@ def test_without_names_it_is_the_newest_valid_run_of_every_engine_and_the_newest
         listed(tmp_path, "no-page", "capacity", "vllm", None, page=False),
     ]
     found = newest(known)
-    assert [each.name for each in found] == ["transformers", "vllm", "sweep-2"]
+    assert [each.path.name for each in found] == ["transformers", "vllm", "sweep-2"]
     pictures = pictures_of(found)
     assert [(page.parent.name, picture.file) for page, picture in pictures[len(FIRST) :]] == [
         ("vllm", "report-vllm.png"), ("sweep-2", "report-sweep.png"),

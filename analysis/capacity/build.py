@@ -42,7 +42,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.analysis.results.study import SearchManifest
 from gapmeter.analysis.stages import owner_words
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.records import RunFolder
 
 EXIT_CODES: Final[Mapping[Ended, int]] = {
@@ -224,7 +224,7 @@ def _point(trial: Trial) -> RatePoint:
             verdict=trial.verdict, n=0,
         )  # fmt: skip
     share = outcome.good / outcome.measured
-    low, high = quantiles.share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
+    low, high = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
     return RatePoint(
         rate=rate, good_share=share, good_share_ci=(low, high), goodput_per_s=share * rate,
         goodput_ci=(low * rate, high * rate), verdict=trial.verdict, n=outcome.measured,

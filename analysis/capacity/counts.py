@@ -21,8 +21,8 @@ from gapmeter.analysis.requests.metrics import (
     succeeded,
 )
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import share_of
 from gapmeter.report import bridge
 
 
@@ -61,7 +61,7 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
     if not len(requests):
         return 0, 0.0
     good = good_requests(requests, limits_of(bridge.slos_of({"slo": slos})))
-    return int(good.sum()), len(good) / quantiles.autocorrelation_time(good.astype(np.float64))
+    return int(good.sum()), share_of(good).n_eff or 0.0
 
 
 def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
@@ -89,6 +89,4 @@ def _count_gaps(gaps_ns: Floats, clusters: Sequence[Ints], limit_ns: float) -> C
 def _count_errors(failed: Bools) -> Count:
     if not len(failed):
         return Count(0.0, 0, 0.0)
-    return Count(
-        float(failed.sum()), len(failed), len(failed) / quantiles.autocorrelation_time(failed.astype(np.float64))
-    )
+    return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0)

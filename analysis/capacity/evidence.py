@@ -5,7 +5,7 @@ exceedances found are if the opposite were true, with n_eff in place of n, since
 promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one that fails
 suffices, so the strongest counts, times the number of promises (Bonferroni).
 
-*Far below the limit* less is needed (stats.far). This way is given a quarter of the trial's chance to be
+*Far below the limit* less is needed (stats.exact). This way is given a quarter of the trial's chance to be
 wrong, the plain one the rest.
 
 *A queue that grows.* A server that completes requests more slowly than they are asked for has no steady state, and once
@@ -27,14 +27,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
 from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.capacity.trial import Count, Finding, Promise
 from gapmeter.analysis.requests.metrics import Ints
-from gapmeter.analysis.stats import dependence, far
+from gapmeter.analysis.stats import dependence
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.exact import (
+    FEWEST_FAR,
+    HALF_TIMES,
+    chance_far_below,
+    chance_of_so_few,
+    chance_of_so_many,
+    far_applies,
+)
 from gapmeter.analysis.stats.hdr import nearest_rank
-from gapmeter.analysis.stats.quantiles import Floats
 
 FIRST_LOOK = 60
 GROWTH = 1.5
@@ -109,19 +117,17 @@ def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, la
 
 def chance_if_broken(count: Count, share: float) -> float:
     """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
-    plain = far.lower_tail(count.over, count.count, count.n_eff, share)
-    if count.over or count.over_half is None or not far.applies(count.n_eff, share):
+    plain = chance_of_so_few(count.over, count.count, count.n_eff, share)
+    if count.over or count.over_half is None or not far_applies(count.n_eff, share):
         return plain
-    below_half = far.chance_far_below(count.over_half, count.count, count.n_eff, share)
+    below_half = chance_far_below(count.over_half, count.count, count.n_eff, share)
     return min(1.0, plain / (1 - _SIDE), below_half / _SIDE)
 
 
 def chance_if_kept(count: Count, share: float) -> float:
     """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise."""
-    plain, n_eff = 1.0, count.n_eff if count.n_eff_over is None else count.n_eff_over
-    if count.count and count.over and share < 1:
-        over = count.over * n_eff / count.count
-        plain = float(special.betainc(over, n_eff - over + 1, share))
+    n_eff = count.n_eff if count.n_eff_over is None else count.n_eff_over
+    plain = chance_of_so_many(count.over, count.count, n_eff, share)
     return min(1.0, plain / (1 - _SIDE_GROWTH), count.stable / _SIDE_GROWTH)
 
 
@@ -150,8 +156,8 @@ def values_to_hold(promise: Promise, *, is_far: bool) -> float:
 
     ``is_far``: where no value exceeds half the limit.
     """
-    if is_far and far.HALF_TIMES * promise.share < 1:
-        return max(far.FEWEST, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], far.HALF_TIMES * promise.share))
+    if is_far and HALF_TIMES * promise.share < 1:
+        return max(FEWEST_FAR, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], HALF_TIMES * promise.share))
     return _log_ratio((1 - SURE) * (1 - _SIDE) * _LATE_HOLD[-1], promise.share)
 
 
@@ -162,7 +168,7 @@ def worth(values: Floats, percentile: float) -> float:
     90th and 95th), and n / tau of the values' ranks. In a short stretch the few values above a high percentile come in
     one or two bursts and say too little about how long bursts are; ranks say more. From p95 on all values below the
     75th percentile rank alike: a server whose usual latencies drift by a few per cent has ranks that are alike for
-    minutes, and tells nothing by it of how long bursts are. What quantiles.py allows beyond that for a single run's own
+    minutes, and tells nothing by it of how long bursts are. What stats.series allows beyond that for a single run's own
     ignorance, a search does not: it has many trials, and pays for its looks already (docs/results has the share of
     false claims at the limit).
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from gapmeter.analysis.capacity.result import HOLDS, INVALID
 from gapmeter.analysis.capacity.trial import Trial
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 
 REACH = math.log(2)
 

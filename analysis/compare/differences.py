@@ -1,7 +1,7 @@
 """Differences between two sides, each of one run or several, with intervals that hold for correlated requests.
 
 A difference is B minus A. Its standard error has two parts. *Within* runs: the stationary block bootstrap of
-analysis.compare.bootstrap, every run drawn by itself; where both sides issued the same planned requests in an open
+stats.bootstrap, every run drawn by itself; where both sides issued the same planned requests in an open
 loop, a pair of runs is drawn together, request i of one with request i of the other, so that what the plan did to both
 cancels out. *Between* runs: where a side has several, the variance of the runs' own estimates about their side's mean,
 s^2 (1/k_A + 1/k_B); where that is larger than the one within, it is taken instead.
@@ -18,51 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
-from gapmeter.analysis.compare.resample import Figures, Pair, align, pooled_sample
+from gapmeter.analysis.compare.resample import Figures, Pair, align
 from gapmeter.analysis.compare.sides import STAGE_NAMES, Run
 from gapmeter.analysis.requests.metrics import METRICS
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.difference import Difference
+from gapmeter.analysis.stats.estimate import TAIL, Estimate, Floats
+from gapmeter.analysis.stats.series import Series, pooled
 
-CONFIDENCE = 0.95
-POWER = 0.8
 RESAMPLES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """B minus A of one figure, in ns, with its 95 % interval; ``p`` is two-sided, ``df`` belong to ``error``.
-
-    All but ``a`` and ``b`` are None where the samples cannot support the figure, and ``why`` says so.
-    """
-
-    a: float | None
-    b: float | None
-    difference: float | None = None
-    low: float | None = None
-    high: float | None = None
-    error: float | None = None
-    df: float | None = None
-    p: float | None = None
-    why: str = ""
-
-    @property
-    def supported(self) -> bool:
-        return self.difference is not None
-
-    def half_width(self, confidence: float) -> float:
-        """Half the interval's width at any confidence; infinite where there is no interval."""
-        if self.error is None or self.df is None:
-            return math.inf
-        return float(stats.t.ppf((1 + confidence) / 2, self.df)) * self.error
-
-    def least(self, confidence: float) -> float:
-        """The smallest true difference that the test at this confidence finds in 80 of 100 such comparisons."""
-        if self.error is None or self.df is None:
-            return math.inf
-        return self.half_width(confidence) + float(stats.t.ppf(POWER, self.df)) * self.error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +34,7 @@ class Differences:
     """Everything that was compared.
 
     ``metrics[metric][percentile]``; ``stages[event][stage]``: of the means, which add up to ``totals[event]``;
-    ``shares[event][stage]``: 95 % interval of a stage's share of that, None where the total may be 0;
+    ``shares[event][stage]``: a stage's share of that, None where the total may be 0;
     ``stage_percentiles[event][stage][percentile]``. ``unmeasured[event]``: stages that not every run measured; their
     time is in ``unexplained``. ``counts`` are the requests of each side, ``block`` the mean length of the blocks.
     """
@@ -84,7 +48,7 @@ class Differences:
     metrics: Mapping[str, Mapping[float, Difference]]
     stages: Mapping[str, Mapping[str, Difference]]
     totals: Mapping[str, Difference]
-    shares: Mapping[str, Mapping[str, tuple[float, float] | None]]
+    shares: Mapping[str, Mapping[str, Estimate | None]]
     stage_percentiles: Mapping[str, Mapping[str, Mapping[float, Difference]]]
     unmeasured: Mapping[str, tuple[str, ...]]
 
@@ -101,7 +65,7 @@ def compare_sides(
         event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known
     }
     totals = {event: judge.mean(event, len(STAGE_NAMES)) for event in names}
-    each = {event: {name: STAGE_NAMES.index(name) for name in own} for event, own in names.items()}
+    stages = {event: {n: judge.mean(event, STAGE_NAMES.index(n)) for n in own} for event, own in names.items()}
     return Differences(
         paired=not why,
         why_not_paired=why,
@@ -110,10 +74,10 @@ def compare_sides(
         block=pair.block,
         resamples=resamples,
         metrics={m: {p: judge.percentile(m, i) for i, p in enumerate(percentiles[m])} for m in METRICS},
-        stages={event: {n: judge.mean(event, i) for n, i in own.items()} for event, own in each.items()},
+        stages=stages,
         totals=totals,
         shares={
-            event: {n: judge.share(event, i, totals[event]) for n, i in own.items()} for event, own in each.items()
+            event: {n: judge.share(event, n, d, totals[event]) for n, d in own.items()} for event, own in stages.items()
         },
         stage_percentiles=judge.stages() if stage_percentiles else {},
         unmeasured={event: tuple(n for n in STAGE_NAMES if n not in own) for event, own in names.items()},
@@ -133,16 +97,11 @@ class _Judge:
     def percentile(self, metric: str, part: int) -> Difference:
         """One percentile of one metric; unsupported where either side's sample does not reach it."""
         percentile = self._pair.percentiles[metric][part]
-        samples = [pooled_sample(side) for side in self._pair.samples[metric]]
-        short = [s for s in samples if not quantiles.estimate(s, percentile).supported]
-        name = f"p{percentile:g}"
+        series = [pooled(side, "values on a side") for side in self._pair.series[metric]]
+        short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:
-            a, b = self._ends(metric, part)
-            least = min(short, key=lambda s: s.n_eff(percentile))
-            worth = least.n_eff(percentile)
-            few = f", worth {_independent(worth)}," if worth < 0.95 * least.count else ""
-            return Difference(a, b, why=f"{least.count:,} values on a side{few} do not support {name}")
-        return self._difference(metric, part, _beyond(samples, percentile))
+            return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
+        return self._difference(metric, part, _beyond(series, percentile))
 
     def mean(self, event: str, part: int) -> Difference:
         """A stage's mean, or the whole wait's."""
@@ -153,25 +112,25 @@ class _Judge:
         metric = {"first_token": "ttft", "last_token": "e2e"}
         found: dict[str, dict[str, dict[float, Difference]]] = {}
         for event, stages in self._pair.shown.items():
-            samples = [pooled_sample(side) for side in self._pair.samples[metric[event]]]
+            series = [pooled(side) for side in self._pair.series[metric[event]]]
             found[event] = {}
             for stage in stages:
                 found[event][STAGE_NAMES[stage]] = {
-                    p: self._difference(f"{event}.{stage}", i, _beyond(samples, p))
+                    p: self._difference(f"{event}.{stage}", i, _beyond(series, p))
                     for i, p in enumerate(self._pair.stage_percentiles)
-                    if all(quantiles.estimate(s, p).supported for s in samples)
+                    if all(side.percentile(p).supported for side in series)
                 }
         return found
 
-    def share(self, event: str, part: int, total: Difference) -> tuple[float, float] | None:
-        """95 % interval of a stage's share of the whole difference; None where that may be 0."""
-        if total.low is None or total.high is None or total.low <= 0 <= total.high:
+    def share(self, event: str, stage: str, own: Difference, total: Difference) -> Estimate | None:
+        """A stage's share of the whole difference; None where that may be 0."""
+        if not total.value or not total.estimate.excludes(0.0):
             return None
         diff = self._drawn[f"{event}/1"] - self._drawn[f"{event}/0"]
         whole = diff[:, len(STAGE_NAMES)]
-        same = whole * (total.difference or 0.0) > 0
-        low, high = np.quantile(diff[same, part] / whole[same], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        return float(low), float(high)
+        same = whole * total.value > 0
+        low, high = np.quantile(diff[same, STAGE_NAMES.index(stage)] / whole[same], [TAIL, 1 - TAIL])
+        return Estimate((own.value or 0.0) / total.value, float(low), float(high))
 
     def _ends(self, name: str, part: int) -> tuple[float | None, float | None]:
         a, b = (float(self._now[f"{name}/{side}"][0, part]) for side in (0, 1))
@@ -184,12 +143,7 @@ class _Judge:
             return Difference(a, b, why="no values on a side")
         error, df = float(drawn.std(ddof=1)) / self._pair.too_small, max(1.0, min(self._blocks, most_df))
         between, runs = self._between(lambda figures, side: float(figures[f"{name}/{side}"][0, part]))
-        if between > error:
-            error, df = between, runs
-        difference = b - a
-        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * error
-        p = 1.0 if difference == 0 else float(2 * stats.t.sf(abs(difference) / error, df)) if error > 0 else 0.0
-        return Difference(a, b, difference, difference - half, difference + half, error, df, p)
+        return Difference(a, b, between, runs) if between > error else Difference(a, b, error, df)
 
     def _between(self, value: Callable[[Figures, int], float]) -> tuple[float, float]:
         """Standard error of the difference as the runs of each side show it, and its degrees of freedom."""
@@ -202,10 +156,6 @@ class _Judge:
         return math.sqrt(squares / df * sum(1 / size for size in sizes)), float(df)
 
 
-def _beyond(samples: Sequence[quantiles.Sample], percentile: float) -> float:
+def _beyond(series: Sequence[Series], percentile: float) -> float:
     """Twice the number of independent values beyond a percentile, on the side that has fewer."""
-    return 2 * min(s.n_eff(percentile) for s in samples) * min(percentile, 100 - percentile) / 100
-
-
-def _independent(worth: float) -> str:
-    return "less than one independent value" if worth < 1 else f"{worth:,.0f} independent one{'s' * (worth >= 1.5)}"
+    return 2 * min(s.n_eff(percentile) for s in series) * min(percentile, 100 - percentile) / 100

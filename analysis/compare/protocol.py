@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
-MANIFEST_VERSION = 1
-SUMMARY_VERSION = 2
-FACTOR, FOLLOWS, NOTED, BLOCKS = "factor", "follows", "noted", "blocks"
+from gapmeter.analysis.compare.result import BLOCKS, FACTOR, FOLLOWS, NOTED, VALIDITY, Fact
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.run import INVALID, FloorShares
+
 NOT_RECORDED = "not recorded"
+Meaning = Literal["factor", "follows", "noted", "blocks"]
 
 _IGNORED = ("name", "summary")
 _NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
@@ -39,20 +41,6 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
 
 
-class NotReadable(Exception):
-    """A run in a form that this version cannot compare."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One thing that differs: its key, its value on either side, in words, and what that means for the comparison."""
-
-    key: str
-    a: str
-    b: str
-    meaning: str
-
-
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """The answer. ``factors`` are what was declared, or the one scenario key that differs (``recognized``)."""
@@ -62,71 +50,45 @@ class Protocol:
     facts: tuple[Fact, ...]
 
     @property
-    def blocking(self) -> tuple[Fact, ...]:
-        return tuple(fact for fact in self.facts if fact.meaning == BLOCKS)
-
-    @property
     def comparable(self) -> bool:
-        return not self.blocking
+        return all(fact.meaning != BLOCKS for fact in self.facts)
 
 
-def check(
-    a: Mapping[str, Any], b: Mapping[str, Any], summary_a: Mapping[str, Any], summary_b: Mapping[str, Any],
-    factors: Sequence[str] = (),
-) -> Protocol:  # fmt: skip
-    """Judge two runs by their manifests and summaries.
+def check(a: Manifest, b: Manifest, result_a: RunResult, result_b: RunResult, factors: Sequence[str] = ()) -> Protocol:
+    """Judge two runs by what their manifests and results say.
 
     ``factors``: keys that may differ, a scenario's (``server.max_batch``) or the protocol's own (``hardware``,
     ``engine``, ``versions.gapmeter``); a key stands for all that begin with it and a point. Without any, a scenario key
-    that alone differs is taken. Raises NotReadable where a run is of another version of the format.
+    that alone differs is taken.
     """
-    sides = []
-    for manifest, summary in ((a, summary_a), (b, summary_b)):
-        _readable(manifest, summary)
-        sides.append(facts_of(manifest, summary))
-    differing = [key for key in sorted({*sides[0], *sides[1]}) if _differ(key, *(side.get(key) for side in sides))]
+    one, other = facts_of(a), facts_of(b)
+    differing = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
     named = tuple(factors) or _recognize(differing)
-    one, other = sides
-    repeats = a.get("repeat") != b.get("repeat")
+    repeats = a.repeat != b.repeat
     facts = [
-        Fact(key, _words(one.get(key)), _words(other.get(key)), _meaning(key, named, repeats=repeats))
+        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=_meaning(key, named, repeats=repeats))
         for key in differing
     ]
-    facts += _floor(one["floor"], other["floor"], named)
-    unsound = unsound_because(a, summary_a), unsound_because(b, summary_b)
-    facts += [Fact("validity", _words(unsound[0]), _words(unsound[1]), BLOCKS)] if any(unsound) else []
+    facts += _floor(result_a.floor, result_b.floor, named)
+    unsound = unsound_because(a, result_a), unsound_because(b, result_b)
+    if any(unsound):
+        facts.append(Fact(key=VALIDITY, a=_words(unsound[0]), b=_words(unsound[1]), meaning=BLOCKS))
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
     return Protocol(named, not factors and bool(named), found)
 
 
-def _readable(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    for what, found, known in (
-        ("manifest.json", manifest.get("schema_version"), MANIFEST_VERSION),
-        ("summary.json", summary.get("schema_version"), SUMMARY_VERSION),
-    ):
-        if found != known:
-            by = manifest.get("versions", {}).get("gapmeter", "an unknown version")
-            raise NotReadable(
-                f"{what} is in version {found} of the format (gapmeter {by}), this gapmeter reads {known}"
-            )
-
-
-def facts_of(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(manifest: Manifest) -> dict[str, Any]:
     """Everything that two comparable runs share, flat, by key. The scenario's keys are as in its file."""
-    flat = _flatten(manifest.get("scenario") or {}, 2)
-    target, versions = manifest.get("target") or {}, manifest.get("versions") or {}
-    engine = {"command": _command(target.get("command")), "env": _environment(target.get("env"))}
-    told = _flatten({k: v for k, v in target.items() if k not in _NO_FACTS}, 2)
-    placement = manifest.get("placement") or {}
-    out = {key: value for key, value in flat.items() if key not in _IGNORED}
+    target, hardware = manifest.target, manifest.hardware.to_json()
+    engine = {"command": _command(target.command), "env": _environment(target.env)}
+    told = _flatten({key: value for key, value in target.to_json().items() if key not in _NO_FACTS}, 2)
+    out = {key: value for key, value in _flatten(manifest.scenario, 2).items() if key not in _IGNORED}
     out |= {f"engine.{key}": value for key, value in (engine | told).items()}
-    out |= {f"hardware.{key}": value for key, value in (manifest.get("hardware") or {}).items() if key != "memory_gib"}
-    out |= {f"versions.{key}": value for key, value in versions.items()}
-    out |= {f"placement.{key}": value for key, value in placement.items()}
-    out |= {"model": target.get("model"), "plan": (manifest.get("plan") or {}).get("digest")}
-    out |= {"device": manifest.get("device"), "floor": summary.get("floor")}
-    return out
+    out |= {f"hardware.{key}": value for key, value in hardware.items() if key != "memory_gib"}
+    out |= {f"versions.{key}": value for key, value in manifest.versions.items()}
+    out |= {f"placement.{key}": value for key, value in manifest.placement.to_json().items()}
+    return out | {"model": target.model, "plan": manifest.plan.digest, "device": manifest.device}
 
 
 def _flatten(value: Mapping[str, Any], depth: int, before: str = "") -> dict[str, Any]:
@@ -160,10 +122,6 @@ def _environment(env: Mapping[str, str] | None) -> str | None:
     return " ".join(f"{key}={value}" for key, value in sorted(env.items()) if not str(value).startswith("/"))
 
 
-def _differ(key: str, a: Any, b: Any) -> bool:
-    return bool(key != "floor" and a != b)
-
-
 def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
     """The scenario's key that differs, if it is only one."""
     sections = ("server.", "workload.", "load.")
@@ -171,7 +129,7 @@ def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
     return (keys[0],) if len(keys) == 1 else ()
 
 
-def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> str:
+def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> Meaning:
     """``repeats``: the runs are different repeats of a scenario, which ask with fresh texts."""
     if any(_within(key, noted) for noted in _NOTED) or (repeats and key == "plan"):
         return NOTED
@@ -195,27 +153,26 @@ def _follows(key: str, factor: str) -> bool:
     return any(key == each or (each.endswith(".") and key.startswith(each)) for each in behind)
 
 
-def _floor(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, factors: Sequence[str]) -> list[Fact]:
+def _floor(a: FloorShares | None, b: FloorShares | None, factors: Sequence[str]) -> list[Fact]:
     """The load tester's own floor: a difference when a p99 of it is half as large again; noted when one is unknown."""
+    one, other = _floor_words(a), _floor_words(b)
     if a is None or b is None:
-        return [] if a is b else [Fact("floor", _floor_words(a), _floor_words(b), NOTED)]
-    ends = [(a[key], b[key]) for key in ("ttft_p99_ms", "itl_p99_ms", "e2e_p99_ms") if key in a and key in b]
+        return [] if a is b else [Fact(key="floor", a=one, b=other, meaning=NOTED)]
+    ends = [(a.ttft_p99_ms, b.ttft_p99_ms), (a.itl_p99_ms, b.itl_p99_ms), (a.e2e_p99_ms, b.e2e_p99_ms)]
     if all(max(pair) <= _FLOOR_FACTOR * min(pair) for pair in ends):
         return []
-    return [Fact("floor", _floor_words(a), _floor_words(b), _meaning("floor", factors))]
+    return [Fact(key="floor", a=one, b=other, meaning=_meaning("floor", factors))]
 
 
-def _floor_words(floor: Mapping[str, Any] | None) -> str:
-    return (
-        "unmeasured" if floor is None else f"p99 TTFT {floor['ttft_p99_ms']:.3g} ms, ITL {floor['itl_p99_ms']:.3g} ms"
-    )
+def _floor_words(floor: FloorShares | None) -> str:
+    return "unmeasured" if floor is None else f"p99 TTFT {floor.ttft_p99_ms:.3g} ms, ITL {floor.itl_p99_ms:.3g} ms"
 
 
-def unsound_because(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def unsound_because(manifest: Manifest, result: RunResult) -> str:
     """Why a run is no valid measurement, or ""."""
-    if manifest.get("status") != "complete":
-        return f"incomplete: {manifest.get('ended_because', 'killed')}"
-    return "; ".join(summary.get("invalid_reasons") or ()) if summary.get("verdict") == "INVALID" else ""
+    if manifest.status != "complete":
+        return f"incomplete: {manifest.ended_because or 'killed'}"
+    return "; ".join(result.invalid_reasons) if result.verdict == INVALID else ""
 
 
 def _words(value: Any) -> str:

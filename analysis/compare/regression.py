@@ -7,75 +7,73 @@ own floor. One that grew by more than the limit, but not beyond chance, is *unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Final, Literal
 
-from gapmeter.analysis.compare.claims import NAMES, holm, signed_share
-from gapmeter.analysis.compare.differences import CONFIDENCE
-from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.compare.result import NOT_COMPARABLE, ClaimedFigure, Comparison, DifferenceFigure
+from gapmeter.analysis.results.codec import Result
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.report.comparison.words import difference, interval
+from gapmeter.analysis.stats.difference import holm
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 
-REGRESSED, UNDECIDED, WITHIN, UNKNOWN = "REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"
-NOT_COMPARABLE = "NOT COMPARABLE"
+REGRESSED: Final = "REGRESSED"
+UNDECIDED: Final = "UNDECIDED"
+WITHIN: Final = "WITHIN"
+UNKNOWN: Final = "NOT ESTIMABLE"
+Status = Literal["REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"]
+_WORST_FIRST: tuple[Status, ...] = (REGRESSED, UNDECIDED, UNKNOWN, WITHIN)
+
+
+class RegressionRow(DifferenceFigure):
+    """One percentile that an SLO names, such as ``ttft p90``; A is the baseline."""
+
+    name: str
+    metric: str
+    status: Status
+    p_adjusted: float | None
+
+
+class Regression(Result):
+    """A run (B) against its baseline (A). ``limit``: the growth that is allowed, as a fraction.
+
+    ``status`` is the worst row's, or NOT COMPARABLE, without rows.
+    """
+
+    baseline: str
+    limit: float
+    rows: tuple[RegressionRow, ...]
+    status: Status | Literal["NOT COMPARABLE"]
 
 
 def judge_regression(
-    document: Mapping[str, Any], slos: Sequence[tuple[str, float]], limit: float, baseline: str
-) -> dict[str, Any]:
-    """``summary["regression"]`` from a comparison of a baseline (A) with a run (B).
+    result: Comparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str
+) -> Regression:  # fmt: skip
+    """From a comparison of the two. ``slos``: metric and percentile."""
+    if not result.comparable:
+        return Regression(baseline=baseline, limit=limit, rows=(), status=NOT_COMPARABLE)
+    metrics = result.comparisons[0].metrics
+    named = [(m, p, metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
+    p_values = {i: figure.p for i, (_, _, figure) in enumerate(named) if figure.p is not None}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
+    rows = tuple(_row(m, p, figure, adjusted.get(i), limit) for i, (m, p, figure) in enumerate(named))
+    worst = next(status for status in _WORST_FIRST if any(row.status == status for row in rows))
+    return Regression(baseline=baseline, limit=limit, rows=rows, status=worst)
 
-    ``slos``: metric and percentile; ``limit``: the growth that is allowed, as a fraction. ``status`` is the worst
-    row's, or NOT COMPARABLE, with ``sentence`` saying why.
-    """
-    part: dict[str, Any] = {"baseline": baseline, "limit": limit, "rows": []}
-    if not document["comparable"]:
-        return part | {"status": NOT_COMPARABLE, "sentence": document["headline"]}
-    figures = document["comparisons"][0]["metrics"]
-    named = [(m, p, figures[m]["percentiles"][percentile_key(p)]) for m, p in dict.fromkeys(slos)]
-    known = [i for i, (_, _, figure) in enumerate(named) if figure["p"] is not None]
-    adjusted = dict(zip(known, holm([named[i][2]["p"] for i in known]), strict=True))
-    rows = [_row(m, p, figure, adjusted.get(i), limit) for i, (m, p, figure) in enumerate(named)]
-    worst = next(
-        status for status in (REGRESSED, UNDECIDED, UNKNOWN, WITHIN) if any(r["status"] == status for r in rows)
+
+def _row(metric: str, percentile: float, figure: ClaimedFigure, p: float | None, limit: float) -> RegressionRow:
+    return RegressionRow(
+        **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
+        name=f"{metric} p{percentile:g}",
+        metric=metric,
+        status=_status(figure, p, limit),
+        p_adjusted=p,
     )
-    told = [row["sentence"] for row in rows if row["status"] == worst]
-    changed = document["comparisons"][0]["changed"]
-    stage = f"; {changed['sentence']}" if worst == REGRESSED and changed and changed["stage"] else ""
-    return part | {"rows": rows, "status": worst, "sentence": f"{'; '.join(told)}{stage}"}
 
 
-def _row(metric: str, percentile: float, figure: Mapping[str, Any], p: float | None, limit: float) -> dict[str, Any]:
-    name = f"{metric} p{percentile:g}"
-    status = _status(figure, p, limit)
-    return {
-        "name": name,
-        "status": status,
-        "p_adjusted": p,
-        **{key: figure[key] for key in ("a_ms", "b_ms", "difference_ms", "ci_ms", "relative", "relative_ci", "why")},
-        "sentence": _sentence(f"{NAMES[metric]} p{percentile:g}", figure, status, limit),
-    }
-
-
-def _status(figure: Mapping[str, Any], p: float | None, limit: float) -> str:
-    if p is None or figure["relative"] is None:
+def _status(figure: ClaimedFigure, p: float | None, limit: float) -> Status:
+    if p is None or figure.relative is None or figure.difference_ms is None:
         return UNKNOWN
-    if figure["relative"] <= limit:
+    if figure.relative <= limit:
         return WITHIN
-    beyond = p <= 1 - CONFIDENCE and abs(figure["difference_ms"]) > (figure.get("floor_ms") or 0.0)
+    beyond = p <= 1 - CONFIDENCE and abs(figure.difference_ms) > (figure.floor_ms or 0.0)
     return REGRESSED if beyond else UNDECIDED
-
-
-def _sentence(name: str, figure: Mapping[str, Any], status: str, limit: float) -> str:
-    if status == UNKNOWN:
-        return f"{name} cannot be compared: {figure['why'] or 'its baseline is 0'}"
-    grew = f"{name} {duration(figure['a_ms'])} -> {duration(figure['b_ms'])}, {signed_share(figure['relative'])}"
-    told = f"{grew} ({difference(figure)}, 95 % interval {interval(figure)}), allowed +{share(limit)}"
-    return (
-        told
-        + {
-            REGRESSED: ": a regression",
-            UNDECIDED: ": more than is allowed, but not beyond chance; longer runs, or several, would tell",
-            WITHIN: "",
-        }[status]
-    )

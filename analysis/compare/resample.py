@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.compare import bootstrap
 from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
 from gapmeter.analysis.requests.metrics import METRICS
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats import bootstrap
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.harrell_davis import binned, harrell_davis, pooled_harrell_davis
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 FEWEST = 16
@@ -54,7 +54,7 @@ def _keys(run: Run) -> NDArray[np.int64]:
 class Pair:
     """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
 
-    ``samples[metric][side]`` are the runs' samples; ``block`` the mean length of the blocks that are drawn: twice the
+    ``series[metric][side]`` are the runs' values; ``block`` the mean length of the blocks that are drawn: twice the
     longest that any of the runs' metrics asks for. ``too_small`` is what the spread of resamples is short by, since a
     block varies about the mean of the run that it is a part of: with geometric lengths L, 1 - E[L^2] / (E[L] n).
     """
@@ -69,7 +69,7 @@ class Pair:
         fewest = min(run.count for run in runs)
         self.block = max(1.0, min(_LONGER * max(_block(run) for run in runs), _MOST_BLOCK * fewest))
         self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
-        self.samples = {metric: [[run.sample(metric) for run in side] for side in self.sides] for metric in METRICS}
+        self.series = {metric: [[run.series(metric) for run in side] for side in self.sides] for metric in METRICS}
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
         measured = {event: [_measured(run, event) for run in runs] for event in EVENTS}
         self.known = {e: np.logical_and.reduce(m) for e, m in measured.items() if all(each.any() for each in m)}
@@ -133,18 +133,16 @@ class Pair:
         side = self.sides[number]
         for metric in PER_REQUEST:
             rows = np.concatenate([side[i].values[metric][drawn] for i, drawn in own.items()], axis=1)
-            out[f"{metric}/{number}"] = bootstrap.harrell_davis(rows, self.percentiles[metric])
+            out[f"{metric}/{number}"] = harrell_davis(rows, self.percentiles[metric])
         times = {i: bootstrap.counts_of(drawn) for i, drawn in own.items()}
         gaps: Any = sum(t @ self._gap_tables[number][i] for i, t in times.items())
-        out[f"itl/{number}"] = bootstrap.pooled_harrell_davis(
-            self._gap_values, np.asarray(gaps), self.percentiles["itl"]
-        )
+        out[f"itl/{number}"] = pooled_harrell_davis(self._gap_values, np.asarray(gaps), self.percentiles["itl"])
         for event, tables in self._tables.items():
             sums: Any = sum(t @ tables[number][i] for i, t in times.items())
             out[f"{event}/{number}"] = sums[:, :-1] / np.maximum(sums[:, -1:], 1)
             for stage in self.shown[event] if self.stage_percentiles else ():
                 rows = np.concatenate([_column(tables[number][i], stage)[drawn] for i, drawn in own.items()], axis=1)
-                out[f"{event}.{stage}/{number}"] = bootstrap.harrell_davis(rows, self.stage_percentiles)
+                out[f"{event}.{stage}/{number}"] = harrell_davis(rows, self.stage_percentiles)
         return out
 
 
@@ -192,16 +190,6 @@ def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]
     firsts = np.cumsum([0, *(run.count for run in runs)])
     pooled = np.concatenate([run.gaps_ns for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
-    values, table = bootstrap.binned(pooled, owner, int(firsts[-1]))
+    values, table = binned(pooled, owner, int(firsts[-1]))
     tables = [table[low:high] for low, high in pairwise(firsts)]
     return values, [tables[: len(sides[0])], tables[len(sides[0]) :]]
-
-
-def pooled_sample(samples: Sequence[quantiles.Sample]) -> quantiles.Sample:
-    """Several runs' samples as one: their values together, worth what they are worth together."""
-    return quantiles.Sample(
-        np.sort(np.concatenate([s.ordered for s in samples])),
-        sum(s.n_eff_body for s in samples),
-        sum(s.n_eff_tail for s in samples),
-        sum(s.n_eff(50) for s in samples),
-    )

@@ -1,4 +1,4 @@
-"""One run as a comparison sees it: its measured requests in the order they were due, as arrays."""
+"""The runs that are compared: each one's measured requests in the order they were due, as arrays, and its results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.records import RunFolder
-from gapmeter.report import bridge
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import Series, time_blocks
 
 Ints = NDArray[np.int64]
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
@@ -33,7 +31,7 @@ class Run:
     asked for); ``values[metric]``: shape (n,), NaN where a request has none (it failed, or had one token); ``gaps_ns``
     and ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``; ``ledgers[event]``: shape (n,
     stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN columns where a stage is unmeasured.
-    ``open_loop``: arrivals did not wait for answers. ``manifest`` and ``summary`` are the run's documents.
+    ``open_loop``: arrivals did not wait for answers.
     """
 
     name: str
@@ -45,8 +43,6 @@ class Run:
     gap_at_ns: Ints
     gap_owner: Ints
     ledgers: Mapping[str, Floats]
-    manifest: Mapping[str, Any]
-    summary: Mapping[str, Any]
 
     @property
     def count(self) -> int:
@@ -57,15 +53,15 @@ class Run:
         parts = (self.planned, self.values["e2e"], self.values["ttft"])
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
 
-    def sample(self, metric: str) -> quantiles.Sample:
+    def series(self, metric: str) -> Series:
         """A metric's values and what they are worth; successes only."""
         if metric != "itl":
             values = self.values[metric]
-            return quantiles.sample(values[~np.isnan(values)])
+            return Series(values[~np.isnan(values)])
         if not len(self.gaps_ns):
-            return quantiles.sample(np.zeros(0))
+            return Series(np.zeros(0))
         owners = np.unique(self.gap_owner, return_inverse=True)[1].astype(np.int64)
-        return quantiles.sample(self.gaps_ns, [owners, quantiles.time_blocks(self.gap_at_ns, self.gaps_ns)])
+        return Series(self.gaps_ns, [owners, time_blocks(self.gap_at_ns, self.gaps_ns)])
 
     def rows(self, keep: Ints) -> Run:
         """The same run with only these requests, in this order."""
@@ -77,27 +73,64 @@ class Run:
             self.name, self.open_loop, self.planned[keep], self.good[keep],
             {metric: values[keep] for metric, values in self.values.items()},
             self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
-            {event: table[keep] for event, table in self.ledgers.items()}, self.manifest, self.summary,
+            {event: table[keep] for event, table in self.ledgers.items()},
         )  # fmt: skip
 
 
-def read_run(path: Path) -> Run:
+@dataclass(frozen=True, slots=True, eq=False)
+class AnalysedRun:
+    """A run with its manifest and its results."""
+
+    run: Run
+    manifest: Manifest
+    result: RunResult
+
+    @property
+    def failed(self) -> int:
+        return int((~self.run.good).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One side of a comparison: runs of the same thing."""
+
+    runs: tuple[AnalysedRun, ...]
+
+    @property
+    def first(self) -> AnalysedRun:
+        return self.runs[0]
+
+    @property
+    def requests(self) -> int:
+        return sum(each.run.count for each in self.runs)
+
+    @property
+    def failed(self) -> int:
+        return sum(each.failed for each in self.runs)
+
+    @property
+    def failed_share(self) -> float:
+        return self.failed / max(1, self.requests)
+
+
+def read_run(path: Path) -> AnalysedRun:
     """A run's folder that has been analysed.
 
-    Raises FileNotFoundError when manifest, summary or tables are not there, ValueError when they are not JSON.
+    Raises FileNotFoundError when manifest, summary or tables are not there, NotReadable when they are not as this
+    version writes them.
     """
-    manifest = RunFolder(path).read_manifest()
-    summary = bridge.read_run(path)
+    manifest, result = Manifest.read(path), RunResult.read(path)
     requests = pd.read_parquet(path / "requests.parquet")
     ledger = pd.read_parquet(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
-    if (summary.get("ledger") or {}).get("refused"):
+    if result.ledger.refused:
         ledger = None
-    return run_of(requests, ledger, manifest, summary, path.name)
+    plan = manifest.plan
+    run = run_of(requests, ledger, path.name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
+    return AnalysedRun(run, manifest, result)
 
 
 def run_of(
-    requests: pd.DataFrame, ledger: pd.DataFrame | None, manifest: Mapping[str, Any], summary: Mapping[str, Any],
-    name: str,
+    requests: pd.DataFrame, ledger: pd.DataFrame | None, name: str, *, open_loop: bool, t0_ns: int = 0
 ) -> Run:  # fmt: skip
     """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
     measured = measured_requests(requests)
@@ -106,16 +139,14 @@ def run_of(
     values = {metric: np.where(good, request_values_ns(measured, metric), np.nan) for metric in PER_REQUEST}
     return Run(
         name=name,
-        open_loop=manifest["plan"]["loop"] == "open",
-        planned=_planned(measured, int(manifest["plan"].get("t0_ns", 0))),
+        open_loop=open_loop,
+        planned=_planned(measured, t0_ns),
         good=good,
         values=values,
         gaps_ns=gaps.gap_ns,
         gap_at_ns=gaps.at_ns,
         gap_owner=gaps.row,
         ledgers={event: _ledger_of(ledger, measured, event) for event in fig.EVENTS},
-        manifest=manifest,
-        summary=summary,
     )
 
 

@@ -12,12 +12,10 @@ with counts / dispersion in place of counts for arrivals that are more or less e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from gapmeter.analysis.cost.price import NoPrice, price_of
 from gapmeter.analysis.requests.metrics import succeeded
@@ -25,7 +23,9 @@ from gapmeter.analysis.requests.rate_curve import CHANGING
 from gapmeter.analysis.results.cost import Cost, Interval, NoCost, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import FAIL, PASS, LoadFacts, SloAnswer, Steady, Verdict
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.stats.series import Series
 
 MILLION = 1_000_000
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
@@ -99,41 +99,23 @@ def offered_rate(
         return NoRate("too few requests for a rate")
     dispersion = 1.0 if load.dispersion is None else load.dispersion
     spread = {"constant": 0.0, "poisson": 1.0}.get(load.arrivals, max(1.0, dispersion))
-    return SlaRate(low=poisson_rate(measured, load.window_s, spread)[0], high=None, basis="offered")
-
-
-def poisson_rate(count: int, seconds: float, dispersion: float = 1.0) -> tuple[float, float]:
-    """The exact 95 % interval of a Poisson rate (Garwood 1936), of ``count / dispersion`` events; even arrivals: none.
-
-    Events per second.
-    """
-    rate = count / seconds
-    if dispersion <= 0:
-        return rate, rate
-    worth, tail = count / dispersion, (1 - quantiles.CONFIDENCE) / 2
-    low = stats.chi2.ppf(tail, 2 * worth) / 2 if worth > 0 else 0.0
-    high = stats.chi2.ppf(1 - tail, 2 * worth + 2) / 2
-    return float(low / worth * rate), float(high / worth * rate)
+    return SlaRate(low=rate_bounds(measured, load.window_s, spread)[0], high=None, basis="offered")
 
 
 def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
     """Mean and interval of output, prompt and both over successes."""
     good = measured[succeeded(measured)]
     output, prompt = (pd.to_numeric(good[f"{side}_tokens"]).astype("Float64") for side in ("output", "prompt"))
-    found = [mean_interval(each.to_numpy(np.float64, na_value=np.nan)) for each in (output, prompt, output + prompt)]
+    found = [_mean(each.to_numpy(np.float64, na_value=np.nan)) for each in (output, prompt, output + prompt)]
     return TokensPerRequest(output=found[0], prompt=found[1], total=found[2])
 
 
-def mean_interval(values: quantiles.Floats) -> Interval | None:
-    """A mean with Student's 95 % interval, n_eff = n / tau for n; None when any value is unknown or there are few."""
-    if len(values) < 2 or np.isnan(values).any():
+def _mean(tokens: Floats) -> Interval | None:
+    """None when any request's are unknown, or there are few requests."""
+    if len(tokens) < 2 or np.isnan(tokens).any():
         return None
-    mean, spread = float(values.mean()), float(values.std(ddof=1))
-    if spread == 0:
-        return Interval(value=mean, low=mean, high=mean)
-    n_eff = max(len(values) / quantiles.autocorrelation_time(values), 2.0)
-    half = float(stats.t.ppf((1 + quantiles.CONFIDENCE) / 2, n_eff - 1)) * spread / math.sqrt(n_eff)
-    return Interval(value=mean, low=max(mean - half, 0.0), high=mean + half)
+    mean, low, high = Series(tokens).mean().known
+    return Interval(value=mean, low=max(low, 0.0), high=high)
 
 
 def _per_million(dearest: float, cheapest: float | None, tokens: Interval | None) -> Interval | None:

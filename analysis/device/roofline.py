@@ -9,9 +9,8 @@ values of every running sequence; a prompt's step multiplies. So, over a run's s
   operations = 2 x parameters x tokens (the head's only for the sequences that get a token from the step)
   + 4 x layers x heads x head size x pairs of a token and one that it attends to (itself included).
 
-The interval is that of a ratio of sums (delta method, neighbouring steps counted as alike by their autocorrelation
-time), widened by the spread of the device's own figure where that was measured. Activations, and what is written, are
-not counted: the shares are lower bounds on the traffic.
+The interval is that of a ratio of sums (stats.means), widened by the spread of the device's own figure where that was
+measured. Activations, and what is written, are not counted: the shares are lower bounds on the traffic.
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ from gapmeter.analysis.results.device import (
     Weights,
 )
 from gapmeter.analysis.results.manifest import Manifest, MeasuredRate
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.means import ratio_of_sums
 from gapmeter.records import EntryFlag, Span
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_Z = 1.96
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
@@ -282,9 +280,6 @@ def _forwards(trace: Trace, seqs: Ints) -> tuple[Ints, Floats]:
 
 def ratio(amount: Floats, ns: Floats, peak: PeakRate) -> AchievedShare:
     """``amount`` a nanosecond over the peak (in units of 10^9 a second), with its interval. Needs two steps."""
-    rate = float(amount.sum() / ns.sum())
-    left = amount - rate * ns
-    worth = len(ns) / quantiles.autocorrelation_time(left)
-    error = float(np.sqrt((left**2).sum() / len(ns) / max(worth - 1, 1.0)) / ns.mean())
-    low, high = (rate - _Z * error) / peak.peak, (rate + _Z * error) / peak.low
-    return AchievedShare(share=rate / peak.peak, low=max(low, 0.0), high=high, achieved=rate, steps=len(ns))
+    rate, low, high = ratio_of_sums(amount, ns).known
+    share, least, most = rate / peak.peak, max(low / peak.peak, 0.0), high / peak.low
+    return AchievedShare(share=share, low=least, high=most, achieved=rate, steps=len(ns))

@@ -18,7 +18,7 @@ from gapmeter.analysis.numbers import count, share, significant
 from gapmeter.analysis.requests.metrics import Ints, stamps_ns
 from gapmeter.analysis.requests.rate_curve import Knots, expected_counts
 from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, Check
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 
 RATE_TOLERANCE = 0.01
 DELIVERED_FLOOR_NS = 20e6  # in a window of a second, one late request would otherwise look like a rate

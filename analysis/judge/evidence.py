@@ -7,7 +7,7 @@ from typing import Literal
 
 from gapmeter.analysis.requests.rate_curve import Knots
 from gapmeter.analysis.results.manifest import GeneratorFloor
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
 
 
 @dataclass(frozen=True, slots=True)

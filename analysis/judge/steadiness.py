@@ -1,68 +1,30 @@
 """Did the run have a steady state at all? Three looks that fail in different ways.
 
 - MSER-5 (``steady.py``) looks for a start that differs, in TTFT and TPOT.
-- PELT (Killick, Fearnhead and Eckley 2012) looks for a change of level anywhere, with cost l2 on the logarithms of at
-  most 200 means of neighbours, in units of their own spread between neighbours, penalty 15 ln n. On a queue it answers
-  every long burst. So only the strongest change counts, and only when its two sides differ as MSER-5's guard asks
-  (``steady.differs``), at six standard errors, and by a fifth. It is a cross-check: it never changes the state, it says
+- PELT looks for a change of level anywhere, on the logarithms. It is a cross-check: it never changes the state, it says
   when it disagrees.
-- The queue's slope: Theil and Sen's, of the number of requests in flight at 40 moments of the measured window. What is
-  in flight now is what was before plus what arrived less what ended, so s^2, the long-run variance of that step (its
-  variance times its autocorrelation time), says how far a queue wanders. The queue grew when the line rises by more
-  than a steady one does: (a) more than a queue at 90 % load has waiting in 1 % of moments, ln(100) s^2 / (2 d), with d
-  what such a server would gain on the arrivals in a step (Kingman 1962, On queues in heavy traffic); (b) more than one
-  standard deviation of a walk without drift over the window, s sqrt(39), since in a long run a queue nearer to its
-  capacity also comes far; (c) a third of what was in flight on average; and when (d) it did not come back: never in
-  the second half were as few in flight as in the first quarter on average. More was then offered than served, and any
-  latency depends on how long one looked. The slope's interval is that of a line through a walk, whose variance is 6/5
-  s^2 / (40 h^2) for steps h apart (Durlauf and Phillips 1988, Trends versus random walks): wider, as it holds for a
-  queue at its capacity too.
+- The slope of the number of requests in flight at 40 moments of the measured window. Where it rises by more than a
+  steady queue does, more was offered than served, and any latency depends on how long one looked.
 
-A closed loop cannot outgrow its users, so its slope is not asked for.
+stats.changes has the methods and their sources. A closed loop cannot outgrow its users, so its slope is not asked for.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
 
-from gapmeter.analysis.judge.steady import FEWEST_BATCHES, Warmup, detect_warmup, differs
+from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.requests.attempts import final
 from gapmeter.analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results.run import LevelChange, Mser5, Pelt, QueueSlope, RunWarning, Steady, SteadyMethods
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import CONFIDENCE, Floats
+from gapmeter.analysis.stats.changes import BATCH, FEWEST_BATCHES, Slope, slope_of, strongest_change
+from gapmeter.analysis.stats.estimate import CONFIDENCE, Floats
 
 MOMENTS = 40
-FEWEST_REQUESTS = 5 * FEWEST_BATCHES
-GROWTH = 1 / 3  # of the mean in flight, over the window
-STEADY_LOAD = 0.9  # the busiest queue that may still be taken for a steady one
-_RARE = 0.01
-FEWEST_MORE = 2.0  # requests by which a queue must grow
-_POINTS = 200
-_PENALTY = 15.0
-_APART = 6.0
-_NOTABLE = 1.2  # times the level before
-
-
-@dataclass(frozen=True, slots=True)
-class Slope:
-    """Growth of the number in flight, a second, with its interval; ``first`` and ``last`` on the fitted line.
-
-    ``steady_most``: the growth over the window that a steady queue seldom exceeds.
-    """
-
-    per_s: float
-    low: float
-    high: float
-    first: float
-    last: float
-    steady_most: float
-    grows: bool
+FEWEST_REQUESTS = BATCH * FEWEST_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +80,7 @@ def queue_slope(requests: pd.DataFrame) -> Slope | None:
     edges = np.linspace(float(inside.min()), float(inside.max()), MOMENTS + 1)
     middle = (edges[1:] + edges[:-1]) / 2
     seconds, level = (middle - middle[0]) / 1e9, _in_flight(sent, edges)
-    per_s, intercept, _, _ = stats.theilslopes(level, seconds)
-    steps = np.diff(level)
-    spread = float(steps.var(ddof=1)) * quantiles.autocorrelation_time(steps)
-    half = float(special.stdtrit(MOMENTS - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(1.2 * spread * MOMENTS)
-    more, span = per_s * float(seconds[-1]), float(seconds[-1])
-    most = _steady_most(spread, len(inside) / MOMENTS, float(level.mean()))
-    ends = float(per_s), float(per_s - half / span), float(per_s + half / span)
-    return Slope(*ends, float(intercept), float(intercept + more), most, bool(more > most and _stays(level)))
-
-
-def _stays(level: Floats) -> bool:
-    """Whether a queue never came back: in its second half to what it had in the first quarter."""
-    return bool(level[MOMENTS // 2 :].min() > level[: MOMENTS // 4].mean())
-
-
-def _steady_most(spread: float, arrivals: float, mean: float) -> float:
-    """The most by which a steady queue is taken to grow; ``spread`` and ``arrivals`` are of one step."""
-    gained = arrivals * (1 / STEADY_LOAD - 1)
-    waiting = math.log(1 / _RARE) * spread / (2 * gained)
-    return max(FEWEST_MORE, GROWTH * mean, waiting, math.sqrt(spread * (MOMENTS - 1)))
+    return slope_of(level, seconds, len(inside) / MOMENTS)
 
 
 def _in_flight(sent: pd.DataFrame, edges: Floats) -> Floats:
@@ -163,35 +106,6 @@ def level_changes(requests: pd.DataFrame) -> list[Change]:
             cut, ratio, certain = change
             found.append(Change(int(known[cut]), int(due[known[cut]]), metric, ratio, certain))
     return sorted(found, key=lambda change: change.at_ns)
-
-
-def strongest_change(logs: Floats) -> tuple[int, float, bool] | None:
-    """Where a series of logarithms changes its level most, the ratio of after to before, whether it is certain."""
-    width = max(5, math.ceil(len(logs) / _POINTS))
-    m = len(logs) // width
-    if m < FEWEST_BATCHES:
-        return None
-    means = logs[: m * width].reshape(m, width).mean(axis=1)
-    noise = float(np.median(np.abs(np.diff(means)))) / 0.954  # the median of |difference| of two normals
-    if noise <= 0:
-        return None
-    cuts = _pelt(means / noise, _PENALTY * math.log(m))
-    if not cuts:
-        return None
-    cut = max(cuts, key=lambda at: at * (m - at) * (means[at:].mean() - means[:at].mean()) ** 2)
-    before, after = means[:cut], means[cut:]
-    shorter, longer = sorted((before, after), key=len)
-    step = float(after.mean() - before.mean())
-    certain = abs(step) > math.log(_NOTABLE) and differs(shorter, longer, _APART)
-    return cut * width, math.exp(step), certain
-
-
-def _pelt(values: Floats, penalty: float) -> list[int]:
-    """Exact PELT with the linear kernel, which is cost l2; in ruptures' C code, whose import takes a while."""
-    import ruptures
-
-    found = ruptures.KernelCPD(kernel="linear", min_size=2).fit(values.reshape(-1, 1)).predict(pen=penalty)
-    return [int(end) for end in found[:-1]]
 
 
 def growth_warning(steady: Steady) -> list[RunWarning]:
@@ -235,8 +149,8 @@ def _describe_pelt(changes: list[Change], warmup: Warmup) -> Pelt:
 
 def _describe_slope(slope: Slope, served_per_s: float | None) -> QueueSlope:
     return QueueSlope(
-        per_s=slope.per_s,
-        per_s_ci=(slope.low, slope.high),
+        per_s=slope.per_s.known[0],
+        per_s_ci=slope.per_s.ends,
         confidence=CONFIDENCE,
         in_flight=(max(slope.first, 0.0), max(slope.last, 0.0)),
         grows=slope.grows,

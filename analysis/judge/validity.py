@@ -19,8 +19,8 @@ from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, RunWarning
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import nearest_rank
-from gapmeter.analysis.stats.quantiles import Floats
 
 LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
 LAG_SHARES = (0.02, 0.10)  # of TTFT p99

@@ -5,7 +5,7 @@ the exact binomial, n_eff in place of n, each side at 97.5 %; which is the same 
 of the percentile lies below the limit (PASS), above it (FAIL), or on both sides (INCONCLUSIVE). One side is enough: a
 sample too small for an upper end can still prove a FAIL. Failed requests exceed every limit.
 
-Where no request exceeds the limit, and few or none its half, less is needed (stats.far): that way has a
+Where no request exceeds the limit, and few or none its half, less is needed (stats.exact): that way has a
 quarter of a side's 2.5 %, on top.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample, succeeded, window_s
+from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded, window_s
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.manifest import Slo
@@ -26,7 +26,9 @@ from gapmeter.analysis.results.run import INCONCLUSIVE as INCONCLUSIVE
 from gapmeter.analysis.results.run import INVALID as INVALID
 from gapmeter.analysis.results.run import PASS as PASS
 from gapmeter.analysis.results.run import SloAnswer, Verdict
-from gapmeter.analysis.stats import far, quantiles
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Estimate
+from gapmeter.analysis.stats.exact import chance_far_below, growth_to_decide
+from gapmeter.analysis.stats.series import Series, share_of
 
 EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
 
@@ -63,30 +65,28 @@ def _judge_one(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s
         return _judge_errors(slo, requests, each_s)
     if slo.metric not in METRICS:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(METRICS)} and errors")
-    values = metric_sample(requests, slo.metric, failures=True)
+    values = metric_series(requests, slo.metric, failures=True)
     return _judge_latency(slo, values, len(requests), anatomy, each_s)
 
 
-def _judge_latency(
-    slo: Slo, values: quantiles.Sample, requests: int, anatomy: Anatomy | None, each_s: float
-) -> SloAnswer:
+def _judge_latency(slo: Slo, values: Series, requests: int, anatomy: Anatomy | None, each_s: float) -> SloAnswer:
     if slo.limit_ns is None or slo.percentile is None:
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
-    found = quantiles.estimate(values, percentile)
-    status = _status(found.low, found.high, limit) if found.count else INVALID
+    found = values.percentile(percentile)
+    status = _status(found, limit) if values.count else INVALID
     over = values.count - int(np.searchsorted(values.ordered, limit, side="right"))
     needs = None
     beyond_half = values.count - int(np.searchsorted(values.ordered, limit / 2, side="right"))
-    is_far = status == INCONCLUSIVE and not over and _is_far_below(beyond_half, found)
+    is_far = status == INCONCLUSIVE and not over and _is_far_below(beyond_half, values, percentile)
     if is_far:
         status = PASS
     if status == INCONCLUSIVE:
-        growth = quantiles.growth_to_decide(
-            over, values.count, found.n_eff, 1 - percentile / 100, values.plain(percentile)
+        growth = growth_to_decide(
+            over, values.count, values.n_eff(percentile), 1 - percentile / 100, values.plain(percentile)
         )
         needs = _more(growth, requests, each_s)
-    missing = quantiles.more_values(values, percentile) if found.count else 0
+    missing = values.more_values(percentile) if values.count else 0
     value = found.value if found.supported else None
     return SloAnswer(
         text=slo.text,
@@ -98,10 +98,10 @@ def _judge_latency(
         low=None if found.low is None else found.low / 1e6,
         high=None if found.high is None else found.high / 1e6,
         infinite=math.inf in (value, found.low),
-        count=found.count,
-        n_eff=found.n_eff,
-        confidence=quantiles.CONFIDENCE,
-        estimable_with=_more(1 + missing / found.count, requests, each_s) if missing else None,
+        count=values.count,
+        n_eff=values.n_eff(percentile),
+        confidence=CONFIDENCE,
+        estimable_with=_more(1 + missing / values.count, requests, each_s) if missing else None,
         needs=needs,
         stage=anatomy.stage if anatomy else None,
         owner=anatomy.owner if anatomy else None,
@@ -109,10 +109,10 @@ def _judge_latency(
     )
 
 
-def _is_far_below(beyond_half: int, found: quantiles.Estimate) -> bool:
+def _is_far_below(beyond_half: int, values: Series, percentile: float) -> bool:
     """Whether a limit that nothing exceeds is far enough for less evidence to do."""
-    share_allowed = 1 - found.percentile / 100
-    return far.chance_far_below(beyond_half, found.count, found.n_eff, share_allowed) <= quantiles.TAIL / 4
+    allowed = 1 - percentile / 100
+    return chance_far_below(beyond_half, values.count, values.n_eff(percentile), allowed) <= TAIL / 4
 
 
 def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
@@ -121,25 +121,25 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
         raise ValueError(f"{slo.text}: a limit of errors is a share")
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo.limit_share)
-    n_eff = count / quantiles.autocorrelation_time(failed.astype(np.float64)) if count else 0.0
-    low, high = quantiles.share_bounds(hits / count * n_eff if count else 0, n_eff)
-    status = INVALID if not count else PASS if limit >= 1 else _status(low, high, limit)
+    found = share_of(failed)
+    n_eff = found.n_eff or 0.0
+    status = INVALID if not count else PASS if limit >= 1 else _status(found, limit)
     needs = None
     if status == INCONCLUSIVE:
-        needs = _more(quantiles.growth_to_decide(hits, count, n_eff, limit), count, each_s)
+        needs = _more(growth_to_decide(hits, count, n_eff, limit), count, each_s)
     return SloAnswer(
         text=slo.text,
         metric="errors",
         percentile=None,
         status=status,
         limit=limit,
-        value=hits / count if count else None,
-        low=low,
-        high=high,
+        value=found.value,
+        low=found.low,
+        high=found.high,
         infinite=False,
         count=count,
         n_eff=n_eff,
-        confidence=quantiles.CONFIDENCE,
+        confidence=CONFIDENCE,
         estimable_with=None,
         needs=needs,
         stage=None,
@@ -147,11 +147,11 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     )
 
 
-def _status(low: float | None, high: float | None, limit: float) -> Verdict:
+def _status(found: Estimate, limit: float) -> Verdict:
     """Where an interval lies. An end that does not exist proves nothing."""
-    if high is not None and high <= limit:
+    if found.high is not None and found.high <= limit:
         return PASS
-    return FAIL if low is not None and low > limit else INCONCLUSIVE
+    return FAIL if found.low is not None and found.low > limit else INCONCLUSIVE
 
 
 def _more(growth: float | None, requests: int, each_s: float) -> Needs | None:

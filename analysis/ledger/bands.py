@@ -25,8 +25,8 @@ from gapmeter.analysis.results.latency import (
     SpreadBand,
 )
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Floats
 
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)  # the fields of SlowBands
 SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)
@@ -95,7 +95,7 @@ def describe_compute(ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | 
     """Of what requests waited, for how much did the device compute for them? Typical, the slowest 1 %, and all.
 
     ``ledgers``: rows in the order in which requests were due. Shares are of the band's summed waits, with a 95 %
-    interval (stats.resample). ``busy_share``: of the time from the first forward to the last, the part
+    interval (stats.bootstrap). ``busy_share``: of the time from the first forward to the last, the part
     within one.
     """
     found = {metric: _shares(rows) for metric, rows in ledgers.items() if len(rows) >= FEWEST}
@@ -122,8 +122,9 @@ def _shares(rows: pd.DataFrame) -> ComputeShares:
             if name not in known:
                 return None
             at = _PARTS.index(name)
-            low, high = (None, None) if drawn is None else interval(drawn[:, at] / np.maximum(drawn.sum(axis=1), 1.0))
-            return PartShare(ms=float(means[at]) / 1e6, share=float(means[at]) / whole, share_ci=(low, high))
+            share = float(means[at]) / whole
+            found = with_draws(share, None if drawn is None else drawn[:, at] / np.maximum(drawn.sum(axis=1), 1.0))
+            return PartShare(ms=float(means[at]) / 1e6, share=share, share_ci=found.ends)
 
         return ComputeBand(
             count=int(member.sum()), total_ms=whole / 1e6, compute=part("compute"), launch_gap=part("launch_gap"),

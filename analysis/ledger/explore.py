@@ -2,13 +2,13 @@
 
 A group is any set of measured, answered requests. The difference of the groups' mean waits is the sum of the
 differences of their stages, so the stages can be ranked by what they explain. Intervals draw whole stretches of the
-run again (stats.resample), the same ones for both groups, so that what both shared is no difference.
+run again (stats.bootstrap), the same ones for both groups, so that what both shared is no difference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,8 @@ import pandas as pd
 from gapmeter.analysis.ledger.bands import stage_parts
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 
 FEWEST = 5
 METRICS = {"ttft": "first_token", "e2e": "last_token"}
@@ -108,7 +108,7 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
             a_ms=float(mean_a[i]) / 1e6,
             b_ms=float(mean_b[i]) / 1e6,
             ms=float(mean_a[i] - mean_b[i]) / 1e6,
-            ci_ms=(None, None) if drawn is None else _ms(interval(drawn[:, i])),
+            ci_ms=_ci_ms(with_draws(float(more[i]), None if drawn is None else drawn[:, i])),
             share=float(mean_a[i] - mean_b[i]) / whole if whole else None,
         )
         for i in np.argsort(-np.abs(more), kind="stable")
@@ -119,14 +119,14 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
         a_ms=float(mean_a.sum()) / 1e6,
         b_ms=float(mean_b.sum()) / 1e6,
         difference_ms=whole / 1e6,
-        difference_ci_ms=(None, None) if drawn is None else _ms(interval(drawn.sum(axis=1))),
+        difference_ci_ms=_ci_ms(with_draws(whole, None if drawn is None else drawn.sum(axis=1))),
         stretches=int(stretch.max(initial=-1)) + 1,
         ranked=tuple(ranked),
     )
 
 
-def _ms(ends: Sequence[float | None]) -> tuple[float | None, float | None]:
-    low, high = (None if end is None else end / 1e6 for end in ends)
+def _ci_ms(found: Estimate) -> tuple[float | None, float | None]:
+    low, high = (None if end is None else end / 1e6 for end in found.ends)
     return low, high
 
 

@@ -16,8 +16,8 @@ from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.results.latency import Anatomy, Band, RankedStage, Tail
 from gapmeter.analysis.results.run import FAIL, SloAnswer
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import Bools, Ints, drawn_means, interval, stretches
+from gapmeter.analysis.stats.bootstrap import Bools, Ints, drawn_means, share_with_draws, stretches
+from gapmeter.analysis.stats.estimate import Estimate, Floats
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
@@ -63,7 +63,7 @@ def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
     ``ledgers``: rows of one event (or token gaps) in the order of time, with ``total_ns``, ``unexplained_ns`` and a
     column a stage. None when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
     The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
-    ``share_ci`` is from whole stretches of the run drawn again (stats.resample), without ends where the slow rows lie
+    ``share_ci`` is from whole stretches of the run drawn again (stats.bootstrap), without ends where the slow rows lie
     in too few stretches to tell.
     """
     if len(ledgers) < FEWEST:
@@ -84,7 +84,8 @@ def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
     shares = more / more.sum()
     ranking = np.argsort(-shares, kind="stable")
     top = int(ranking[0])
-    low, high = _share_interval(np.stack([values[:, top], values.sum(axis=1)], axis=1), usual, late, stretches(total))
+    both = np.stack([values[:, top], values.sum(axis=1)], axis=1)
+    share = _share(float(shares[top]), both, usual, late, stretches(total))
     return Anatomy(
         count=n,
         typical=_band(names, typical, int(usual.sum())),
@@ -102,7 +103,7 @@ def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),
-        share_ci=(low, high),
+        share_ci=share.ends,
     )
 
 
@@ -124,12 +125,8 @@ def slow_count(count: int) -> int:
     return max(FEWEST_SLOW, count - int(SLOW_FROM * count))
 
 
-def _share_interval(values: Floats, usual: Bools, late: Bools, stretch: Ints) -> tuple[float | None, float | None]:
-    """95 % interval of the first column's share of the second's difference between two groups of rows."""
+def _share(share: float, values: Floats, usual: Bools, late: Bools, stretch: Ints) -> Estimate:
+    """The first column's share of the second's difference between two groups of rows."""
     drawn = [drawn_means(values, member, stretch) for member in (usual, late)]
-    if drawn[0] is None or drawn[1] is None:
-        return None, None
-    more = drawn[1] - drawn[0]
-    slower = more[:, 1] > 0
-    low, high = interval(np.where(slower, more[:, 0] / np.where(slower, more[:, 1], 1.0), np.nan))
-    return low, high
+    more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
+    return share_with_draws(share, more)

@@ -22,8 +22,8 @@ import pandas as pd
 from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, plain_percentile
 from gapmeter.analysis.results.latency import Upgrade, UpgradeBracket, UpgradeEnd
 from gapmeter.analysis.stages import column
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Estimate, Floats
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.series import Series
 
 FORWARD = ("prefill", "decode", "interference", "launch_gap")
 QUEUES = ("queue", "other_step", "preempted", "engine_wait")
@@ -74,8 +74,8 @@ def _described(estimates: Mapping[float, Estimate]) -> UpgradeEnd:
 
 
 def _estimates(values: Floats) -> dict[float, Estimate]:
-    sample = quantiles.sample(values)
-    return {percentile: quantiles.estimate(sample, percentile) for percentile in _PERCENTILES}
+    series = Series(values)
+    return {percentile: series.percentile(percentile) for percentile in _PERCENTILES}
 
 
 def _sum(ledgers: pd.DataFrame, stages: tuple[str, ...]) -> Floats:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.requests.peers import PEERS, Measured, Peer, Seen
 from gapmeter.analysis.results.run import PeerDefinitions, PeerFigures
-from gapmeter.records import RunFolder, read_records, wire
-from gapmeter.records.chunks import chunks
+from gapmeter.records import RunFolder, read_records
+from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.records.stream import chunks
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 WEIGHTED = "guidellm"
@@ -39,14 +40,14 @@ def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str,
 def _seen(folder: RunFolder, tokens: dict[str, Any]) -> Iterator[Seen]:
     for path in folder.record_files(folder.requests):
         for code, payload in read_records(path).blobs:
-            if code == wire.FINISHED:
-                record = wire.decode(payload)
+            if code == FINISHED:
+                record = decode(payload)
                 if record.request_id in tokens:
                     count = tokens[record.request_id]
                     yield seen(record, None if pd.isna(count) else int(count))
 
 
-def seen(record: wire.WireRecord, tokens: int | None) -> Seen:
+def seen(record: RequestRecord, tokens: int | None) -> Seen:
     """One answer as any client could have seen it."""
     begun = record.connect_start_ns or record.write_ns
     return Seen(begun, record.write_ns, record.end_ns, tokens, tuple(chunks(record)))

@@ -13,17 +13,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample
+from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.distribution import Distribution, Needs, Percentile
 from gapmeter.analysis.stages import GROUPS, STAGES, column
-from gapmeter.analysis.stats import hdr, quantiles
-from gapmeter.analysis.stats.quantiles import Estimate, Floats, Sample
+from gapmeter.analysis.stats import hdr
+from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.series import Series
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 
 
 def distribution(
-    values: Sample, percentiles: Iterable[float], per_request: float, seconds_per_request: float
+    values: Series, percentiles: Iterable[float], per_request: float, seconds_per_request: float
 ) -> Distribution:
     """Percentiles in ms with their intervals, maximum, mean, count and n_eff of one sample in ns.
 
@@ -38,15 +39,15 @@ def distribution(
         max_ms=_ms(float(finite[-1])) if len(finite) else None,
         mean_ms=float(finite.mean()) / 1e6 if len(finite) else None,
         count=values.count,
-        n_eff=values.n_eff_tail,
+        n_eff=values.worth.tail,
     )
 
 
-def _percentile(values: Sample, percentile: float, per_request: float, seconds_per_request: float) -> Percentile:
-    found = quantiles.estimate(values, percentile)
+def _percentile(values: Series, percentile: float, per_request: float, seconds_per_request: float) -> Percentile:
+    found = values.percentile(percentile)
     if found.supported:
         return Percentile(value_ms=_ms(found.value), ci_ms=_interval_ms(found), infinite=found.value == math.inf)
-    more = quantiles.more_values(values, percentile)
+    more = values.more_values(percentile)
     more = math.ceil(more / per_request) if per_request else more
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
     return Percentile(ci_ms=_interval_ms(found), needs=Needs(requests=more, minutes=minutes))
@@ -116,8 +117,8 @@ def write_histograms(
 def _distributions(requests: pd.DataFrame, ledger: pd.DataFrame | None) -> Mapping[str, Floats]:
     out: dict[str, Floats] = {}
     for metric in METRICS:
-        out[metric] = metric_sample(requests, metric).ordered
-        out[f"{metric}-from-sent"] = metric_sample(requests, metric, "sent").ordered
+        out[metric] = metric_series(requests, metric).ordered
+        out[f"{metric}-from-sent"] = metric_series(requests, metric, "sent").ordered
     for event, suffix in (("last_token", ""), ("first_token", "-to-first-token")):
         values = stage_values_ns(ledgers_of(ledger, requests, event))
         out |= {f"stage-{name}{suffix}": found for name, found in values.items() if len(found)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge import arrivals, validity
@@ -15,7 +14,7 @@ from gapmeter.analysis.requests.figures import plain_percentile
 from gapmeter.analysis.requests.metrics import generator_lag_ns, good_requests, issued, succeeded, window_s
 from gapmeter.analysis.requests.rate_curve import lowest_and_highest
 from gapmeter.analysis.results.run import Counts, Goodput, LoadFacts, Throughput
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.series import share_of
 
 
 def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
@@ -78,14 +77,13 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
 def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> Goodput:
     """Good requests per second; the share's interval is Clopper and Pearson's, good ones in a row counted as alike."""
     good = good_requests(measured, limits_ns)
-    n, seconds = len(good), window_s(measured)
-    if not n:
+    if not len(good):
         return Goodput(per_s=None, share=None, share_ci=None, limits_ms={})
-    worth = n / quantiles.autocorrelation_time(good.astype(np.float64))
+    share, seconds = share_of(good), window_s(measured)
     return Goodput(
         per_s=float(good.sum()) / seconds if seconds else None,
-        share=float(good.mean()),
-        share_ci=quantiles.share_bounds(float(good.mean()) * worth, worth),
+        share=share.value,
+        share_ci=share.ends,
         limits_ms={metric: limit / 1e6 for metric, limit in limits_ns.items()},
     )
 

@@ -20,9 +20,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.stats import quantiles
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import nearest_rank
-from gapmeter.analysis.stats.quantiles import Floats, Sample
+from gapmeter.analysis.stats.series import Series, time_blocks
 
 METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
 Ints = NDArray[np.int64]
@@ -99,19 +99,19 @@ def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     return Gaps(row_of[order], at_ns[order], gap_ns[order], tokens[order])
 
 
-def metric_sample(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Sample:
+def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
     """A metric over the requests that succeeded; with ``failures``, those that did not count as infinite.
 
     ``requests`` as from ``measured_requests``.
     """
     good = succeeded(requests)
     if metric == "itl":
-        return _itl_sample(requests, good, failures)
+        return _itl_series(requests, good, failures)
     values = request_values_ns(requests, metric, origin)
     if not failures:
-        return quantiles.sample(values[good & ~np.isnan(values)])
+        return Series(values[good & ~np.isnan(values)])
     values = np.where(good, values, np.inf)
-    return quantiles.sample(values[~np.isnan(values)])
+    return Series(values[~np.isnan(values)])
 
 
 def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
@@ -155,8 +155,8 @@ def window_s(requests: pd.DataFrame) -> float:
     return float(due.max() - due.min()) / 1e9 * len(due) / (len(due) - 1)
 
 
-def _itl_sample(requests: pd.DataFrame, good: Bools, failures: bool) -> Sample:
-    return quantiles.sample(*pooled_gaps(requests, good, failures=failures))
+def _itl_series(requests: pd.DataFrame, good: Bools, failures: bool) -> Series:
+    return Series(*pooled_gaps(requests, good, failures=failures))
 
 
 def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple[Floats, list[Ints]]:
@@ -176,7 +176,7 @@ def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple
     if not len(row):
         return np.zeros(0), []
     by_request = np.unique(row, return_inverse=True)[1].astype(np.int64)
-    return gap_ns, [by_request, quantiles.time_blocks(at_ns, gap_ns)]
+    return gap_ns, [by_request, time_blocks(at_ns, gap_ns)]
 
 
 def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:

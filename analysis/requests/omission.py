@@ -20,8 +20,8 @@ from gapmeter.analysis.judge.validity import percentile_of
 from gapmeter.analysis.requests.figures import plain_percentile
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
 from gapmeter.analysis.results.run import ClosedLoop, Corrected, Omission
-from gapmeter.analysis.stats import quantiles
-from gapmeter.analysis.stats.quantiles import Floats
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import Series
 
 
 def corrected(values_ns: Floats, interval_ns: float) -> Floats:
@@ -57,10 +57,10 @@ def _pace_ns(measured: pd.DataFrame, evidence: Evidence) -> float | None:
 def _estimate(measured: pd.DataFrame, metric: str, pace_ns: float) -> Corrected:
     values = request_values_ns(measured, metric)[succeeded(measured)]
     values = values[~np.isnan(values)]
-    whole, sample = corrected(values, pace_ns), quantiles.sample(values)
+    whole, sample = corrected(values, pace_ns), Series(values)
 
     def ms(percentile: float) -> float | None:
-        supported = quantiles.estimate(sample, percentile).supported
+        supported = sample.percentile(percentile).supported
         return plain_percentile(percentile_of(whole, percentile)) if supported else None
 
     return Corrected(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gapmeter.records.chunks import Chunk
+from gapmeter.records.stream import Chunk
 
 
 @dataclass(frozen=True, slots=True)

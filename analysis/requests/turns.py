@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from gapmeter.analysis.requests.figures import distribution
-from gapmeter.analysis.requests.metrics import metric_sample, window_s
+from gapmeter.analysis.requests.metrics import metric_series, window_s
 from gapmeter.analysis.results.run import Turn
 
 _PERCENTILES = (50.0, 90.0, 99.0)
@@ -22,7 +22,7 @@ def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
 
 
 def _describe(turn: int, rows: pd.DataFrame) -> Turn:
-    sample = metric_sample(rows, "ttft")
+    sample = metric_series(rows, "ttft")
     told = rows[["prompt_tokens", "cached_tokens"]].dropna()
     prompts = float(told["prompt_tokens"].sum())
     return Turn(

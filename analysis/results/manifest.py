@@ -10,7 +10,7 @@ from pydantic import Field
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
 
-Status = Literal["running", "complete", "incomplete"]
+Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
 
 class Hardware(Result):
@@ -112,7 +112,7 @@ class MeasuredRate(Result):
 
 
 class Peaks(Result):
-    """What the server's cores can do at most, measured before it began; see servers.peaks."""
+    """What the server's cores can do at most, measured before it began; see servers.cpu_peaks."""
 
     cores: tuple[int, ...]
     llc_bytes: int | None

@@ -1,233 +1,279 @@
-"""summary.json of a sweep: its points side by side, the knee, and what grows from each to the next."""
+"""From a sweep's folder to its result: the points side by side, the knees, and what grows from each to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.device.binding import binding_evidence, decide
-from gapmeter.analysis.jsonable import SCHEMA_VERSION, json_safe
-from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.metrics import METRICS, metric_sample
-from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.sweep.compared import common_level
-from gapmeter.analysis.sweep.curves import EVENT_OF, growths_of, headline, knees_of, mean_level, rate_level, seen
-from gapmeter.analysis.sweep.growth import means_ms, slow_band
-from gapmeter.analysis.sweep.read import Frames, PointRun, batch, read_frames, read_runs
-from gapmeter.report import bridge
-from gapmeter.report.sweep.axis import axis_of, label
-from gapmeter.report.sweep.economy import describe_economy
+import numpy as np
+import pandas as pd
 
-_FAILED, _MISSING = "FAILED", "MISSING"
+from gapmeter.analysis.device.binding import binding_evidence, decide
+from gapmeter.analysis.judge import verdict
+from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.requests.figures import distribution
+from gapmeter.analysis.requests.metrics import METRICS, metric_series
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult
+from gapmeter.analysis.results.study import SweepManifest, SweepPoint
+from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.sweep.axis import axis_of, label
+from gapmeter.analysis.sweep.curves import EVENT_OF, growths_of, knees_of, mean_level, rate_level, seen
+from gapmeter.analysis.sweep.economy import describe_economy
+from gapmeter.analysis.sweep.growth import means_ms, slow_band
+from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
+from gapmeter.analysis.sweep.result import (
+    FAILED,
+    MISSING,
+    AnyPoint,
+    Batch,
+    LostPoint,
+    Point,
+    PointDistribution,
+    PointThroughput,
+    Repeat,
+    RepeatRange,
+    Series,
+    StageMeans,
+    SweepFigures,
+    SweepResult,
+    SweptSlo,
+)
+from gapmeter.records import RunFolder
+
+LEVELS = (99.0, 95.0, 90.0, 50.0)
 _NOT_VALID, _UNREACHABLE = 98, 106
 
 
-def build_summary(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a sweep's page shows, from its manifest and its points' folders."""
-    points, frames = [], []
-    for index, point in enumerate(manifest["points"]):
-        described, found = _describe_point(folder, manifest, index, point)
-        points.append(described)
-        frames.append(found)
-    axis = axis_of(points)
-    slos = _slos(points, folder)
-    main = _main_metric(slos)
+def analyse_sweep(folder: RunFolder) -> SweepResult:
+    """What a sweep found, from its folder and those of its points. Raises NotReadable, OSError."""
+    manifest = SweepManifest.read(folder.path)
+    points: list[AnyPoint] = []
+    frames: list[Frames | None] = []
+    device = ""
+    for index, point in enumerate(manifest.points):
+        runs = read_runs(folder.path / point.folder)
+        measured = [run for run in runs if isinstance(run, MeasuredRun)]
+        used = [run for run in measured if run.valid] or measured
+        facts = _facts(index, point, runs, used, manifest, folder.path)
+        if used:
+            frames.append(read_frames(used))
+            points.append(_point(facts, used, frames[-1]))
+            device = device or used[0].manifest.device
+        else:
+            frames.append(None)
+            reason = next((run.reason for run in runs if isinstance(run, LostRun)), "not run yet")
+            points.append(LostPoint(**facts, verdict=FAILED if runs else MISSING, reason=reason))
+    answers = next((point.slo for point in points if isinstance(point, Point)), ())
+    # What the sweep is about: the first latency that an SLO names, else TTFT.
+    main = next((answer.metric for answer in answers if answer.metric in EVENT_OF), "ttft")
     levels = {metric: common_level(points, metric) for metric in METRICS}
-    device = next((str(p["device"]) for p in points if p["device"]), "GPU")
-    sights = [
-        None if found is None else seen(point, found, levels) for point, found in zip(points, frames, strict=True)
-    ]
-    knees = knees_of(axis, points, sights, main, levels)
-    growths = growths_of(axis, sights, knees, main, levels, device)
-    for point in points:
-        point.pop("device")
-    exit_code = _exit_code(points)
-    safe: dict[str, Any] = json_safe(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "sweep",
-            "name": manifest["scenario"]["name"],
-            "status": manifest["status"],
-            "exit_code": exit_code,
-            "device": device,
-            "slo": [{"text": slo["text"], "metric": slo["metric"], "percentile": slo["percentile"],
-                     "limit_ms": slo.get("limit_ms")} for slo in slos],
-            "sweep": {
-                "key": axis.key,
-                "title": axis.title,
-                "series": [{"name": name, "points": list(members)} for name, members in axis.series],
-                "metric": main,
-                "levels": levels,
-                "points": points,
-                "growth": growths,
-                "knees": knees,
-                "headline": headline(points, knees, growths, main),
-            },
-        }
+    sights = [seen(point, found, levels) for point, found in zip(points, frames, strict=True)]
+    axis = axis_of(points)
+    knees = tuple(knees_of(axis, points, sights, main, levels))
+    figures = SweepFigures(
+        key=axis.key,
+        title=axis.title,
+        series=tuple(Series(name=name, points=members) for name, members in axis.series),
+        metric=main,
+        levels=levels,
+        points=tuple(points),
+        growth=tuple(growths_of(axis, sights, knees, main, levels)),
+        knees=knees,
+    )
+    return SweepResult(
+        name=str(manifest.scenario["name"]),
+        status=manifest.status,
+        exit_code=_exit_code(points),
+        device=device or "GPU",
+        slo=tuple(
+            SweptSlo(
+                text=answer.text, metric=answer.metric, percentile=answer.percentile,
+                limit_ms=answer.limit if answer.unit == "ms" else None,
+            )
+            for answer in answers
+        ),
+        sweep=figures,
+        provenance=_provenance(points, manifest),
     )  # fmt: skip
-    return safe
 
 
-def _describe_point(
-    folder: Path, manifest: Mapping[str, Any], index: int, point: Mapping[str, Any]
-) -> tuple[dict[str, Any], Frames | None]:
-    runs = read_runs(folder / point["folder"])
-    done = [run for run in runs if run.summary is not None]
-    used = [run for run in done if run.valid] or done
-    described: dict[str, Any] = {
-        "index": index,
-        "label": label(point.get("resolved", point["values"])),
-        "values": point["values"],
-        "resolved": point.get("resolved", point["values"]),
-        "folder": point["folder"],
-        "verdict": _MISSING if not runs else _FAILED,
-        "reason": next((run.reason for run in runs if run.reason), None if runs else "not run yet"),
-        "repeats": [_describe_run(run, folder) for run in runs],
-        "missing": max(int(manifest.get("repeat", 1)) - len(done), 0),
-        "metrics": None, "between": None, "stages": None, "slow_stages": None, "throughput": None,
-        "delivered_rate": None, "goodput_per_s": None, "batch": None, "binding": None, "slo": [], "device": None,
-        "economy": None,
-        **_load_of(used, point.get("resolved", point["values"])),
-    }  # fmt: skip
-    if not used:
-        return described, None
-    frames = read_frames(used)
-    described |= _measured(used, frames)
-    if described["economy"]["emulated"]:
-        described["label"] += " (emulated)"
-    return described, frames
+def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
+    """The highest of p99, p95, p90 and p50 that every valid point's sample supports.
 
-
-def _load_of(runs: Sequence[PointRun], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Which loop, and how much was asked for; what a point that never ran was to have is told by its values."""
-    for run in runs:
-        if run.summary is not None:
-            load = run.summary["load"]
-            return {"loop": load["loop"], "concurrency": load["concurrency"], "requested_rate": load["requested_rate"]}
-    closed = values.get("load.concurrency") is not None
-    return {"loop": "closed" if closed else "open", "concurrency": values.get("load.concurrency"),
-            "requested_rate": values.get("load.rate")}  # fmt: skip
-
-
-def _describe_run(run: PointRun, folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = {"folder": str(run.folder.relative_to(folder)), "reason": run.reason or None}
-    if run.summary is None:
-        return told | {"verdict": _FAILED}
-    summary = run.summary
-    return told | {
-        "verdict": summary["verdict"],
-        "invalid_reasons": summary["invalid_reasons"],
-        "delivered_rate": summary["load"]["delivered_rate"],
-        "output_tokens_per_s": summary["throughput"]["output_tokens_per_s"],
-        "measured": summary["counts"]["measured"],
-        **{f"{m}_{key}_ms": summary["metrics"][m][f"{key}_ms"] for m in METRICS for key in ("p50", "p99")},
-    }
-
-
-def _measured(used: Sequence[PointRun], frames: Frames) -> dict[str, Any]:
-    """What the runs of a point say together; figures over successes, verdicts with failures counted."""
-    summaries = [run.summary for run in used if run.summary is not None]
-    manifest = used[0].manifest or {}
-    slos = list(manifest["slo"])
-    asked = sorted({*PERCENTILES, *(float(s["percentile"]) for s in slos if s.get("percentile") is not None)})
-    seconds = sum(s["load"]["window_s"] for s in summaries)
-    each = seconds / len(frames.measured) if len(frames.measured) else 0.0
-    metrics = {m: _figures(frames, m, asked, each) for m in METRICS}
-    results = verdict.judge(
-        bridge.slos_of(manifest), frames.measured, {}, seconds
-    )  # repeats have other points' runs between them
-    reasons = [] if any(run.valid for run in used) else list(summaries[0]["invalid_reasons"])
-    stages = {metric: means_ms(getattr(frames, name)) for metric, name in EVENT_OF.items()}
-    found = [run.result for run in used if run.result is not None]
-    checks = [check for result in found for check in result.checks]
-    told = {
-        "verdict": verdict.overall(results, reasons),
-        "reason": "; ".join(reasons) or None,
-        "slo": [bridge.slo_row(result) for result in results],
-        "metrics": metrics,
-        "between": _between(summaries) if len(summaries) > 1 else None,
-        "throughput": _throughput(summaries, frames),
-        "delivered_rate": _mean(s["load"]["delivered_rate"] for s in summaries),
-        "goodput_per_s": _mean(s["goodput"]["per_s"] for s in summaries),
-        "failed_requests": sum(sum(s["counts"]["failed"].values()) for s in summaries),
-        "stages": {metric: {"mean_ms": sum(found.values()), "stages_ms": found} for metric, found in stages.items()
-                   if found},
-        "slow_stages": {metric: means_ms(slow_band(getattr(frames, name), 99)) for metric, name in EVENT_OF.items()
-                        if len(getattr(frames, name))},
-        "batch": batch(frames.steps),
-        "binding": decide(
-            stages["e2e"], checks, binding_evidence(found[0].roofline, found[0].telemetry),
-            device=str(manifest.get("device", "GPU")),
-        ).to_json(),
-        "device": manifest.get("device"),
-    }  # fmt: skip
-    return told | {"economy": describe_economy(verdict.overall(results, reasons), results, used, frames.measured)}
-
-
-def _figures(frames: Frames, metric: str, asked: list[float], seconds: float) -> dict[str, Any]:
-    values = metric_sample(frames.measured, metric)
-    per_request = values.count / len(frames.measured) if len(frames.measured) else 1.0
-    mean = mean_level(frames, metric)
-    return fig.distribution(values, asked, per_request, seconds).to_json() | {
-        "mean_ci_ms": list(mean.interval) if mean else None
-    }
-
-
-def _between(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Lowest and highest of the repeats' own percentiles: what repeating it does, which no single run knows."""
-    told: dict[str, Any] = {}
-    for metric in METRICS:
-        told[metric] = {}
-        for key in ("p50_ms", "p90_ms", "p95_ms", "p99_ms"):
-            found = [s["metrics"][metric][key] for s in summaries if s["metrics"][metric][key] is not None]
-            told[metric][key] = [min(found), max(found)] if len(found) == len(summaries) else None
-    return told
-
-
-def _throughput(summaries: Sequence[Mapping[str, Any]], frames: Frames) -> dict[str, Any]:
-    """Per second over all the runs' time; ``output_range`` is from the slowest repeat to the fastest.
-
-    ``steady_tokens_per_s``, with its 95 % interval, over the time from the first due to the last only: without the end
-    of a load, when fewer and fewer are left.
+    None where there is none: then means are compared, which need less.
     """
-    known = [s["throughput"] for s in summaries if s["throughput"]["requests_per_s"] is not None]
-    span = sum(t["span_s"] for t in known)
-    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
-    told = {name: _pooled([t[name] for t in known], [t["span_s"] for t in known]) for name in names}
-    each = [t["output_tokens_per_s"] for t in known if t["output_tokens_per_s"] is not None]
-    steady = rate_level(frames)
-    return told | {
-        "span_s": span,
-        "output_range": [min(each), max(each)] if len(each) > 1 else None,
-        "steady_tokens_per_s": steady.value if steady else None,
-        "steady_ci": list(steady.interval) if steady else None,
+    shown = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
+    for level in LEVELS:
+        if shown and all(found.ms(level) is not None for found in shown):
+            return level
+    return None
+
+
+def _facts(
+    index: int, point: SweepPoint, runs: Sequence[MeasuredRun | LostRun], used: Sequence[MeasuredRun],
+    manifest: SweepManifest, folder: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """The fields that every point has. The load of one that never ran is told by its values."""
+    values = point.resolved
+    closed = values.get("load.concurrency") is not None
+    load = used[0].result.load if used else None
+    return {
+        "index": index,
+        "label": label(values),
+        "values": point.values,
+        "resolved": values,
+        "folder": point.folder,
+        "repeats": tuple(_repeat(run, folder) for run in runs),
+        "missing": max(manifest.repeat - sum(isinstance(run, MeasuredRun) for run in runs), 0),
+        "loop": load.loop if load else "closed" if closed else "open",
+        "concurrency": load.concurrency if load else values.get("load.concurrency"),
+        "requested_rate": load.requested_rate if load else values.get("load.rate"),
     }
 
 
-def _pooled(rates: Sequence[float | None], spans: Sequence[float]) -> float | None:
-    """One rate over several runs' time; None where one of them does not know its own."""
-    told = [rate * span for rate, span in zip(rates, spans, strict=True) if rate is not None]
-    return sum(told) / sum(spans) if spans and len(told) == len(rates) else None
+def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
+    path = str(run.folder.relative_to(folder))
+    if isinstance(run, LostRun):
+        return Repeat(folder=path, reason=run.reason, verdict=FAILED)
+    result = run.result
+    return Repeat(
+        folder=path,
+        reason=None,
+        verdict=result.verdict,
+        invalid_reasons=result.invalid_reasons,
+        delivered_rate=result.load.delivered_rate,
+        output_tokens_per_s=result.throughput.output_tokens_per_s,
+        measured=result.counts.measured,
+        **{f"{metric}_p{p:g}_ms": result.metrics[metric].ms(p) for metric in METRICS for p in (50.0, 99.0)},
+    )
 
 
-def _mean(values: Any) -> float | None:
+def _point(facts: Mapping[str, Any], used: Sequence[MeasuredRun], frames: Frames) -> Point:
+    """What the runs of a point say together; figures over successes, verdicts with failures counted."""
+    results, manifest = [run.result for run in used], used[0].manifest
+    asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
+    seconds = sum(result.load.window_s for result in results)
+    metrics = {metric: _distribution(frames, metric, asked, seconds) for metric in METRICS}
+    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds)  # between repeats other points were run
+    reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
+    judged = verdict.overall(answers, reasons)
+    ledgers = {metric: getattr(frames, name) for metric, name in EVENT_OF.items()}
+    stages = {metric: means_ms(rows) for metric, rows in ledgers.items()}
+    evidence = binding_evidence(results[0].roofline, results[0].telemetry)
+    checks = [check for result in results for check in result.checks]
+    economy = describe_economy(judged, answers, used, frames.measured)
+    emulated = " (emulated)" if economy.emulated else ""
+    return Point(
+        **{**facts, "label": f"{facts['label']}{emulated}"},
+        verdict=judged,
+        reason="; ".join(reasons) or None,
+        metrics=metrics,
+        between=_between(results) if len(results) > 1 else None,
+        stages={
+            metric: StageMeans(mean_ms=sum(found.values()), stages_ms=found)
+            for metric, found in stages.items() if found
+        },
+        slow_stages={metric: means_ms(slow_band(rows, 99)) for metric, rows in ledgers.items() if len(rows)},
+        throughput=_throughput(results, frames),
+        delivered_rate=_mean(result.load.delivered_rate for result in results),
+        goodput_per_s=_mean(result.goodput.per_s for result in results),
+        failed_requests=sum(sum(result.counts.failed.values()) for result in results),
+        batch=_batch(frames.steps),
+        binding=decide(stages["e2e"], checks, evidence, device=manifest.device),
+        slo=answers,
+        economy=economy,
+    )  # fmt: skip
+
+
+def _distribution(frames: Frames, metric: str, asked: Iterable[float], seconds: float) -> PointDistribution:
+    values, requests = metric_series(frames.measured, metric), len(frames.measured)
+    found = distribution(
+        values, asked, values.count / requests if requests else 1.0, seconds / requests if requests else 0.0
+    )
+    mean = mean_level(frames, metric)
+    return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
+
+
+def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
+    """What repeating it does, which no single run knows."""
+
+    def ends(metric: str, percentile: float) -> tuple[float, float] | None:
+        found = [ms for result in results if (ms := result.metrics[metric].ms(percentile)) is not None]
+        return (min(found), max(found)) if len(found) == len(results) else None
+
+    return {
+        metric: RepeatRange(**{f"p{p:g}_ms": ends(metric, p) for p in (50.0, 90.0, 95.0, 99.0)}) for metric in METRICS
+    }
+
+
+def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
+    known = [result.throughput for result in results if result.throughput.requests_per_s is not None]
+    span = sum(each.span_s for each in known)
+
+    def pooled(name: str) -> float | None:
+        """One rate over all the runs' time; None where one of them does not know its own."""
+        told = [rate * each.span_s for each in known if (rate := getattr(each, name)) is not None]
+        return sum(told) / span if known and len(told) == len(known) else None
+
+    each = [rate for one in known if (rate := one.output_tokens_per_s) is not None]
+    steady = rate_level(frames)
+    return PointThroughput(
+        requests_per_s=pooled("requests_per_s"),
+        prompt_tokens_per_s=pooled("prompt_tokens_per_s"),
+        output_tokens_per_s=pooled("output_tokens_per_s"),
+        span_s=span,
+        output_range=(min(each), max(each)) if len(each) > 1 else None,
+        steady_tokens_per_s=steady.value if steady else None,
+        steady_ci=steady.estimate.known[1:] if steady else None,
+    )
+
+
+def _batch(steps: pd.DataFrame) -> Batch:
+    """Means weighted by the forwards' time, where that was stamped."""
+    steps = steps[steps["requests"].fillna(0) > 0] if len(steps) else steps
+    if not len(steps):
+        return Batch(running=None, waiting=None, steps=0)
+    weights = np.ones(len(steps))
+    if {"forward_start_ns", "forward_end_ns"} <= set(steps.columns):
+        lasted = (steps["forward_end_ns"] - steps["forward_start_ns"]).to_numpy(np.float64, na_value=np.nan)
+        if np.nansum(lasted) > 0:
+            weights = np.nan_to_num(lasted)
+    running, waiting = (
+        float(np.average(steps[column].to_numpy(np.float64), weights=weights)) for column in ("requests", "waiting")
+    )
+    return Batch(running=running, waiting=waiting, steps=len(steps))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def _slos(points: Sequence[Mapping[str, Any]], folder: Path) -> list[Mapping[str, Any]]:
-    return next((list(point["slo"]) for point in points if point["slo"]), [])
-
-
-def _main_metric(slos: Sequence[Mapping[str, Any]]) -> str:
-    """What the sweep is about: the first latency that an SLO names, else TTFT."""
-    return next((str(slo["metric"]) for slo in slos if slo["metric"] in EVENT_OF), "ttft")
-
-
-def _exit_code(points: Sequence[Mapping[str, Any]]) -> int:
+def _exit_code(points: Sequence[AnyPoint]) -> int:
     """0 when every point was measured, whatever its SLOs say: to see them missed is what a sweep is for."""
-    if all(point["verdict"] in (verdict.PASS, verdict.FAIL, verdict.INCONCLUSIVE) for point in points):
-        return 0 if not any(point["missing"] for point in points) else _NOT_VALID
-    return _NOT_VALID if any(point["metrics"] for point in points) else _UNREACHABLE
+    if all(point.verdict in (PASS, FAIL, INCONCLUSIVE) for point in points):
+        return 0 if not any(point.missing for point in points) else _NOT_VALID
+    return _NOT_VALID if any(isinstance(point, Point) for point in points) else _UNREACHABLE
+
+
+def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest) -> Provenance:
+    """What differs from point to point is named with all its values."""
+    server, hardware = manifest.scenario["server"], manifest.hardware
+    keys = dict.fromkeys(key for point in points for key in point.resolved)
+    values = {key: ", ".join(dict.fromkeys(str(point.resolved.get(key)) for point in points)) for key in keys}
+    bad = sum(point.verdict in (INVALID, FAILED, MISSING) for point in points)
+    validity = "valid" if not bad else f"{bad} of {len(points)} points without valid figures"
+    return Provenance(
+        scenario=str(manifest.scenario["name"]),
+        digest=manifest.scenario_digest,
+        model=str(server["model"]),
+        precision=values.get("server.precision", str(server["precision"])),
+        engine=values.get("server.engine", str(server["engine"])),
+        hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        load="; ".join(f"{key} {told}" for key, told in values.items()),
+        n=str(sum(point.metrics["ttft"].count for point in points if isinstance(point, Point))),
+        validity=INVALID if bad == len(points) else validity,
+        date=manifest.started_wall.partition("T")[0],
+        command=manifest.command,
+    )

@@ -1,135 +1,108 @@
-"""Along the curves of a sweep: where each has its knee, what grows from point to point, and both in sentences."""
+"""Along the curves of a sweep: where each has its knee, and what grows from point to point."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.sweep import level as lv
-from gapmeter.analysis.sweep.compared import figure_key, figure_words
-from gapmeter.analysis.sweep.growth import Side, describe_growth, is_sure
+from gapmeter.analysis.stats.means import Level, level_of, level_of_interval
+from gapmeter.analysis.sweep.axis import Axis, is_load, place
+from gapmeter.analysis.sweep.growth import Side, growth_between
 from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
-from gapmeter.analysis.sweep.level import Level
 from gapmeter.analysis.sweep.read import Frames
-from gapmeter.report.sweep.axis import Axis, is_load, place
+from gapmeter.analysis.sweep.result import (
+    THROUGHPUT,
+    AnyPoint,
+    CurveKnee,
+    Growth,
+    Point,
+    ThroughputChange,
+    figure_name,
+)
 
 EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
 GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more load does
-_TOKENS = "throughput"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A point that curves may run through: ``figures`` has what is compared by metric, and ``throughput``."""
 
-    point: Mapping[str, Any]
+    point: Point
     figures: Mapping[str, Level | None]
     frames: Frames
 
 
-def seen(point: Mapping[str, Any], frames: Frames, levels: Mapping[str, float | None]) -> Seen | None:
+def seen(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | None]) -> Seen | None:
     """None for a point that is not a valid measurement: no curve runs through it."""
-    if not point["metrics"] or point["verdict"] == verdict.INVALID:
+    if frames is None or not isinstance(point, Point) or not point.on_curves:
         return None
-    found = {metric: _compared(point["metrics"][metric], frames, metric, levels[metric]) for metric in EVENT_OF}
-    return Seen(point, found | {_TOKENS: rate_level(frames)}, frames)
+    found = {metric: _compared(point, frames, metric, levels[metric]) for metric in EVENT_OF}
+    return Seen(point, found | {THROUGHPUT: rate_level(frames)}, frames)
+
+
+def _compared(point: Point, frames: Frames, metric: str, level: float | None) -> Level | None:
+    if level is None:
+        return mean_level(frames, metric)
+    found = point.metrics[metric].at(level)
+    low, high = found.ci_ms or (None, None)
+    if found.value_ms is None or low is None or high is None or low <= 0:
+        return None
+    return level_of_interval(found.value_ms, low, high)
 
 
 def mean_level(frames: Frames, metric: str) -> Level | None:
     """A metric's mean in ms over the successes of a point; None where it cannot be known, or is no figure a request."""
     if metric == "itl":
-        if not len(frames.gaps):
-            return None
-        return lv.of_mean(frames.gaps["gap_ns"].to_numpy(float) / 1e6)
+        return level_of(frames.gaps["gap_ns"].to_numpy(float) / 1e6) if len(frames.gaps) else None
     values = request_values_ns(frames.measured, metric) / 1e6
-    good = succeeded(frames.measured) & ~pd.isna(values)
-    return lv.of_mean(values[good])
+    return level_of(values[succeeded(frames.measured) & ~pd.isna(values)])
 
 
 def rate_level(frames: Frames) -> Level | None:
     """Output tokens a second over a point's blocks of time."""
-    return None if frames.rates is None else lv.of_mean(frames.rates)
+    return None if frames.rates is None else level_of(frames.rates)
 
 
 def knees_of(
-    axis: Axis, points: Sequence[Mapping[str, Any]], sights: Sequence[Seen | None], main: str,
+    axis: Axis, points: Sequence[AnyPoint], sights: Sequence[Seen | None], main: str,
     levels: Mapping[str, float | None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> Iterator[CurveKnee]:  # fmt: skip
     """The knee of each curve along a load or a batch size: where, by which figure, how sure, or why there is none."""
     if axis.key is None or not (is_load(axis.key) or axis.key == GROWS_WITH):
-        return []
-    found = []
+        return
     for name, members in axis.series:
         shown = [at for at in members if sights[at] is not None]
         load = [place(points[at], axis.key) for at in shown]
         knee, by = _knee([sight for at in shown if (sight := sights[at])], load, axis.key, main)
-        ends = None if knee.low is None or knee.high is None else [shown[knee.low], shown[knee.high]]
+        ends = None if knee.low is None or knee.high is None else (shown[knee.low], shown[knee.high])
         at = None if knee.at is None else shown[knee.at]
-        found.append({
-            "series": name, "state": knee.state, "point": at, "label": None if at is None else points[at]["label"],
-            "range": ends, "range_labels": ends and [points[end]["label"] for end in ends],
-            "by": by if by == _TOKENS else figure_words(by, levels[by]), "bend": knee.bend, "why": knee.why,
-            "certainty": knee.certainty, "after": _after(shown, at, sights),
-            "or_at": [points[k]["label"] for k in _hidden(members, shown, at, both=by != _TOKENS)],
-        })  # fmt: skip
-    return found
-
-
-def growths_of(
-    axis: Axis, sights: Sequence[Seen | None], knees: Sequence[Mapping[str, Any]], main: str,
-    levels: Mapping[str, float | None], device: str,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
-
-    Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
-    """
-    at_knee = {knee["series"]: knee["point"] for knee in knees}
-    told = []
-    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
-        shown = [at for at in members if sights[at] is not None]
-        for one, two in pairwise(shown):
-            turned_at = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
-            for metric in dict.fromkeys((main, "itl")):
-                before, after = _side(sights[one], metric), _side(sights[two], metric)
-                told.append(
-                    {"series": name, "from_point": one, "to_point": two, "at_knee": turned_at == at_knee.get(name)}
-                    | describe_growth(before, after, metric, levels[metric], device)
-                )
-    return told
-
-
-def headline(
-    points: Sequence[Mapping[str, Any]], knees: Sequence[Mapping[str, Any]], growths: Sequence[Mapping[str, Any]],
-    main: str,
-) -> list[str]:  # fmt: skip
-    """What a person reads first: a sentence a curve, and how many points have no figures."""
-    told = [line for knee in knees for line in _knee_lines(knee, growths)]
-    if growths and not any(knee["state"] == KNEE for knee in knees):
-        told += _largest_changes(growths, main)
-    told += _left_out(points)
-    return told
-
-
-def _compared(told: Mapping[str, Any], frames: Frames, metric: str, level: float | None) -> Level | None:
-    if level is None:
-        return mean_level(frames, metric)
-    key = figure_key(level)
-    ends = told[f"{key}_ci_ms"]
-    known = ends is not None and None not in ends and ends[0] > 0
-    return lv.of_interval(told[f"{key}_ms"], *ends) if known else None
+        yield CurveKnee(
+            series=name,
+            state=knee.state,
+            point=at,
+            label=None if at is None else points[at].label,
+            range=ends,
+            range_labels=ends and (points[ends[0]].label, points[ends[1]].label),
+            by=by if by == THROUGHPUT else figure_name(by, levels[by]),
+            bend=knee.bend,
+            why=knee.why,
+            certainty=knee.certainty,
+            after=_after(shown, at, sights),
+            or_at=tuple(points[k].label for k in _hidden(members, shown, at, both=by != THROUGHPUT)),
+        )
 
 
 def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) -> tuple[Knee, str]:
     """Users wait for their answers, so throughput shows the limit of a closed loop; an open one's is asked of it."""
-    rising = key == GROWS_WITH
-    closed = all(sight.point["loop"] == "closed" for sight in sights)
-    asks = [(_TOKENS, throughput_turn)] if rising else [(main, latency_turn), (_TOKENS, throughput_turn)]
+    closed = all(sight.point.loop == "closed" for sight in sights)
+    asks = [(THROUGHPUT, throughput_turn)]
+    if key != GROWS_WITH:
+        asks = [(main, latency_turn), *asks]
     answers = []
     for by, rule in reversed(asks) if closed else asks:
         known = [sight.figures[by] for sight in sights]
@@ -142,15 +115,15 @@ def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) ->
     return min(answers, key=lambda answer: order[answer[0].state])
 
 
-def _after(shown: Sequence[int], at: int | None, sights: Sequence[Seen | None]) -> dict[str, Any] | None:
-    """How throughput changes from the knee to the last point of its curve, as a ratio with its 95 % interval."""
+def _after(shown: Sequence[int], at: int | None, sights: Sequence[Seen | None]) -> ThroughputChange | None:
+    """From the knee to the last point of its curve."""
     if at is None or (one := sights[at]) is None or (two := sights[shown[-1]]) is None:
         return None
-    before, after = one.figures[_TOKENS], two.figures[_TOKENS]
+    before, after = one.figures[THROUGHPUT], two.figures[THROUGHPUT]
     if before is None or after is None:
         return None
-    low, high = lv.ratio_interval(before, after)
-    return {"to": two.point["label"], "ratio": after.value / before.value, "ratio_ci": [low, high]}
+    ratio, *ends = after.over(before).known
+    return ThroughputChange(to=two.point.label, ratio=ratio, ratio_ci=(ends[0], ends[1]))
 
 
 def _hidden(members: Sequence[int], shown: Sequence[int], at: int | None, *, both: bool) -> list[int]:
@@ -163,67 +136,24 @@ def _hidden(members: Sequence[int], shown: Sequence[int], at: int | None, *, bot
     return [k for k in members[low + 1 : high] if k not in shown]
 
 
-def _side(sight: Seen | None, metric: str) -> Side:
-    if sight is None:
-        raise ValueError("a curve ran through a point that is not valid")
-    return Side(sight.point["label"], sight.figures[metric], getattr(sight.frames, EVENT_OF[metric]))
+def growths_of(
+    axis: Axis, sights: Sequence[Seen | None], knees: Sequence[CurveKnee], main: str,
+    levels: Mapping[str, float | None],
+) -> Iterator[Growth]:  # fmt: skip
+    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
 
-
-def _knee_lines(knee: Mapping[str, Any], growths: Sequence[Mapping[str, Any]]) -> list[str]:
-    lead = f"{knee['series']}: " if knee["series"] else ""
-    if knee["state"] == UNDECIDED:
-        return [
-            f"{lead}Whether there is a knee is not decided: {knee['why']}{_by(knee)}. Longer points or repeats tell."
-        ]
-    if knee["state"] == NONE:
-        return [f"{lead}No knee among these points: {knee['why']}{_by(knee)}."]
-    first, last = knee["range_labels"]
-    where = "" if first == last else f" (between {first} and {last})"
-    if knee["or_at"]:
-        where += f", or at {' or '.join(knee['or_at'])}, of which there are no valid figures"
-    lines = [f"{lead}The knee is at {knee['label']}{where}: {_turned(knee)}."]
-    beyond = [g for g in growths if g["at_knee"] and g["series"] == knee["series"]]
-    return lines + [f"{lead}{g['sentence']}." for g in beyond if is_sure(g) or g is beyond[0]]
-
-
-def _turned(knee: Mapping[str, Any]) -> str:
-    if knee["by"] != _TOKENS:
-        return f"{knee['by']} begins to climb there"
-    after = knee["after"]
-    if after is None:
-        return str(knee["why"])
-    low, high = (_percent(end) for end in after["ratio_ci"])
-    # What still grows, but by less than the rule asks for, has not stopped.
-    turned = "beyond it throughput grows little" if after["ratio_ci"][0] > 1 else "throughput stops to grow there"
-    return f"{turned} (to {after['to']} {_percent(after['ratio'])}, 95 % interval {low} to {high})"
-
-
-def _by(knee: Mapping[str, Any]) -> str:
-    return "" if knee["by"] == _TOKENS or not knee["certainty"] else f" (by {knee['by']})"
-
-
-def _percent(ratio: float) -> str:
-    change = 100 * (ratio - 1)
-    return f"{'−' if change < 0 else '+'}{abs(change):.1f} %"
-
-
-def _largest_changes(growths: Sequence[Mapping[str, Any]], main: str) -> list[str]:
-    """The largest difference between neighbors that is beyond its interval, by metric."""
-    told = []
-    for metric in dict.fromkeys((main, "itl")):
-        sure = [g for g in growths if g["metric"] == metric and is_sure(g)]
-        if sure:
-            told.append(f"{max(sure, key=lambda g: abs(g['grows_ms']))['sentence']}.")
-    return told or ["Between no two neighboring points does the difference go beyond its interval."]
-
-
-def _left_out(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Points that no curve runs through, and why."""
-    told = []
-    invalid = [point["label"] for point in points if point["metrics"] and point["verdict"] == verdict.INVALID]
-    if invalid:
-        told.append(f"Left out of curves and comparisons, since not valid as a measurement: {', '.join(invalid)}.")
-    lost = [point["label"] for point in points if not point["metrics"]]
-    if lost:
-        told.append(f"No figures for {len(lost)} of {len(points)} points: {', '.join(lost)}.")
-    return told
+    Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
+    """
+    at_knee = {knee.series: knee.point for knee in knees}
+    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
+        shown = [sight for at in members if (sight := sights[at])]
+        for one, two in pairwise(shown):
+            turned = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
+            for metric in dict.fromkeys((main, "itl")):
+                before, after = (
+                    Side(sight.point, sight.figures[metric], getattr(sight.frames, EVENT_OF[metric]))
+                    for sight in (one, two)
+                )
+                yield growth_between(
+                    before, after, metric, levels[metric], name, at_knee=turned.point.index == at_knee.get(name)
+                )

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.stats.quantiles import CONFIDENCE, TAIL, Floats
-from gapmeter.analysis.sweep.level import Level
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Floats
+from gapmeter.analysis.stats.means import Level
 
 FEWEST = 4
 LEAST_BEND = 0.1  # of the box that the curve fills; less is a straight line, or the noise of one

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.numbers import DASH, significant
-from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.metrics import measured_requests
-from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.sweep.level import block_rates
-from gapmeter.records import RunFolder
-from gapmeter.report import bridge
+from gapmeter.analysis.requests.figures import ledgers_of
+from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
+from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.stats.estimate import Floats
+
+BLOCKS = 48  # of a run's window
 
 
 @dataclass(frozen=True, slots=True)
-class PointRun:
-    """One run of a point. ``summary`` is None where there is none, and ``reason`` says why."""
+class LostRun:
+    """A run of a point that has no figures."""
 
     folder: Path
-    summary: dict[str, Any] | None = None
-    manifest: dict[str, Any] | None = None
-    result: RunResult | None = None
-    typed_manifest: Manifest | None = None
-    reason: str = ""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A run of a point that has."""
+
+    folder: Path
+    result: RunResult
+    manifest: Manifest
 
     @property
     def valid(self) -> bool:
-        return self.summary is not None and self.summary["verdict"] != "INVALID"
+        return self.result.verdict != INVALID
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +55,25 @@ class Frames:
     rates: Floats | None
 
 
-def read_runs(point: Path) -> list[PointRun]:
+def read_runs(point: Path) -> list[MeasuredRun | LostRun]:
     """The runs in a point's folder, in the order of their repeats."""
     return [_read_run(path) for path in sorted(point.glob("r*"), key=lambda path: int(path.name[1:] or 0))]
 
 
-def _read_run(path: Path) -> PointRun:
-    folder = RunFolder(path)
+def _read_run(path: Path) -> MeasuredRun | LostRun:
     failed = path / "failed.json"
     if failed.exists():
-        return PointRun(path, reason=str(json.loads(failed.read_text())["reason"]))
+        return LostRun(path, str(json.loads(failed.read_text())["reason"]))
     try:
-        return PointRun(path, bridge.read_run(path), folder.read_manifest(), RunResult.read(path), Manifest.read(path))
-    except (OSError, ValueError):
-        return PointRun(path, reason="it was interrupted before it was analysed")
+        return MeasuredRun(path, RunResult.read(path), Manifest.read(path))
+    except NotReadable as error:
+        return LostRun(path, str(error))
+    except OSError:
+        return LostRun(path, "it was interrupted before it was analysed")
 
 
-def read_frames(runs: list[PointRun]) -> Frames:
-    """The frames of these runs (which have summaries), put one after the other."""
+def read_frames(runs: list[MeasuredRun]) -> Frames:
+    """The frames of these runs, put one after the other."""
     parts = [_frames(run) for run in runs]
     rates = [part.rates for part in parts if part.rates is not None]
     return Frames(
@@ -82,10 +84,10 @@ def read_frames(runs: list[PointRun]) -> Frames:
     )  # fmt: skip
 
 
-def _frames(run: PointRun) -> Frames:
+def _frames(run: MeasuredRun) -> Frames:
     requests = pd.read_parquet(run.folder / "requests.parquet")
     measured = measured_requests(requests)
-    refused = bool(run.summary and run.summary["ledger"]["refused"])
+    refused = bool(run.result.ledger.refused)
     ledger = pd.DataFrame() if refused else _frame(run.folder / "ledger.parquet")
     gaps = pd.DataFrame() if refused else _frame(run.folder / "gaps.parquet")
     if len(gaps):
@@ -95,41 +97,31 @@ def _frames(run: PointRun) -> Frames:
         since, until = measured["due_ns"].min(), measured["last_token_ns"].max()
         steps = steps[(steps["schedule_ns"] >= since) & (steps["schedule_ns"] <= until)]
     return Frames(
-        measured, fig.ledgers_of(ledger, measured, "first_token"), fig.ledgers_of(ledger, measured, "last_token"),
+        measured, ledgers_of(ledger, measured, "first_token"), ledgers_of(ledger, measured, "last_token"),
         gaps, steps, block_rates(requests),
     )  # fmt: skip
 
 
-def tokens_per_s(point: Mapping[str, Any]) -> float | None:
-    """Output tokens a second that a point (as in summary.json) settled at; over all its time where that is unknown."""
-    told = point["throughput"] or {}
-    found = told.get("steady_tokens_per_s") or told.get("output_tokens_per_s")
-    return None if found is None else float(found)
+def block_rates(requests: pd.DataFrame) -> Floats | None:
+    """Output tokens a second in 48 equal blocks of a run, from the first due time that counts to the last.
 
-
-def written_tokens(point: Mapping[str, Any]) -> str:
-    """The same for people, with half the width of its 95 % interval: ``867 ± 12``."""
-    found, ends = tokens_per_s(point), (point["throughput"] or {}).get("steady_ci")
-    if found is None or not ends:
-        return DASH if found is None else significant(found)
-    half = (ends[1] - ends[0]) / 2
-    decimals = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 0
-    return f"{found:,.{min(decimals, 2)}f} ± {half:,.{min(decimals, 2)}f}"
-
-
-def batch(steps: pd.DataFrame) -> dict[str, Any]:
-    """Mean requests in a step and waiting beside it, weighted by the forwards' time where that was stamped."""
-    steps = steps[steps["requests"].fillna(0) > 0] if len(steps) else steps
-    if not len(steps):
-        return {"running": None, "waiting": None, "steps": 0}
-    weights = np.ones(len(steps))
-    if {"forward_start_ns", "forward_end_ns"} <= set(steps.columns):
-        lasted = (steps["forward_end_ns"] - steps["forward_start_ns"]).to_numpy(np.float64, na_value=np.nan)
-        if np.nansum(lasted) > 0:
-            weights = np.nan_to_num(lasted)
-    mean = {name: float(np.average(steps[column].to_numpy(np.float64), weights=weights))
-            for name, column in (("running", "requests"), ("waiting", "waiting"))}  # fmt: skip
-    return mean | {"steps": len(steps)}
+    ``requests``: all of the run. Tokens of warm-up requests that arrive within that time count, those that arrive after
+    it do not: how a load begins and ends is not what the server settled at. A request's tokens are spread evenly over
+    the arrivals that were stamped. None where an answer's tokens are not known.
+    """
+    counted = requests[requests["measured"].to_numpy(bool) & issued(requests)]
+    due = stamps_ns(counted, "due_ns")
+    if len(due) < 2 or due.max() <= due.min():
+        return None
+    good = requests[succeeded(requests)]
+    counts = np.array([0 if each is None else len(each) for each in good["token_ns"]])
+    tokens = good["output_tokens"].to_numpy(np.float64, na_value=np.nan)
+    if not counts.any() or np.isnan(tokens).any():
+        return None
+    at = np.concatenate([np.asarray(each, dtype=np.float64) for each in good["token_ns"] if each is not None])
+    edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
+    found, _ = np.histogram(at, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
+    return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)
 
 
 def _frame(path: Path) -> pd.DataFrame:

@@ -1,17 +1,21 @@
-"""Flags that several commands share, and what a command line says in the scenario's own words."""
+"""Flags that several commands share, and how what is written after them is read."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import math
+import os
+import re
 from pathlib import Path
 from typing import TypeAlias
 
 from gapmeter import errors
+from gapmeter.analysis.command import Command
 from gapmeter.errors import UserError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+DEFAULT_PORT = 5557
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +44,9 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--annotations", action="store_true", help="GitHub's, of what failed (there: always)")
 
 
-def add_runs_folder(parser: argparse.ArgumentParser) -> None:
-    """``--runs``, for whatever reads many of them."""
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs' folders are (default: runs)")
+def add_runs_folder(parser: argparse.ArgumentParser, what: str = "where the runs' folders are (default: runs)") -> None:
+    """``--runs``."""
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help=what)
 
 
 def overrides(arguments: argparse.Namespace) -> list[str]:
@@ -65,12 +69,77 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in named if value] + written
 
 
-def without_key(words: Sequence[str]) -> list[str]:
-    """The command line for the manifest: a key has no place in a run's folder."""
-    kept: list[str] = []
-    hidden = False
-    for word in words:
-        if not hidden and not word.startswith("--api-key"):
-            kept.append(word)
-        hidden = word == "--api-key"
-    return kept
+def command_of(arguments: argparse.Namespace) -> Command:
+    """What repeats this command: as it was typed, or the ``make`` that typed it; a key has no place in it."""
+    typed = os.environ.get("GAPMETER_AGAIN")
+    return (Command.parse(typed) if typed else Command(("gapmeter", *arguments.words))).without("--api-key")
+
+
+def api_key_of(arguments: argparse.Namespace) -> str | None:
+    """From the flag, else the environment."""
+    return arguments.api_key or os.environ.get("GAPMETER_API_KEY")
+
+
+def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = math.inf) -> float:
+    """A time as scenarios write it, or a number of seconds. Raises UserError."""
+    from gapmeter.scenarios.durations import read_duration
+    from gapmeter.scenarios.errors import BadValue
+
+    try:
+        value_ns = read_duration(float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text)
+    except BadValue as error:
+        raise UserError(f"{flag} {error}", errors.USAGE) from error
+    if not least_s <= value_ns / 1e9 <= most_s:
+        upto = "" if math.isinf(most_s) else f" to {_spelled(most_s)}"
+        raise UserError(f"{flag} {text}: write a time from {_spelled(least_s)}{upto}", errors.USAGE)
+    return float(value_ns / 1e9)
+
+
+def _spelled(seconds: float) -> str:
+    return f"{seconds / 3600:g}h" if seconds >= 3600 else f"{seconds:g}s"
+
+
+def share_of(flag: str, text: str, least: float, most: float) -> float:
+    """Per cent as a fraction. Raises UserError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    value = float(found[1]) / 100 if found else math.nan
+    if not least <= value <= most:
+        raise UserError(f"{flag} {text}: write per cent from {100 * least:g}% to {100 * most:g}%", errors.USAGE)
+    return value
+
+
+def rate_of(flag: str, text: str) -> float:
+    """Requests a second. Raises UserError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e9:
+        raise UserError(f"{flag} {text}: not a rate; write requests per second above 0, for instance 50", errors.USAGE)
+    return value
+
+
+def port_of(flag: str, port: int) -> int:
+    """A port, or 0 for any free one. Raises UserError."""
+    if not 0 <= port < 65536:
+        raise UserError(f"{flag} {port} is not a port; write one from 1 to 65535, or 0 for any", errors.USAGE)
+    return port
+
+
+def address_of(flag: str, text: str) -> tuple[str, int]:
+    """HOST, or HOST:PORT. Raises UserError."""
+    host, colon, port = text.rpartition(":") if text.count(":") == 1 else (text, "", "")
+    if not host or (colon and not (port.isdecimal() and int(port[:9]) < 65536)):
+        raise UserError(
+            f"{flag} {text} is not an address; write HOST or HOST:PORT, for instance 10.0.0.5:{DEFAULT_PORT}",
+            errors.USAGE,
+        )
+    return host, int(port) if port else DEFAULT_PORT
+
+
+def cores_of(text: str) -> tuple[int, ...]:
+    """Numbers of cores that this process may use, with commas between. Raises UserError."""
+    usable = os.sched_getaffinity(0)
+    if not all(part.isdecimal() and int(part[:9]) in usable for part in text.split(",") if text):
+        raise UserError(f"--cores {text}: this machine has cores {', '.join(map(str, sorted(usable)))}", errors.USAGE)
+    return tuple(int(part) for part in text.split(",") if text)

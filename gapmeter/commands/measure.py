@@ -1,21 +1,25 @@
-"""Commands that put load on a server, and the report of what they recorded."""
+"""Commands that put load on a server, the report of what they recorded, and what can be known before any load."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
-from gapmeter.commands.flags import Commands, add_outputs, add_overrides, add_server, overrides, without_key
+from gapmeter.commands import flags
+from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
-    from gapmeter.run import RunResult
+    from gapmeter.loadgen.cluster import Workers
+    from gapmeter.options import LocustPageOptions
+    from gapmeter.runs.baseline import Baseline
+    from gapmeter.scenarios import Scenario
+    from gapmeter.study.conclusion import Conclusion
 
 
 def add(commands: Commands) -> None:
@@ -24,17 +28,27 @@ def add(commands: Commands) -> None:
     _add_capacity(commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds"))
     _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
     _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
+    config = commands.add_parser("config", help="print each value of a scenario and where it came from")
+    config.add_argument("scenario", help="a scenario's name or file")
+    flags.add_overrides(config)
+    config.set_defaults(call=_config)
+    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
+    scenarios.set_defaults(call=_scenarios)
+    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
+    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    doctor.set_defaults(call=_doctor)
+    _add_calibrate(commands.add_parser("calibrate", help="measure the load tester itself on this machine"))
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", help="a scenario's name or file")
-    add_server(parser)
-    add_overrides(parser)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes (default: runs)")
+    flags.add_server(parser)
+    flags.add_overrides(parser)
+    flags.add_runs_folder(parser, "where the run's folder goes (default: runs)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up an interrupted sweep, where it was left")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="load from N gapmeter workers instead")
     parser.add_argument("--listen", default="", metavar="HOST[:PORT]", help="with --workers (default: 127.0.0.1:5557)")
-    parser.add_argument("--live", action="store_true", help="serve a page that shows the run as it goes")
+    parser.add_argument("--live", action="store_true", help="serve the runs page meanwhile, with the run live in it")
     parser.add_argument("--live-port", type=int, default=0, metavar="N", help="its port (default: any free one)")
     parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: an object a second")
     parser.add_argument("--patience", default="30s", metavar="TIME", help="give a worker up unheard for so long (30s)")
@@ -42,7 +56,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
     parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui (default: 8089)")
     parser.add_argument("--ui-keep", metavar="TIME", help="with --ui: end it so long after the run (default: Ctrl-C)")
-    add_outputs(parser)
+    flags.add_outputs(parser)
     parser.add_argument(
         "--baseline", type=Path, metavar="RUN", help="hold it against this run: exit 99 if it regressed"
     )
@@ -57,8 +71,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
-    add_server(parser)
-    add_overrides(parser)
+    flags.add_server(parser)
+    flags.add_overrides(parser)
     parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s takes")
     parser.add_argument("--headroom", default="20%", metavar="20%", help="of each server kept free in that")
     parser.add_argument("--spare", type=int, default=0, metavar="1", help="servers that may fail in that (1: N+1)")
@@ -66,9 +80,7 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--within", default="10%", metavar="10%", help="found when the interval's ends are this close")
     parser.add_argument("--budget", default="7m", metavar="DURATION", help="of trials in all (default: 7m)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with an earlier search; its trials count")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), help="where the search's folder goes (default: runs)"
-    )
+    flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_capacity)
@@ -77,7 +89,7 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
-    add_outputs(parser)
+    flags.add_outputs(parser)
     parser.set_defaults(call=_report)
 
 
@@ -88,105 +100,186 @@ def _add_worker(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(call=_worker)
 
 
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
+    parser.add_argument("--generator", action="append", default=[], help="only this: asyncio or locust")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_calibrate)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import resolve
 
-    if not 0 <= arguments.live_port < 65536:
-        raise UserError(f"--live-port {arguments.live_port} is not a port; write one from 1 to 65535", errors.USAGE)
-    changed = overrides(arguments)
+    flags.port_of("--live-port", arguments.live_port)
+    changed = flags.overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
-    from gapmeter.runs.regression import held_against, read_baseline
-
-    baseline = read_baseline(arguments.baseline, arguments.max_regression, arguments.factor, scenario)
-    from gapmeter.console.locust_page import ui
-    from gapmeter.run import Options, run_repeats
-    from gapmeter.study.locustfile import checked
-    from gapmeter.study.worker import workers
-    from gapmeter.sweep import run_sweep
+    baseline = _baseline(arguments, scenario)
+    from gapmeter.options import Options
+    from gapmeter.study.run import run_repeats
+    from gapmeter.study.sweep import run_sweep
 
     options = Options(
-        locustfile=checked(arguments.locustfile, scenario, arguments.workers),
-        ui=ui(arguments.ui_port, arguments.ui_keep) if arguments.ui else None,
+        locustfile=arguments.locustfile,
+        locust_page=_locust_page(arguments),
         runs=arguments.runs,
-        workers=workers(arguments.workers, arguments.listen, arguments.patience),
+        workers=workers_of(arguments.workers, arguments.listen, arguments.patience),
         probe_dir=arguments.probe_dir,
-        api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
+        api_key=flags.api_key_of(arguments),
         quiet=arguments.quiet,
         live_port=arguments.live_port if arguments.live else None,
         progress=arguments.progress,
-        command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *without_key(arguments.words)]),
+        command=flags.command_of(arguments),
     )
     if scenario.sweep:
         return _publish(arguments, lambda: [run_sweep(arguments.scenario, changed, options, arguments.resume)])
 
-    def results() -> Iterable[RunResult]:
+    def conclusions() -> Iterable[Conclusion[Any]]:
         runs = run_repeats(arguments.scenario, changed, options)
         if baseline is None:
             return runs
-        return held_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
+        from gapmeter.runs.baseline import judged_against
 
-    return _publish(arguments, results)
+        return judged_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
+
+    return _publish(arguments, conclusions)
+
+
+def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | None:
+    if arguments.baseline is None:
+        if arguments.max_regression is not None or arguments.factor:
+            raise UserError("--max-regression and --factor go with --baseline RUN", errors.USAGE)
+        return None
+    from gapmeter.runs.baseline import Baseline, check_baseline
+
+    limit = flags.share_of("--max-regression", arguments.max_regression or "5%", 0.0, 10.0)
+    baseline = Baseline(arguments.baseline, limit, tuple(arguments.factor))
+    check_baseline(baseline, scenario)
+    return baseline
+
+
+def _locust_page(arguments: argparse.Namespace) -> LocustPageOptions | None:
+    if not arguments.ui:
+        return None
+    from gapmeter.options import LocustPageOptions
+
+    keep = arguments.ui_keep
+    keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
+    return LocustPageOptions(flags.port_of("--ui-port", arguments.ui_port), keep_ns)
+
+
+def workers_of(count: int, listen: str, patience: str) -> Workers | None:
+    """What ``--workers``, ``--listen`` and ``--patience`` ask for; None without. Raises UserError."""
+    if not count and not listen:
+        return None
+    if count < 1:
+        raise UserError(f"--workers {count} is not a number of workers; write for instance --workers 3", errors.USAGE)
+    from gapmeter.loadgen.cluster import Workers
+
+    host, port = flags.address_of("--listen", listen) if listen else ("127.0.0.1", flags.DEFAULT_PORT)
+    return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))
 
 
 def _capacity(arguments: argparse.Namespace) -> int:
-    from gapmeter.study.resolve import resolve
-    from gapmeter.wanted import read_wanted
+    from gapmeter.study.resolve import check_searchable, resolve
 
-    changed = overrides(arguments)
-    wanted = read_wanted(arguments)
-    scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
-    from gapmeter.capacity import check_scenario, find_capacity
-    from gapmeter.run import Options
+    changed = flags.overrides(arguments)
+    goal = _goal(arguments)
+    # A mistake is told before a second goes into imports.
+    check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
+    from gapmeter.options import Options
+    from gapmeter.study.capacity import CapacityGoal, find_capacity
 
-    check_scenario(scenario, arguments.scenario)
     options = Options(
         runs=arguments.runs,
         probe_dir=arguments.probe_dir,
-        api_key=arguments.api_key or os.environ.get("GAPMETER_API_KEY"),
+        api_key=flags.api_key_of(arguments),
         quiet=arguments.quiet,
-        command=os.environ.get("GAPMETER_AGAIN") or shlex.join(["gapmeter", *without_key(arguments.words)]),
+        command=flags.command_of(arguments),
     )
-    result = find_capacity(arguments.scenario, changed, options, wanted, arguments.resume)
-    print(json.dumps(result.summary) if arguments.json else result.folder, flush=True)
-    return say_exit(result.exit_code) if arguments.quiet else result.exit_code
+    found = find_capacity(arguments.scenario, changed, options, CapacityGoal(**goal), arguments.resume)
+    print(found.result.model_dump_json() if arguments.json else found.folder, flush=True)
+    return say_exit(found.exit_code) if arguments.quiet else found.exit_code
+
+
+def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a CapacityGoal. Raises UserError for a flag that is out of range."""
+    if arguments.spare < 0:
+        raise UserError(f"--spare {arguments.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
+    return {
+        "target_rps": None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps),
+        "headroom": flags.share_of("--headroom", arguments.headroom, 0.0, 0.95),
+        "spare": arguments.spare,
+        "confidence": flags.share_of("--confidence", arguments.confidence, 0.5, 0.999),
+        "within": flags.share_of("--within", arguments.within, 0.005, 1.0),
+        "budget_s": flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0),
+    }
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    from gapmeter.study.worker import serve
+    from gapmeter.options import tell
 
-    return serve(arguments.master, arguments.cores, arguments.api_key or os.environ.get("GAPMETER_API_KEY"))
+    host, port = flags.address_of("--master", arguments.master)
+    os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"  # the generator is a process of its own; threads here must be threads
+    try:
+        from gapmeter.loadgen.locust import remote
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is missing: pip install 'gapmeter[locust]'", errors.USAGE) from error
+    try:
+        remote.work(remote.Call(host, port, flags.cores_of(arguments.cores), flags.api_key_of(arguments)), tell)
+    except remote.Refused as error:
+        raise UserError(str(error), errors.NOT_VALID) from error
+    except ConnectionError as error:
+        raise UserError(f"no master answers at {host}:{port}", errors.UNREACHABLE) from error
+    return errors.OK
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from gapmeter.run import report_again
+    from gapmeter.study.run import report_again
 
     quiet, definitions = arguments.quiet, arguments.definitions
     return _publish(arguments, lambda: [report_again(arguments.run, quiet=quiet, definitions=definitions)])
 
 
-def _publish(arguments: argparse.Namespace, results: Callable[[], Iterable[RunResult]]) -> int:
-    """Standard output is for programs: a line with each run's folder, or one document; the worst exit code."""
-    from gapmeter.console.publish import Outlets, print_document, publish
-    from gapmeter.runs.regression import annotate, wants_annotations
+def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:
+    """Standard output is for programs; returns the worst exit code."""
+    from gapmeter.outputs import Outputs
 
-    outlets = Outlets(arguments.json, arguments.junit, arguments.markdown)
-    outlets.check()
-    done: list[RunResult] = []
-    annotated = wants_annotations(asked=arguments.annotations)
-    try:
-        for result in results():
-            publish(result, done, outlets)
-            done.append(result)
-            if annotated:
-                annotate(result.summary)
-    finally:
-        if done and arguments.json:
-            print_document(done)
-    code = max(result.exit_code for result in done)
-    judged = done[-1].summary.get("regression")
-    regressed = judged and judged["status"] == "REGRESSED" and code == errors.SLO_MISSED
+    outputs = Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
+    outputs.check()
+    done = outputs.publish(conclusions())
+    code = max(conclusion.exit_code for conclusion in done)
+    regression = done[-1].regression
+    regressed = regression and regression["status"] == "REGRESSED" and code == errors.SLO_MISSED
     meaning = "regressed against its baseline" if regressed else ""
-    last = arguments.quiet or annotated or judged or len(done) > 1  # else a single summary ends with it
+    last = arguments.quiet or outputs.annotated or regression or len(done) > 1  # else a single summary ends with it
     return say_exit(code, meaning) if last else code
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from gapmeter.study.resolve import explain_config
+
+    for key, value, source in explain_config(arguments.scenario, arguments.overrides):
+        print(f"{key:<32} {json.dumps(value):<36} {source}")
+    return errors.OK
+
+
+def _scenarios(_: argparse.Namespace) -> int:
+    from gapmeter.scenarios import list_scenarios
+
+    for name, summary in list_scenarios():
+        print(f"{name:<16} {summary}")
+    return errors.OK
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from gapmeter.machine.doctor import print_findings
+
+    return print_findings(as_json=arguments.json)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from gapmeter.machine.calibration import run_calibration
+
+    return run_calibration(arguments.generator, quick=arguments.quick, as_json=arguments.json)

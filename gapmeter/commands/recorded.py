@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+import csv
+import json
+import math
+import os
 import sys
+from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
-from gapmeter.commands.flags import Commands, add_overrides, add_runs_folder
-from gapmeter.errors import say_exit
+from gapmeter.commands import flags
+from gapmeter.commands.flags import Commands
+from gapmeter.errors import UserError, say_exit
+from gapmeter.outputs import Outputs, write_file
+
+if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
+    from gapmeter.analysis.compare.result import Comparison
+    from gapmeter.study.conclusion import Conclusion
 
 
 def add(commands: Commands) -> None:
@@ -30,7 +42,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
     parser.add_argument("--run", metavar="SCENARIO", help="run it under --a and under --b, in turn, and compare")
     parser.add_argument("--pairs", type=int, default=2, metavar="N", help="with --run: how many runs of each side")
-    add_overrides(parser)
+    flags.add_overrides(parser)
     parser.add_argument(
         "--factor", action="append", default=[], metavar="KEY", help="what may differ: server.max_batch"
     )
@@ -67,14 +79,14 @@ def _add_ui(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
-    add_runs_folder(parser)
+    flags.add_runs_folder(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_list_runs)
 
 
 def _add_sql(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", help="one SELECT, for instance: SELECT run, verdict, ttft_p99_ms FROM runs")
-    add_runs_folder(parser)
+    flags.add_runs_folder(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", dest="form", action="store_const", const="csv", default="table", help="as CSV")
     form.add_argument("--json", dest="form", action="store_const", const="json", help="as one JSON document")
@@ -94,51 +106,151 @@ def _add_archive(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from gapmeter.compare import compare_as_asked
     from gapmeter.study.keys import Keys
 
-    command = Keys.within({}).out_of_command(shlex.join(["gapmeter", *arguments.words]))
-    return say_exit(compare_as_asked(arguments, command))
+    if arguments.markdown is not None:
+        Outputs(markdown=arguments.markdown).check()
+    command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
+    compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
+    from gapmeter.report import comparison, markdown, terminal
+    from gapmeter.report.document import Facts
+
+    document = comparison.document(compared.result)
+    if arguments.markdown:
+        write_file(arguments.markdown, markdown.text(document))
+    if arguments.json:
+        print(json.dumps({**compared.result.to_json(), "folder": str(compared.folder)}), flush=True)
+    else:
+        print(compared.folder, flush=True)
+    if not arguments.quiet:
+        terminal.show(document, sys.stderr, links=Facts([("report", str(compared.folder / "report.html"))]))
+    return say_exit(compared.exit_code)
+
+
+def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:
+    if arguments.sides:
+        raise UserError(f"--run makes the runs itself; leave out {' '.join(arguments.sides)}", errors.USAGE)
+    if not (arguments.a or arguments.b):
+        raise UserError("--run needs what differs: --a server.max_batch=4 --b server.max_batch=8", errors.USAGE)
+    if arguments.pairs < 1:
+        raise UserError(f"--pairs {arguments.pairs}: at least 1 run of each side", errors.USAGE)
+    from gapmeter.options import Options
+    from gapmeter.study.comparison import compare_in_turn
+
+    options = Options(runs=arguments.runs, quiet=arguments.quiet, api_key=os.environ.get("GAPMETER_API_KEY"))
+    return compare_in_turn(
+        arguments.run, arguments.a, arguments.b, arguments.pairs, arguments.overrides, options,
+        factors=arguments.factor, force=arguments.force, command=command,
+    )  # fmt: skip
+
+
+def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:
+    if arguments.overrides:
+        raise UserError("--set changes a scenario; it goes with --run SCENARIO", errors.USAGE)
+    named = [",".join(folders) for folders in (arguments.a, arguments.b) if folders]
+    sides = [[Path(part) for part in side.split(",") if part] for side in (*arguments.sides, *named)]
+    if len(sides) < 2 or not all(sides):
+        text = "a comparison needs two sides: gapmeter compare RUN RUN, several runs a side as RUN,RUN"
+        raise UserError(text, errors.USAGE)
+    from gapmeter.study.comparison import compare_runs
+
+    return compare_runs(sides, arguments.factor, force=arguments.force, runs=arguments.runs, command=command)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.explain import explain
+    from gapmeter.runs.explain import explain, show
 
-    return explain(arguments.run, arguments.group, arguments.against, arguments.metric, as_json=arguments.json)
+    found = explain(arguments.run, arguments.group, arguments.against, arguments.metric)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        show(found)
+    return errors.OK
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.export import export
+    from gapmeter.runs.run import open_run
 
-    a = arguments
-    return export(a.run, csv=a.csv, prometheus=a.prometheus, otlp=a.otlp, perfetto=a.perfetto)
+    run = open_run(arguments.run)
+    asked = {name: getattr(arguments, name) for name in ("csv", "prometheus", "perfetto", "otlp")}
+    if not any(asked.values()):
+        raise UserError("export what? --csv FOLDER, --prometheus FILE, --perfetto FILE or --otlp ADDRESS", errors.USAGE)
+    if run.verdict == "INVALID":
+        print(f"gapmeter: {arguments.run} is INVALID; every file says so", file=sys.stderr)
+    for written in run.export(**asked):
+        print(written, flush=True)
+    return errors.OK
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from gapmeter.console.ui import serve_ui
+    from gapmeter.web.server import serve_until_interrupted
 
-    return serve_ui(arguments.runs, arguments.port)
+    serve_until_interrupted(arguments.runs, flags.port_of("--port", arguments.port))
+    return errors.OK
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.history import print_runs
+    from gapmeter.analysis.numbers import DASH, count, duration
+    from gapmeter.report.sheet import print_table
+    from gapmeter.runs.listing import list_runs
 
-    return print_runs(arguments.runs, as_json=arguments.json)
+    listed = list_runs(arguments.runs)
+    if arguments.json:
+        print(json.dumps([asdict(run) for run in listed], indent=1))
+    elif not listed:
+        print(f"gapmeter: {arguments.runs} holds no runs yet", file=sys.stderr)
+    else:
+        rows = [
+            (
+                run.started[:19].replace("T", " "), run.kind, run.name, run.engine, run.verdict or DASH,
+                count(run.measured), duration(run.ttft_p99_ms),
+                run.folder if not run.reason else f"{run.folder} ({run.reason})",
+            )
+            for run in listed
+        ]  # fmt: skip
+        print_table(("time", "kind", "name", "engine", "verdict", "n", "p99 TTFT", "folder"), rows, right=(5, 6))
+    return errors.OK
 
 
 def _sql(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.sql import print_answer
+    from gapmeter.report.sheet import print_table
+    from gapmeter.runs.sql import ask
 
-    return print_answer(arguments.query, arguments.runs, form=arguments.form)
+    headers, rows = ask(arguments.query, arguments.runs)
+    if arguments.form == "json":
+        print(json.dumps([dict(zip(headers, map(_plain, row), strict=True)) for row in rows], indent=1, default=str))
+    elif arguments.form == "csv":
+        csv.writer(sys.stdout, lineterminator="\n").writerows([headers, *rows])
+    else:
+        numbers = [i for i in range(len(headers)) if rows and isinstance(rows[0][i], int | float)]
+        print_table(headers, [[_shown(cell) for cell in row] for row in rows], right=numbers)
+    return errors.OK
+
+
+def _plain(cell: Any) -> Any:
+    """A cell as JSON has it: no NaN, numbers as numbers."""
+    if isinstance(cell, Decimal):
+        return float(cell)
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell:g}" if isinstance(cell, float) else str(cell)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.verify import verify
+    from gapmeter.runs.verify import render, verify
 
-    code = verify(arguments.run, as_json=arguments.json)
-    if code != errors.OK:
-        print(f"exit={code} not what its records say", file=sys.stderr)
-    return code
+    checks = verify(arguments.run)
+    if arguments.json:
+        print(json.dumps([asdict(check) for check in checks], indent=1))
+    else:
+        print(render(arguments.run, checks))
+    if all(check.ok for check in checks):
+        return errors.OK
+    return say_exit(errors.NOT_VALID, "not what its records say")
 
 
 def _archive(arguments: argparse.Namespace) -> int:

@@ -8,15 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gapmeter import errors
+from gapmeter.analysis.results.manifest import GeneratorFloor
 from gapmeter.machine.calibration import COMMAND, load_calibration
-from gapmeter.machine.findings import Finding, judged, render
-from gapmeter.machine.machine import check_machine, system
+from gapmeter.machine.checks import Finding, check_machine, judged, render, system
 from gapmeter.servers import vllm
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -64,15 +62,15 @@ def calibration() -> Finding:
             f"{COMMAND} (four minutes): then every run says what the load tester itself adds, and when it is too slow"
         )
         return Finding("calibration", False, "none for this machine, kernel and Python", remedy)
-    told = "; ".join(f"{name}: {_floor(floor)}" for name, floor in found["generators"].items())
-    quick = any(floor["quick"] for floor in found["generators"].values())
+    told = "; ".join(f"{name}: {_floor(floor)}" for name, floor in found.generators.items())
+    quick = any(floor.quick for floor in found.generators.values())
     return judged("calibration", not quick, told, f"the quick one is less exact: {COMMAND}")
 
 
-def _floor(floor: Mapping[str, Any]) -> str:
-    tokens, requests = (f"{floor[what]['per_s']:,.0f} {what}/s" for what in ("tokens", "requests"))
-    when = f"{floor['measured_wall'][:10]}{', quick' if floor['quick'] else ''}"
-    return f"TTFT error p99 {floor['ttft_p99_ms']:.2f} ms, {tokens}, {requests} ({when})"
+def _floor(floor: GeneratorFloor) -> str:
+    limits = f"{floor.tokens.per_s:,.0f} tokens/s, {floor.requests.per_s:,.0f} requests/s"
+    when = f"{floor.measured_wall[:10]}{', quick' if floor.quick else ''}"
+    return f"TTFT error p99 {floor.ttft_p99_ms:.2f} ms, {limits} ({when})"
 
 
 def list_gpus() -> list[str]:

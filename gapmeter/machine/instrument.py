@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen.content import PATHS
 from gapmeter.loadgen.fleet import Fleet, make_fleet
-from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.swaps import Swaps
+from gapmeter.loadgen.plan import Plan, Swaps
 from gapmeter.records import Outcome, RecordFile, Span, read_records
+from gapmeter.records.request import FINISHED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, WireRecord, decode
 
 Ints = NDArray[np.int64]
 
@@ -45,7 +44,7 @@ class Timing:
 class Run:
     """What both sides recorded; ``cpu_ns`` of the generator process from just before the start, kernel included."""
 
-    records: list[WireRecord]
+    records: list[RequestRecord]
     generator: RecordFile
     server: RecordFile
     cpu_ns: int

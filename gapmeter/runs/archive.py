@@ -8,17 +8,17 @@ import hashlib
 import io
 import json
 import os
-import shutil
-import sys
+import stat
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from gapmeter import errors
 from gapmeter.errors import UserError
+from gapmeter.options import tell
 from gapmeter.study.keys import Keys
 
 HASHES = "hashes.json"
@@ -51,7 +51,9 @@ def archive(folder: Path, target: Path | None = None) -> Path:
         raise UserError(f"{target} cannot be written: {error.strerror or error}", errors.USAGE) from error
     finally:
         part.unlink(missing_ok=True)
-    _tell(target, count)
+    digest, size_mb = hashlib.sha256(target.read_bytes()).hexdigest(), target.stat().st_size / 1e6
+    tell(f"{count} files, {size_mb:.1f} MB, SHA-256 {digest}")
+    tell(f"say that hash by another way than the file; then gapmeter verify {target}")
     return target
 
 
@@ -68,7 +70,7 @@ def is_archive(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Path]:
+def unpacked(path: Path) -> Iterator[Path]:
     """The folder that an archive holds, unpacked for as long as the block lasts.
 
     Only plain files and folders below one folder are unpacked; anything else (links, devices, names that lead out,
@@ -76,47 +78,68 @@ def opened(path: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="gapmeter-archive-") as temporary:
         try:
-            names = _unpack(path, Path(temporary))
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as pack:
+                    modes = [(entry.external_attr >> 16) & 0o170000 for entry in pack.infolist()]
+                    top = _check(path, [
+                        (entry.filename, entry.file_size, mode in (0, stat.S_IFREG, stat.S_IFDIR))
+                        for entry, mode in zip(pack.infolist(), modes, strict=True)
+                    ])  # fmt: skip
+                    pack.extractall(temporary)
+            else:
+                with tarfile.open(path) as tar:
+                    top = _check(path, [(each.name, each.size, each.isreg() or each.isdir()) for each in tar])
+                    tar.extractall(temporary, filter="data")
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
             raise UserError(f"{path} cannot be unpacked: {error}", errors.NOT_VALID) from error
-        tops = {PurePosixPath(name).parts[0] for name in names}
-        if len(tops) != 1:
-            raise UserError(f"{path} holds {len(tops)} folders, not a run's one", errors.NOT_VALID)
-        yield Path(temporary) / tops.pop()
+        yield Path(temporary) / top
+
+
+def _check(path: Path, entries: Sequence[tuple[str, int, bool]]) -> str:
+    """The one folder that all entries (name, size, whether it is a plain file or a folder) lie in. Raises UserError."""
+    if len(entries) > _MOST_FILES or sum(size for _, size, _ in entries) > _MOST_BYTES:
+        raise UserError(f"{path} unpacks to more than a run's folder can be", errors.NOT_VALID)
+    tops = set()
+    for name, _, is_plain in entries:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+            text = f"{path} holds {name!r}, which leads out of its folder: it is not unpacked"
+            raise UserError(text, errors.NOT_VALID)
+        if not is_plain:
+            raise UserError(f"{path} holds {name!r}, which is no plain file", errors.NOT_VALID)
+        tops.add(parts[0])
+    if len(tops) != 1:
+        raise UserError(f"{path} holds {len(tops)} folders, not a run's one", errors.NOT_VALID)
+    return str(tops.pop())
 
 
 def _write(file: IO[bytes], kind: str, name: str, folder: Path, keys: Keys) -> int:
     """All files and their hashes, the list of hashes last. Returns how many files."""
     hashes: dict[str, str] = {}
-    with _writer(file, kind) as add:
+    with contextlib.ExitStack() as stack:
+        if kind == "zip":
+            pack = stack.enter_context(zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED))
+        else:
+            tar = stack.enter_context(tarfile.open(fileobj=file, mode="w:gz", compresslevel=6))
+
+        def add(inside: str, data: bytes, modified_s: float) -> None:
+            if kind == "zip":
+                pack.writestr(f"{name}/{inside}", data)
+                return
+            info = tarfile.TarInfo(f"{name}/{inside}")
+            info.size, info.mtime, info.mode = len(data), int(modified_s), 0o644
+            tar.addfile(info, io.BytesIO(data))
+
         for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
             inside = path.relative_to(folder).as_posix()
-            data = _without(path, inside, keys)
+            data = _without_keys(path, inside, keys)
             hashes[inside] = hashlib.sha256(data).hexdigest()
-            add(f"{name}/{inside}", data, path.stat().st_mtime)
-        listed = json.dumps({"version": 1, "files": hashes}, indent=1).encode()
-        add(f"{name}/{HASHES}", listed, 0.0)
+            add(inside, data, path.stat().st_mtime)
+        add(HASHES, json.dumps({"version": 1, "files": hashes}, indent=1).encode(), 0.0)
     return len(hashes)
 
 
-@contextlib.contextmanager
-def _writer(file: IO[bytes], kind: str) -> Iterator[Any]:
-    """A callable that puts one file into the archive: (name, data, modified)."""
-    if kind == "zip":
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as pack:
-            yield lambda name, data, _: pack.writestr(name, data)
-        return
-    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-
-        def add(name: str, data: bytes, modified: float) -> None:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime, info.mode = len(data), int(modified), 0o644
-            tar.addfile(info, io.BytesIO(data))
-
-        yield add
-
-
-def _without(path: Path, inside: str, keys: Keys) -> bytes:
+def _without_keys(path: Path, inside: str, keys: Keys) -> bytes:
     """A file's content without anybody's key. Raises UserError where leaving it out would break the evidence."""
     data = path.read_bytes()
     zipped = data.startswith(b"\x1f\x8b")
@@ -129,11 +152,11 @@ def _without(path: Path, inside: str, keys: Keys) -> bytes:
             f"{path} holds a key, and a raw record cannot be changed: do not hand it over", errors.NOT_VALID
         )
     if path.suffix == ".parquet":
-        return _table_without(path, keys)
+        return _table_without_keys(path, keys)
     return gzip.compress(clean, mtime=0) if zipped else clean
 
 
-def _table_without(path: Path, keys: Keys) -> bytes:
+def _table_without_keys(path: Path, keys: Keys) -> bytes:
     """A table without a key in its metadata, which names the command that repeats the run.
 
     Raises UserError for a key among its values.
@@ -157,65 +180,3 @@ def _keys(folder: Path) -> Keys:
         return Keys.within(json.loads((folder / "manifest.json").read_text()))
     except ValueError as error:
         raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
-
-
-def _unpack(path: Path, into: Path) -> list[str]:
-    """Unpack by hand, which needs no trust in what the archive says of owners, modes and links. Returns the names."""
-    names = []
-    total = 0
-    for name, size, read in _members(path):
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
-            raise UserError(
-                f"{path} holds {name!r}, which leads out of its folder: it is not unpacked", errors.NOT_VALID
-            )
-        total += size
-        names.append(name)
-        if total > _MOST_BYTES or len(names) > _MOST_FILES:
-            raise UserError(f"{path} unpacks to more than a run's folder can be", errors.NOT_VALID)
-        target = into.joinpath(*parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("xb") as out:
-            shutil.copyfileobj(_Limited(read(), size), out)
-    return names
-
-
-class _Limited(io.RawIOBase):
-    """At most so many bytes of a stream: a member is never larger than its header says."""
-
-    def __init__(self, stream: IO[bytes], size: int) -> None:
-        self._stream, self._left = stream, size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(min(len(buffer), self._left))
-        self._left -= len(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _members(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """(name, size, open) of every plain file; raises UserError for anything that is neither file nor folder."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as pack:
-            for entry in pack.infolist():
-                if (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000, 0o040000):
-                    raise UserError(f"{path} holds {entry.filename!r}, which is no plain file", errors.NOT_VALID)
-                if not entry.is_dir():
-                    yield entry.filename, entry.file_size, lambda entry=entry: pack.open(entry)
-        return
-    with tarfile.open(path) as tar:
-        for member in tar:
-            if not (member.isreg() or member.isdir()):
-                raise UserError(f"{path} holds {member.name!r}, which is no plain file", errors.NOT_VALID)
-            if member.isreg():
-                yield member.name, member.size, lambda member=member: tar.extractfile(member)
-
-
-def _tell(target: Path, count: int) -> None:
-    digest = hashlib.sha256(target.read_bytes()).hexdigest()
-    size = target.stat().st_size / 1e6
-    print(f"gapmeter: {count} files, {size:.1f} MB, SHA-256 {digest}", file=sys.stderr)
-    print(f"gapmeter: say that hash by another way than the file; then gapmeter verify {target}", file=sys.stderr)

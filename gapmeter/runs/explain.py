@@ -2,87 +2,124 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from gapmeter import errors
-from gapmeter.analysis.ledger.condition import ConditionError, holds
 from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
+from gapmeter.analysis.results.latency import Difference
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
-from gapmeter.report import bridge
+from gapmeter.report.words import difference_sentence
 from gapmeter.runs.damage import rederivable
-from gapmeter.runs.parts import want_one_run
+from gapmeter.runs.run import Run, require_one_run
+from gapmeter.runs.sql import one_sentence
 
 REST = "rest"
 _KEPT = ("index", "turn", "worker", "prompt_tokens", "output_tokens", "cached_tokens", "finish_reason", "request_id")
 _SHOWN = 12
+_EXAMPLE = "prompt_tokens > 64 and ttft_ms >= 200"
 
 
-def explain(path: Path, group: str, against: str, metric: str, *, as_json: bool, quiet: bool = False) -> int:
-    """Print the difference of two groups: as a table on standard error, as JSON on standard output where asked for.
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Two groups of requests, each by its condition, and what makes the first slower (or faster) than the second."""
 
+    a: str
+    b: str
+    metric: str
+    device: str
+    difference: Difference
+    provenance: Provenance
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``gapmeter explain --json`` prints it."""
+        names = {"a": self.a, "b": self.b, "metric": self.metric, "device": self.device}
+        return {**names, **self.difference.to_json(), "provenance": self.provenance.to_json()}
+
+
+def explain(path: Path, group: str, against: str = REST, metric: str = "ttft") -> Explanation:
+    """The difference of two groups of a run's requests.
+
+    A group is a condition of SQL (as in DuckDB) on the columns of ``columns_of``; ``against`` "rest": all others.
     Raises UserError when the folder was not analysed, has no ledger, or a condition is wrong or leaves too few.
     """
     with rederivable(path):
-        summary, manifest, requests, rows = _read(RunFolder(path), metric)
+        run, requests, rows = _read(path, metric)
         columns = columns_of(requests, rows)
-    a = _group(group, columns)
-    b = ~a if against == REST else _group(against, columns)
+    a = holds(group, columns)
+    b = ~a if against == REST else holds(against, columns)
     names = (group, "the rest" if against == REST else against)
     for name, rows_in in zip(names, (a, b), strict=True):
         if rows_in.sum() < FEWEST:
-            raise UserError(
-                f"{name!r} holds for {int(rows_in.sum())} of {len(rows):,} requests; {FEWEST} are needed", errors.USAGE
-            )
-    found = difference(rows, a, b)
-    origin = bridge.provenance(summary)
-    told = {
-        "a": names[0],
-        "b": names[1],
-        "metric": metric,
-        "device": manifest.get("device", "GPU"),
-        **found.to_json(),
-        "provenance": origin.facts(),
-    }
-    if as_json:
-        print(json.dumps(told, indent=1))
-    if not quiet and not as_json:
-        _print(told, origin.line())
-    return errors.OK
+            text = f"{name!r} holds for {int(rows_in.sum())} of {len(rows):,} requests; {FEWEST} are needed"
+            raise UserError(text, errors.USAGE)
+    return Explanation(*names, metric, run.manifest.device, difference(rows, a, b), run.result.provenance)
 
 
-def _read(folder: RunFolder, metric: str) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    if folder.manifest.exists():
-        want_one_run(folder)
+def holds(condition: str, columns: dict[str, pd.Series]) -> NDArray[np.bool_]:
+    """For which rows a condition holds; never for one that an unknown value decides. Raises UserError."""
+    table = pa.Table.from_pandas(pd.DataFrame(columns).assign(row_=range(len(next(iter(columns.values()))))))
+    with duckdb.connect(":memory:", config={"enable_external_access": False}) as connection:
+        connection.register("requests", table)
+        connection.execute("SET lock_configuration = true")
+        try:
+            kind = _only(connection, f"SELECT ({condition}\n) FROM requests LIMIT 0").description[0][1]
+            if kind != duckdb.sqltypes.BOOLEAN:
+                raise UserError(f"{condition!r} is no condition; write one as: {_EXAMPLE}", errors.USAGE)
+            found = _only(connection, f"SELECT row_ FROM requests WHERE ({condition}\n)").fetchall()
+        except duckdb.Error as error:
+            names = ", ".join(sorted(columns))
+            why = one_sentence(str(error))
+            text = f"{condition!r} is no condition: {why}; write one as: {_EXAMPLE}. Columns: {names}"
+            raise UserError(text, errors.USAGE) from error
+    mask = np.zeros(len(table), dtype=np.bool_)
+    mask[[row for (row,) in found]] = True
+    return mask
+
+
+def _only(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyConnection:
+    """Runs what is one SELECT. Raises duckdb.Error for anything else."""
+    statements = connection.extract_statements(query)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise duckdb.ParserException("it is more than one expression")
+    return connection.execute(statements[0])
+
+
+def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
+    folder = RunFolder(path)
     try:
-        summary, manifest = bridge.read_run(folder.path), folder.read_manifest()
+        if not folder.manifest.exists():
+            raise FileNotFoundError(2, "", str(folder.summary))
+        run = Run(folder, require_one_run(path))
         requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))
         ledger = pd.read_parquet(folder.path / "ledger.parquet")
+        stages = run.result.stages
     except (FileNotFoundError, NotADirectoryError) as error:
         name = Path(error.filename).name if error.filename else "summary.json"
-        raise UserError(
-            f"{folder.path}: no {name}; analyse it with: gapmeter report {folder.path}", errors.USAGE
-        ) from error
+        raise UserError(f"{path}: no {name}; analyse it with: gapmeter report {path}", errors.USAGE) from error
     except OSError as error:
         if error.filename is not None:  # a right or a name, no content
             raise
         raise ValueError(str(error)) from error
-    if not summary["stages"]:
-        raise UserError(f"{folder.path}: the run has no ledger, so nothing says where its time went", errors.NOT_VALID)
+    if not stages:
+        raise UserError(f"{path}: the run has no ledger, so nothing says where its time went", errors.NOT_VALID)
     rows = ledgers_of(ledger, requests, METRICS[metric])
-    return summary, manifest, requests.set_index("request_id").loc[rows["request_id"]].reset_index(), rows
+    return run, requests.set_index("request_id").loc[rows["request_id"]].reset_index(), rows
 
 
 def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -99,26 +136,22 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Serie
     return known
 
 
-def _group(text: str, columns: dict[str, pd.Series]) -> NDArray[np.bool_]:
-    try:
-        return holds(text, columns)
-    except ConditionError as error:
-        raise UserError(str(error), errors.USAGE) from error
-
-
-def _print(told: dict[str, Any], origin: str) -> None:
+def show(found: Explanation) -> None:
+    """As a table on standard error."""
+    parts = found.difference
     console = Console(stderr=True, highlight=False)
-    console.print(f"{bridge.difference_sentence(told, told['a'], told['b'], told['device'])}.", markup=False)
-    console.print(f"{told['a_count']:,} requests against {told['b_count']:,}, in {told['stretches']} stretches.")
+    console.print(f"{difference_sentence(parts, found.a, found.b, found.device)}.", markup=False)
+    console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "owner"):
         table.add_column(name)
     for name in ("a", "b", "difference", "95 % interval", "share"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in [row for row in told["ranked"] if row["ms"]][:_SHOWN]:
-        part = share(row["share"]) if row["share"] is not None else DASH
-        owner = owner_words(row["owner"], told["device"])
-        table.add_row(row["stage"], owner, duration(row["a_ms"]), duration(row["b_ms"]), duration(row["ms"]),
-                      bounds(*row["ci_ms"]), part)  # fmt: skip
+    for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
+        part = share(row.share) if row.share is not None else DASH
+        owner = owner_words(row.owner, found.device)
+        table.add_row(
+            row.stage, owner, duration(row.a_ms), duration(row.b_ms), duration(row.ms), bounds(*row.ci_ms), part
+        )
     console.print(table)
-    console.print(origin, style="dim", markup=False)
+    console.print(found.provenance.line(), style="dim", markup=False)

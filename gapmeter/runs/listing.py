@@ -1,64 +1,183 @@
-"""The runs folder as a page shows it: entries read once until they change, and what goes on as such."""
+"""What lies in a folder of runs: each with its kind, its answer and its state, and the damaged ones as such."""
 
 from __future__ import annotations
 
 import functools
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from gapmeter.runs.history import Entry, read_entry
+from gapmeter import errors
+from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results.study import AnyManifest, read_manifest
+from gapmeter.errors import UserError
 
 _FRESH_S = 120.0  # a run that goes on writes telemetry or a log more often than that
-_NAMES = ("manifest.json", "compare.json", "summary.json")
+_MANIFEST, _SUMMARY, _COMPARISON = "manifest.json", "summary.json", "compare.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """One folder. ``state``: done, running, unfinished (killed, or not analysed) or damaged."""
+class ListedRun:
+    """One folder, as a list shows it. ``kind``: run, sweep, capacity, compare, or damaged (``reason`` says why).
 
-    path: Path
-    entry: Entry
-    state: str
+    ``state``: done, running, unfinished (killed, or not analysed) or damaged. None: not known.
+    """
+
+    kind: str
+    folder: str
+    started: str
+    name: str = ""
+    engine: str = ""
+    verdict: str | None = None
+    measured: int | None = None
+    ttft_p99_ms: float | None = None
+    reason: str = ""
+    model: str = ""
+    load: str = ""
+    itl_p99_ms: float | None = None
+    e2e_p99_ms: float | None = None
+    state: str = "done"
 
     @property
-    def name(self) -> str:
-        return self.path.name
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def answer(self) -> str:
+        """The verdict, or why there is none."""
+        return self.verdict or self.state
 
 
-def listing(runs: Path) -> list[Listed]:
-    """Every folder of ours in ``runs``, the oldest first; none where there is no such folder."""
-    folders = [path for path in runs.iterdir() if path.is_dir()] if runs.is_dir() else []
-    found = [listed for path in folders if (listed := look(path)) is not None]
-    return sorted(found, key=lambda each: (each.entry.started, each.name))
+def list_runs(runs: Path) -> list[ListedRun]:
+    """Every folder in ``runs``, the oldest first. Raises UserError when there is no such folder."""
+    if not runs.is_dir():
+        raise UserError(f"there is no folder {runs}; name one with --runs", errors.USAGE)
+    return _sorted(read_listed(path) for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def look(path: Path) -> Listed | None:
-    """One folder; None when it is not one of ours, or only a link to one."""
-    stamps = tuple(_changed(path / name) for name in _NAMES)
-    if path.is_symlink() or not any(stamps[:2]):
+def list_known(runs: Path) -> list[ListedRun]:
+    """Those folders in ``runs`` that are of our making, the oldest first; none where there is no such folder."""
+    paths = [path for path in runs.iterdir() if path.is_dir()] if runs.is_dir() else []
+    return _sorted(listed for path in paths if (listed := find_listed(path)) is not None)
+
+
+def find_listed(path: Path) -> ListedRun | None:
+    """One folder; None when it is not of our making, or only a link to one."""
+    if path.is_symlink() or not any((path / name).exists() for name in (_MANIFEST, _COMPARISON)):
         return None
-    entry = _read(path, stamps)
-    if entry.kind == "damaged":
-        return Listed(path, entry, "damaged")
-    done = bool(stamps[2]) or entry.kind == "compare"
-    return Listed(path, entry, "done" if done else "running" if _is_fresh(path) else "unfinished")
+    return read_listed(path)
 
 
-@functools.lru_cache(maxsize=20_000)
-def _read(path: Path, stamps: tuple[int, ...]) -> Entry:
-    """``stamps``: when its files were last written, so that what changed is read anew."""
-    return read_entry(path)
+def read_listed(path: Path) -> ListedRun:
+    """What a folder says of itself; read again only when one of its files was written since."""
+    listed = _read(path, tuple(_written_ns(path / name) for name in (_MANIFEST, _SUMMARY, _COMPARISON)))
+    if listed.kind == "damaged":
+        return replace(listed, state="damaged")
+    if (path / _SUMMARY).exists() or listed.kind == "compare":
+        return listed
+    files = [path / _MANIFEST, *(path / "telemetry").glob("*"), *(path / "logs").glob("*")]
+    is_fresh = time.time() - max(map(_written_ns, files)) / 1e9 < _FRESH_S
+    return replace(listed, state="running" if is_fresh else "unfinished")
 
 
-def _changed(file: Path) -> int:
-    """When a file was last written, ns; 0 when there is none."""
+def run_folders(runs: Path) -> Iterator[Path]:
+    """Every folder of one run at any depth (also a sweep's points and a search's trials), by its path."""
+    for manifest in sorted(runs.rglob(_MANIFEST)):
+        if (manifest.parent / "requests").is_dir():
+            yield manifest.parent
+
+
+def _sorted(listed: Iterator[ListedRun]) -> list[ListedRun]:
+    return sorted(listed, key=lambda each: (each.started, each.folder))
+
+
+def _written_ns(file: Path) -> int:
+    """When a file was last written; 0 when there is none."""
     try:
         return file.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _is_fresh(folder: Path) -> bool:
-    files = [folder / "manifest.json", *(folder / "telemetry").glob("*"), *(folder / "logs").glob("*")]
-    return time.time() - max(map(_changed, files)) / 1e9 < _FRESH_S
+@functools.lru_cache(maxsize=20_000)
+def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
+    try:
+        if (path / _COMPARISON).exists():
+            return _comparison(path)
+        manifest = read_manifest(path)
+        if not (path / _SUMMARY).exists():
+            reason = manifest.ended_because or "not analysed: gapmeter report makes its figures"
+            return replace(_described(path, manifest), reason=reason)
+        if isinstance(manifest, Manifest):
+            return _analysed(_described(path, manifest), RunResult.read(path))
+        summary = _object(path / _SUMMARY)
+        return replace(_described(path, manifest), verdict=summary.get("verdict"), reason=manifest.ended_because or "")
+    except FileNotFoundError:
+        return ListedRun("damaged", str(path), _time_of(path), reason=f"no {_MANIFEST}")
+    except NotReadable as error:
+        reason = f"{error.path.name}: {error.key} {error.problem}".replace(":  ", ": ")
+        return ListedRun("damaged", str(path), _time_of(path), reason=reason)
+    except (OSError, ValueError) as error:
+        return ListedRun("damaged", str(path), _time_of(path), reason=str(error))
+    except (AttributeError, TypeError, KeyError) as error:  # JSON of another shape than ours
+        return ListedRun("damaged", str(path), _time_of(path), reason=f"not as a run's files are: {error}")
+
+
+def _described(path: Path, manifest: AnyManifest) -> ListedRun:
+    scenario, kind = manifest.scenario, "run" if isinstance(manifest, Manifest) else manifest.kind
+    server = scenario["server"]
+    return ListedRun(
+        kind, str(path), manifest.started_wall, name=str(scenario["name"]), engine=str(server["engine"]),
+        model=str(server["model"]), load=_load(scenario, kind),
+    )  # fmt: skip
+
+
+def _analysed(listed: ListedRun, result: RunResult) -> ListedRun:
+    p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
+    return replace(
+        listed, verdict=result.verdict, measured=result.counts.measured, ttft_p99_ms=p99_ms.get("ttft"),
+        itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
+    )  # fmt: skip
+
+
+def _comparison(path: Path) -> ListedRun:
+    document = _object(path / _COMPARISON)
+    sides = document.get("sides") or [{}]
+    name = str(sides[0].get("scenario") or "")
+    return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
+
+
+def _load(scenario: Mapping[str, Any], kind: str) -> str:
+    """The rate or the users; of a sweep what it sweeps, of a search that it looks for one."""
+    load, points = scenario["load"], scenario.get("sweep") or []
+    if kind == "sweep" and points:
+        first, last = points[0], points[-1]
+        return ", ".join(f"{key.rpartition('.')[2]} {first[key]} .. {last.get(key)}" for key in first)
+    if kind == "capacity":
+        return "searched"
+    if load.get("rate"):
+        return f"{load['rate']:g} req/s"
+    users = load.get("concurrency")
+    return f"{users} user{'s' if users != 1 else ''}" if users else str(load.get("arrivals") or "")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises OSError when it cannot be read, ValueError when it is none."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
+    return loaded
+
+
+def _time_of(path: Path) -> str:
+    """From the folder's name (20260102-030405-...), which sorts as a manifest's own; else nothing."""
+    stamp = path.name[:15]
+    if len(stamp) < 15 or not (stamp[:8] + stamp[9:]).isdigit():
+        return ""
+    return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}T{stamp[9:11]}:{stamp[11:13]}:{stamp[13:15]}"

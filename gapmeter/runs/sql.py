@@ -2,55 +2,97 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
+from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.errors import UserError
-from gapmeter.runs.history import kind_of, read_object, run_folders
+from gapmeter.runs.listing import run_folders
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 TABLES = ("requests", "ledger", "gaps", "steps")
-_METRICS = ("ttft", "itl", "tpot", "e2e")
-_FIGURES = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
-_COLUMNS: dict[str, str] = {
-    "run": "VARCHAR", "folder": "VARCHAR", "kind": "VARCHAR", "name": "VARCHAR", "started": "VARCHAR",
-    "status": "VARCHAR", "scenario_digest": "VARCHAR", "command": "VARCHAR", "version": "VARCHAR",
-    "engine": "VARCHAR", "model": "VARCHAR", "precision": "VARCHAR", "emulated": "BOOLEAN", "max_batch": "BIGINT",
-    "device": "VARCHAR", "verdict": "VARCHAR", "loop": "VARCHAR", "arrivals": "VARCHAR", "requested_rate": "DOUBLE",
-    "delivered_rate": "DOUBLE", "concurrency": "BIGINT", "measured": "BIGINT", "succeeded": "BIGINT",
-    "goodput_per_s": "DOUBLE", "output_tokens_per_s": "DOUBLE", "usd_per_request": "DOUBLE",
-    "usd_per_million_output_tokens": "DOUBLE", "joules_per_request": "DOUBLE",
-    **{f"{metric}_{figure}": "DOUBLE" for metric in _METRICS for figure in _FIGURES},
-    "summary": "JSON", "manifest": "JSON",
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One run, for the columns of the table ``runs``; ``result`` is None for one without figures."""
+
+    run: str
+    folder: Path
+    manifest: Manifest
+    result: RunResult | None
+
+    def server(self, key: str) -> Any:
+        return self.manifest.scenario["server"].get(key)
+
+    def text(self, name: str) -> str | None:
+        """A file's own text."""
+        path = self.folder / name
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _of_result(read: Callable[[RunResult], Any]) -> Callable[[_Row], Any]:
+    return lambda row: None if row.result is None else read(row.result)
+
+
+def _percentile(metric: str, percentile: float) -> Callable[[_Row], Any]:
+    return _of_result(lambda result: found.ms(percentile) if (found := result.metrics.get(metric)) else None)
+
+
+def _most(metric: str) -> Callable[[_Row], Any]:
+    return _of_result(lambda result: found.max_ms if (found := result.metrics.get(metric)) else None)
+
+
+# The columns of ``runs``: each with its type, and where it is from.
+_COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
+    "run": ("VARCHAR", lambda row: row.run),
+    "folder": ("VARCHAR", lambda row: str(row.folder)),
+    "kind": ("VARCHAR", lambda _: "run"),
+    "name": ("VARCHAR", lambda row: row.manifest.scenario["name"]),
+    "started": ("VARCHAR", lambda row: row.manifest.started_wall),
+    "status": ("VARCHAR", lambda row: row.manifest.status),
+    "scenario_digest": ("VARCHAR", lambda row: row.manifest.scenario_digest),
+    "command": ("VARCHAR", lambda row: row.manifest.command),
+    "version": ("VARCHAR", lambda row: row.manifest.versions.get("gapmeter")),
+    "engine": ("VARCHAR", lambda row: row.server("engine")),
+    "model": ("VARCHAR", lambda row: row.server("model")),
+    "precision": ("VARCHAR", lambda row: row.server("precision")),
+    "emulated": ("BOOLEAN", lambda row: found.emulated if (found := row.manifest.target.precision) else None),
+    "max_batch": ("BIGINT", lambda row: row.server("max_batch")),
+    "device": ("VARCHAR", lambda row: row.manifest.device),
+    "verdict": ("VARCHAR", _of_result(lambda result: result.verdict)),
+    "loop": ("VARCHAR", _of_result(lambda result: result.load.loop)),
+    "arrivals": ("VARCHAR", _of_result(lambda result: result.load.arrivals)),
+    "requested_rate": ("DOUBLE", _of_result(lambda result: result.load.requested_rate)),
+    "delivered_rate": ("DOUBLE", _of_result(lambda result: result.load.delivered_rate)),
+    "concurrency": ("BIGINT", _of_result(lambda result: result.load.concurrency)),
+    "measured": ("BIGINT", _of_result(lambda result: result.counts.measured)),
+    "succeeded": ("BIGINT", _of_result(lambda result: result.counts.succeeded)),
+    "goodput_per_s": ("DOUBLE", _of_result(lambda result: result.goodput.per_s)),
+    "output_tokens_per_s": ("DOUBLE", _of_result(lambda result: result.throughput.output_tokens_per_s)),
+    "usd_per_request": ("DOUBLE", _of_result(lambda result: result.cost.per_request_usd)),
+    "usd_per_million_output_tokens": (
+        "DOUBLE", _of_result(lambda result: getattr(result.cost, "per_million_output_tokens_usd", None)),
+    ),
+    "joules_per_request": ("DOUBLE", _of_result(lambda result: result.energy.per_request_j)),
+    **{
+        f"{metric}_p{percentile}_ms": ("DOUBLE", _percentile(metric, percentile))
+        for metric in ("ttft", "itl", "tpot", "e2e")
+        for percentile in (50, 90, 99)
+    },
+    **{f"{metric}_max_ms": ("DOUBLE", _most(metric)) for metric in ("ttft", "itl", "tpot", "e2e")},
+    "summary": ("JSON", lambda row: row.text("summary.json")),
+    "manifest": ("JSON", lambda row: row.text("manifest.json")),
 }  # fmt: skip
 
 
-def print_answer(query: str, runs: Path, *, form: str) -> int:
-    """Run one SELECT over the folder's runs and print it: ``form`` table, csv or json. Raises UserError."""
-    from gapmeter.report.sheet import print_table
-
-    headers, rows = ask(query, runs)
-    if form == "json":
-        print(json.dumps([dict(zip(headers, map(_plain, row), strict=True)) for row in rows], indent=1, default=str))
-    elif form == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([headers, *rows])
-    else:
-        numbers = [i for i in range(len(headers)) if rows and isinstance(rows[0][i], int | float)]
-        print_table(headers, [[_shown(cell) for cell in row] for row in rows], right=numbers)
-    return errors.OK
-
-
-def ask(query: str, runs: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
+def ask(query: str, runs: Path = Path("runs")) -> tuple[list[str], list[tuple[Any, ...]]]:
     """The columns' names and the rows of one query. Raises UserError for no runs and for every mistake in the query."""
     import duckdb
 
@@ -63,7 +105,7 @@ def ask(query: str, runs: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
             answer = connection.execute(statements[0])
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except duckdb.Error as error:
-            raise UserError(_one_sentence(str(error)), errors.USAGE) from error
+            raise UserError(one_sentence(str(error)), errors.USAGE) from error
 
 
 def connect(runs: Path) -> DuckDBPyConnection:
@@ -89,50 +131,22 @@ def connect(runs: Path) -> DuckDBPyConnection:
 
 
 def _add_runs(connection: DuckDBPyConnection, folders: Sequence[tuple[Path, str]]) -> None:
-    columns = ", ".join(f'"{name}" {kind}' for name, kind in _COLUMNS.items())
+    columns = ", ".join(f'"{name}" {kind}' for name, (kind, _) in _COLUMNS.items())
     connection.execute(f"CREATE TABLE runs ({columns})")
     marks = ", ".join("?" for _ in _COLUMNS)
-    rows = [row for folder, run in folders if (row := _run_row(folder, run))]
+    rows = [row for folder, run in folders if (row := _row(folder, run))]
     if rows:
-        connection.executemany(f"INSERT INTO runs VALUES ({marks})", rows)
+        values = [[read(row) for _, read in _COLUMNS.values()] for row in rows]
+        connection.executemany(f"INSERT INTO runs VALUES ({marks})", values)
 
 
-def _run_row(folder: Path, run: str) -> list[Any] | None:
-    """One run's values in the order of the columns; None for a damaged folder, which gapmeter runs lists."""
+def _row(folder: Path, run: str) -> _Row | None:
+    """None for a damaged folder, which gapmeter runs lists."""
     try:
-        manifest = read_object(folder / "manifest.json")
-        summary = read_object(folder / "summary.json", missing_ok=True)
-    except (OSError, ValueError):
+        result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
+        return _Row(run, folder, Manifest.read(folder), result)
+    except (OSError, NotReadable):
         return None
-    found = dict(_flat(manifest, summary))
-    found |= {"run": run, "folder": str(folder), "kind": kind_of(folder, manifest, summary)}
-    found |= {"summary": json.dumps(summary) if summary else None, "manifest": json.dumps(manifest)}
-    return [found.get(name) for name in _COLUMNS]
-
-
-def _flat(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    scenario = manifest.get("scenario") or {}
-    server = scenario.get("server") or {}
-    yield from ((name, server.get(name)) for name in ("engine", "model", "precision", "max_batch"))
-    yield from ((name, manifest.get(name)) for name in ("status", "scenario_digest", "command", "device"))
-    yield "name", scenario.get("name")
-    yield "started", manifest.get("started_wall")
-    yield "version", (manifest.get("versions") or {}).get("gapmeter")
-    yield "emulated", ((manifest.get("target") or {}).get("precision") or {}).get("emulated")
-    yield "verdict", summary.get("verdict")
-    load, counts = summary.get("load") or {}, summary.get("counts") or {}
-    for name in ("loop", "arrivals", "requested_rate", "delivered_rate", "concurrency"):
-        yield name, load.get(name)
-    yield from ((name, counts.get(name)) for name in ("measured", "succeeded"))
-    yield "goodput_per_s", (summary.get("goodput") or {}).get("per_s")
-    yield "output_tokens_per_s", (summary.get("throughput") or {}).get("output_tokens_per_s")
-    cost, energy = summary.get("cost") or {}, summary.get("energy") or {}
-    yield "usd_per_request", cost.get("per_request_usd")
-    yield "usd_per_million_output_tokens", cost.get("per_million_output_tokens_usd")
-    yield "joules_per_request", energy.get("per_request_j")
-    for metric in _METRICS:
-        figures = (summary.get("metrics") or {}).get(metric) or {}
-        yield from ((f"{metric}_{figure}", figures.get(figure)) for figure in _FIGURES)
 
 
 def _add_view(connection: DuckDBPyConnection, table: str, paths: Sequence[tuple[Path, str]]) -> None:
@@ -145,7 +159,7 @@ def _add_view(connection: DuckDBPyConnection, table: str, paths: Sequence[tuple[
             connection.execute(f"SELECT * FROM read_parquet({_quoted(path)}) LIMIT 0")
             sound.append((path, run))
         except duckdb.Error as error:
-            print(f"gapmeter: {path} is left out: {_one_sentence(str(error))}", file=sys.stderr)
+            print(f"gapmeter: {path} is left out: {one_sentence(str(error))}", file=sys.stderr)
     if not sound:
         connection.execute(f"CREATE VIEW {table} AS SELECT NULL::VARCHAR AS run WHERE false")
         return
@@ -163,21 +177,8 @@ def _quoted(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def _one_sentence(text: str) -> str:
+def one_sentence(text: str) -> str:
     """DuckDB's first line, with the candidates that it offers, and without its drawing of where."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))]
-    return " ".join([lines[0], *told]) if lines else "the query failed"
-
-
-def _plain(cell: Any) -> Any:
-    """A cell as JSON has it: no NaN, numbers as numbers."""
-    if isinstance(cell, Decimal):
-        return float(cell)
-    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
-
-
-def _shown(cell: Any) -> str:
-    if cell is None:
-        return "–"
-    return f"{cell:g}" if isinstance(cell, float) else str(cell)
+    hints = [line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))]
+    return " ".join([lines[0], *hints]) if lines else "the query failed"

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
+import math
 import os
+import re
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.made_by import made_by
-from gapmeter.compare import DOCUMENT, derive, write_comparison
+from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable
+from gapmeter.analysis.results.study import SweepManifest, read_manifest
 from gapmeter.errors import UserError
+from gapmeter.machine.hardware import describe_versions
 from gapmeter.records import RunFolder
-from gapmeter.runs.archive import HASHES, is_archive, opened
-from gapmeter.runs.sameness import MAKER, MOST_SHOWN, Check, compare_derived, compare_file
-from gapmeter.study.manifest import MANIFEST_VERSION, describe_versions
-from gapmeter.study.parent import SEARCH, SWEEP
+from gapmeter.records.reader import NotRecords
+from gapmeter.runs.archive import HASHES, is_archive, unpacked
+from gapmeter.study.comparison import DOCUMENT, derive
+from gapmeter.study.conclusion import analyse_run
 
 _RAW = ("requests", "probe", "telemetry")
 # What the analysis of damaged records or manifests may end in.
@@ -29,20 +35,28 @@ _UNDERIVABLE = (LookupError, ValueError, OSError, TypeError, ArithmeticError, At
 _OTHER = "made by other versions"
 _FIGURES_FROM = ("gapmeter", "analysis", "numpy", "pandas", "scipy", "pyarrow")
 
+MAKER = "made_by"
+MOST_SHOWN = 3
+_SAME = 1e-9  # relative: other builds of a numerical library may differ in the last digits
 
-def verify(path: Path, *, as_json: bool = False) -> int:
-    """Check a run's folder or an archive of one, and print a line a check. Returns 0, or 98 when something differs.
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, whether it is as it should be, and what was seen."""
+
+    name: str
+    ok: bool
+    seen: str
+
+
+def verify(path: Path) -> list[Check]:
+    """Check a run's folder or an archive of one: a check for each thing that was looked at.
 
     A folder of several runs (a sweep, a capacity search), or a comparison of some, is checked run by run. Raises
     UserError when there is none.
     """
     with _folder_of(path) as (folder, first):
-        checks = [*first, *check_all(folder)]
-    if as_json:
-        print(json.dumps([asdict(check) for check in checks], indent=1))
-    else:
-        print(render(path, checks))
-    return errors.OK if all(check.ok for check in checks) else errors.NOT_VALID
+        return [*first, *check_all(folder)]
 
 
 def render(path: Path, checks: list[Check]) -> str:
@@ -64,17 +78,19 @@ def check_all(folder: Path) -> list[Check]:
     if not inside:
         raise UserError(f"{folder} is not a run's folder, and holds none", errors.USAGE)
     found = [_check_whole(run, str(run.relative_to(folder))) for run in inside]
-    return [*found, *check_table(folder)]
+    return [*found, *check_study(folder)]
 
 
 def check_comparison(folder: Path) -> list[Check]:
     """The runs that a comparison names, where they still are, and what it says of them made again."""
+    from gapmeter.analysis.compare.result import Comparison
+    from gapmeter.report import comparison
+
     try:
-        document = json.loads((folder / DOCUMENT).read_text())
-        asked, command = document["asked"], document["command"]
-        sides = [[folder / path for path in side] for side in asked["folders"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        kept = Comparison.read(folder)
+    except (OSError, NotReadable) as error:
         return [Check(DOCUMENT, False, f"does not say where its runs are, so it cannot be derived again: {error!r}")]
+    sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
     paths = [path for side in sides for path in side]
     gone = [path for path in paths if not (path / "manifest.json").exists()]
     checks = [_check_whole(path, path.name) for path in paths if path not in gone]
@@ -84,8 +100,7 @@ def check_comparison(folder: Path) -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
         again = Path(temporary)
         try:
-            derived, firsts = derive(sides, asked, command)
-            write_comparison(again, derived, firsts)
+            comparison.write(again, *derive(sides, kept.asked, kept.command))
         except (UserError, *_UNDERIVABLE) as error:
             return [*checks, Check(DOCUMENT, False, f"cannot be derived from these runs: {error}")]
         return [*checks, *(compare_file(folder / name, again / name) for name in (DOCUMENT, "report.html"))]
@@ -99,20 +114,20 @@ def _check_whole(run: Path, name: str) -> Check:
     return Check(name, not bad, "; ".join(bad) if bad else f"all {len(checks)} checks hold")
 
 
-def check_table(folder: Path) -> list[Check]:
+def check_study(folder: Path) -> list[Check]:
     """What a sweep or a search says of its runs together, made again; nothing for another kind of folder."""
     try:
-        manifest = RunFolder(folder).read_manifest()
-    except (OSError, ValueError):
+        manifest = read_manifest(folder)
+    except (OSError, NotReadable):
         return []
-    if manifest.get("kind") not in (SWEEP, SEARCH):
+    if isinstance(manifest, Manifest):
         return []
-    from gapmeter.analysis.capacity import analyse_capacity
-    from gapmeter.analysis.sweep import analyse_points
+    from gapmeter.study.capacity import analyse_search
+    from gapmeter.study.sweep import analyse_points
 
     with _copy(folder, manifest, [path for path in folder.iterdir() if path.is_dir()]) as again:
         try:
-            (analyse_points if manifest["kind"] == SWEEP else analyse_capacity)(again)
+            (analyse_points if isinstance(manifest, SweepManifest) else analyse_search)(again)
         except _UNDERIVABLE as error:
             return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
@@ -122,57 +137,48 @@ def check_run(path: Path) -> list[Check]:
     """The checks of one run, each by itself: a first that fails hides no other."""
     folder = RunFolder(path)
     try:
-        manifest = folder.read_manifest()
-    except (OSError, ValueError) as error:
+        manifest = Manifest.read(path)
+    except OSError as error:
         return [Check("manifest.json", False, f"cannot be read: {error}")]
-    version = manifest.get("schema_version")
-    if version != MANIFEST_VERSION:
-        said = f"written in version {version} of the format; this gapmeter reads version {MANIFEST_VERSION}"
-        return [Check("format", False, said)]
-    checks = [Check("format", True, f"version {version}"), _check_complete(manifest), _check_versions(folder, manifest)]
+    except NotReadable as error:
+        name = "format" if error.key == "schema_version" else "manifest.json"
+        return [Check(name, False, f"cannot be read: {error.key} {error.problem}; {error.remedy}")]
+    checks = [Check("format", True, f"version {manifest.schema_version}")]
+    why = f": {manifest.ended_because}" if manifest.ended_because else ""
+    checks += [Check("run", True, f"{manifest.status}{why}"), _check_versions(folder, manifest)]
     return [*checks, *check_hashes(folder, manifest), *check_figures(folder, manifest)]
 
 
-def check_hashes(folder: RunFolder, manifest: Mapping[str, Any]) -> list[Check]:
+def check_hashes(folder: RunFolder, manifest: Manifest) -> list[Check]:
     """The raw records against their SHA-256 in the manifest: one check where all hold, else one a file."""
-    noted: dict[str, str] = manifest.get("files") or {}
-    if not noted:
+    recorded = manifest.files
+    if not recorded:
         return [Check("records", False, "the manifest has no hashes: the run was killed before they could be taken")]
     found = folder.hashes()
-    bad = [Check(name, False, "is missing") for name in noted.keys() - found.keys()]
-    bad += [Check(name, False, "was not there when the run ended") for name in found.keys() - noted.keys()]
-    changed = [name for name in noted.keys() & found.keys() if noted[name] != found[name]]
+    bad = [Check(name, False, "is missing") for name in recorded.keys() - found.keys()]
+    bad += [Check(name, False, "was not there when the run ended") for name in found.keys() - recorded.keys()]
+    changed = [name for name in recorded.keys() & found.keys() if recorded[name] != found[name]]
     bad += [Check(name, False, "was changed: its SHA-256 is not the manifest's") for name in changed]
     if bad:
         return sorted(bad, key=lambda check: check.name)
-    return [Check("records", True, f"{len(noted)} raw files have the SHA-256 that the manifest says")]
+    return [Check("records", True, f"{len(recorded)} raw files have the SHA-256 that the manifest says")]
 
 
-def check_figures(folder: RunFolder, manifest: Mapping[str, Any]) -> list[Check]:
+def check_figures(folder: RunFolder, manifest: Manifest) -> list[Check]:
     """Everything that analysis writes, derived again from the raw records in a temporary folder, and compared."""
-    from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
-    from gapmeter.records.reader import NotRecords
-    from gapmeter.report import write_result
-
     parts = [part for part in (folder.requests, folder.probe, folder.telemetry, folder.logs) if part.exists()]
     with _copy(folder.path, manifest, parts) as again:
         again.hdr.mkdir()
         try:
-            write_result(again, analyse(again, definitions=bool(_summary(folder).get("definitions"))))
+            analyse_run(again, definitions=bool(_summary(folder).get("definitions")))
         except (NotRecords, *_UNDERIVABLE) as error:
             return [Check("figures", False, f"cannot be derived from these records: {error!r}")]
         return list(compare_derived(folder.path, again.path))
 
 
-def _check_complete(manifest: Mapping[str, Any]) -> Check:
-    status = str(manifest.get("status"))
-    because = manifest.get("ended_because")
-    return Check("run", True, status if not because else f"{status}: {because}")
-
-
-def _check_versions(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
+def _check_versions(folder: RunFolder, manifest: Manifest) -> Check:
     """Other versions are told, and fail nothing by themselves: figures that differ for them do."""
-    then, now = dict(manifest.get("versions") or {}), describe_versions()
+    then, now = dict(manifest.versions), describe_versions()
     then, now = then | dict(_summary(folder).get(MAKER) or {}), now | made_by().to_json()
     changed = [
         f"{name} {then[name]} then, {now[name]} now"
@@ -194,12 +200,12 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _copy(folder: Path, manifest: Mapping[str, Any], parts: Iterable[Path]) -> Iterator[RunFolder]:
+def _copy(folder: Path, manifest: ManifestBase, parts: Iterable[Path]) -> Iterator[RunFolder]:
     """A temporary folder of the same name with the manifest, and the parts given as they are: nothing derived."""
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
         again = RunFolder(Path(temporary) / folder.resolve().name)
         again.path.mkdir()
-        again.write_json(again.manifest, manifest)
+        manifest.write(again.path)
         for part in parts:
             os.symlink(part.resolve(), again.path / part.name)
         yield again
@@ -215,7 +221,7 @@ def _folder_of(path: Path) -> Iterator[tuple[Path, list[Check]]]:
         raise UserError(f"{path} does not exist; write a run's folder or an archive of one", errors.USAGE)
     if not is_archive(path):
         raise UserError(f"{path} is no folder and no archive (.tar.gz or .zip)", errors.USAGE)
-    with opened(path) as folder:
+    with unpacked(path) as folder:
         yield folder, [check_archive(folder)]
 
 
@@ -240,3 +246,121 @@ def _is_run(folder: Path) -> bool:
     if not (folder / "manifest.json").exists():
         return False
     return any((folder / part).is_dir() for part in _RAW) and (folder / "requests").is_dir()
+
+
+def compare_derived(published: Path, derived: Path) -> Iterator[Check]:
+    """A check for each file of a run's folder that analysis writes."""
+    for path in sorted(derived.glob("*")):
+        if path.is_symlink() or path.name == "manifest.json" or path.is_dir():
+            continue
+        yield compare_file(published / path.name, path)
+    for path in sorted(published.glob("*.parquet")):
+        if not (derived / path.name).exists():
+            yield Check(path.name, False, "is not of these records")
+    yield _compare_histograms(published / "hdr", derived / "hdr")
+
+
+def compare_file(published: Path, derived: Path) -> Check:
+    """The check of one of them."""
+    name = published.name
+    if not published.exists():
+        return Check(name, False, "is missing")
+    if published.read_bytes() == derived.read_bytes():
+        return Check(name, True, "derived again, byte for byte the same")
+    try:
+        differs = _differences(published, derived)
+    except (ValueError, OSError) as error:
+        return Check(name, False, f"cannot be read: {error}")
+    if not differs:
+        return Check(name, True, "derived again, the same values")
+    more = f", and {len(differs) - MOST_SHOWN} more" if len(differs) > MOST_SHOWN else ""
+    return Check(name, False, f"differs from what the records say: {'; '.join(differs[:MOST_SHOWN])}{more}")
+
+
+def _differences(published: Path, derived: Path) -> list[str]:
+    """What differs between two files of one kind; empty where they hold the same values."""
+    if published.suffix == ".json":
+        values = [json.loads(path.read_text()) for path in (published, derived)]
+        for value in values:
+            if isinstance(value, dict):
+                value.pop(MAKER, None)  # the check of versions speaks of it
+        return list(differing(*values))
+    if published.suffix == ".parquet":
+        return _different_columns(published, derived)
+    if published.suffix == ".gz" and _unzipped(published) == _unzipped(derived):
+        return []
+    if published.suffix == ".html" and _unnamed(published) == _unnamed(derived):
+        return []
+    return ["its content"]
+
+
+def _unnamed(path: Path) -> str:
+    """A page without its folder's name, which stands in a command to copy: the folder may have been renamed."""
+    return re.sub(r"gapmeter explain \S+", "gapmeter explain RUN", path.read_text(encoding="utf-8"))
+
+
+def _unzipped(path: Path) -> bytes:
+    """Raises ValueError for a damaged file."""
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+
+
+def differing(published: Any, derived: Any, where: str = "") -> Iterator[str]:
+    """Each place where two JSON values differ by more than a relative 1e-9: ``load.rate is 9, derived 8``."""
+    if isinstance(published, dict) and isinstance(derived, dict):
+        for key in {**published, **derived}:
+            inside = f"{where}.{key}" if where else str(key)
+            if key not in published or key not in derived:
+                yield f"{inside} is {'missing' if key not in published else 'not of these records'}"
+            else:
+                yield from differing(published[key], derived[key], inside)
+    elif isinstance(published, list) and isinstance(derived, list) and len(published) == len(derived):
+        for i, (one, other) in enumerate(zip(published, derived, strict=True)):
+            yield from differing(one, other, f"{where}[{i}]")
+    elif not _equal(published, derived):
+        yield f"{where} is {_short(published)}, derived {_short(derived)}"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=_SAME)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _different_columns(published: Path, derived: Path) -> list[str]:
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowException
+
+    try:
+        one, other = pq.read_table(published), pq.read_table(derived)
+    except ArrowException as error:
+        raise ValueError(str(error)) from error
+    if one.num_rows != other.num_rows:
+        return [f"{one.num_rows} rows, derived {other.num_rows}"]
+    there, expected = set(one.column_names), set(other.column_names)
+    lost = [f"column {name} is missing" for name in sorted(expected - there)]
+    lost += [f"column {name} is not of these records" for name in sorted(there - expected)]
+    both = [name for name in one.column_names if name in expected]
+    # As text, since a NaN is not equal to itself.
+    return lost + [f"column {name}" for name in both if repr(one[name].to_pylist()) != repr(other[name].to_pylist())]
+
+
+def _compare_histograms(published: Path, derived: Path) -> Check:
+    """Every .hlog, byte for byte: the encoding has one form."""
+    names = {path.name for path in derived.glob("*.hlog")}
+    there = {path.name for path in published.glob("*.hlog")}
+    bad = [f"{name} is missing" for name in sorted(names - there)]
+    bad += [f"{name} is not of these records" for name in sorted(there - names)]
+    both = sorted(names & there)
+    bad += [f"{name} differs" for name in both if (published / name).read_bytes() != (derived / name).read_bytes()]
+    if bad:
+        more = f", and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
+        return Check("hdr", False, f"{'; '.join(bad[:MOST_SHOWN])}{more}")
+    return Check("hdr", True, f"{len(names)} histograms derived again, byte for byte the same")

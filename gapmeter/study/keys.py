@@ -6,13 +6,14 @@ import html
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import markupsafe
+
+from gapmeter.analysis.command import Command
 
 REDACTED = "REDACTED"
 _VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY")
@@ -56,17 +57,14 @@ class Keys:
             return REDACTED
         return self.out_of(value) if isinstance(value, str) else value
 
-    def out_of_command(self, command: str) -> str:
+    def out_of_command(self, command: Command) -> Command:
         """A command line without them, nor what ``KEY=VALUE`` gives to a key's name."""
-        try:
-            words = shlex.split(command)
-        except ValueError:
-            return self.out_of(command)
-        pairs = [word.partition("=") for word in words]
-        for word, (name, equals, value) in zip(words, pairs, strict=True):
-            if equals and _is_key(value, name):
-                command = command.replace(shlex.quote(word), f"{name}={REDACTED}")
-        return self.out_of(command)
+        pairs = [(word, *word.partition("=")) for word in command.without("--api-key").words]
+        clean = (
+            f"{name}={REDACTED}" if equals and _is_key(value, name) else self.out_of(word)
+            for word, name, equals, value in pairs
+        )
+        return Command(tuple(clean))
 
 
 def _is_key(value: Any, name: str) -> bool:

@@ -3,154 +3,181 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import signal
+import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.console.elsewhere import WorkersFollower
-from gapmeter.console.locust_page import Page
-from gapmeter.console.watch import Watch
+from gapmeter.analysis.results.manifest import Shortened
 from gapmeter.errors import UserError
 from gapmeter.loadgen.cluster import make_cluster, report_path
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
-from gapmeter.options import Options, silent, tell
+from gapmeter.loadgen.worker import Locustfile
+from gapmeter.machine.hardware import Placement
+from gapmeter.options import Options, tell
+from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
+from gapmeter.records.follow import RecordFollower, ReportFollower
+from gapmeter.records.request import ISSUED, RequestRecord
+from gapmeter.records.tail import RecordTail
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.study.account import INTERRUPTED
-from gapmeter.study.held import Held
-from gapmeter.study.locustfile import ended_ns, own_users
-from gapmeter.study.placement import Placement
-from gapmeter.study.serve import Target
-from gapmeter.study.stopping import Stop, Stopping, StopWhen
+from gapmeter.study.companions import LocustPage
+from gapmeter.study.target import Target
 
-_LOOK_EVERY_S = 0.25
-_CLOCKS_NS = 1_000_000  # between the readings of two clocks
+INTERRUPTED = "interrupted"
+_CHECK_EVERY_S = 0.25
+_STOPPED_NS = 5_000_000_000
+
+# Whether enough is known for a load to end now; what is in flight is given up. Given (code, record) of all that the
+# generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. It is the
+# same list every time, longer: remember how far you have read.
+StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], bool]
 
 
-def issue(
-    scenario: Scenario, plan: Plan, target: Target, process: ServerProcess | None, placement: Placement,
-    folder: RunFolder, manifest: dict[str, Any], options: Options, stop_when: StopWhen | None = None,
-) -> None:  # fmt: skip
-    """Issue the plan and wait for the answers; the manifest says how that ended.
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """How a load ended. ``ended_because``: why it was not the whole one; ``shortened``: enough was known before."""
 
-    Raises UserError when the target takes no connections, or the load cannot begin.
+    ended_because: str | None = None
+    shortened: Shortened | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A plan, whom it is issued against (``process``: where that is ours), and the folder that takes the records.
+
+    ``stop_when`` is asked about four times a second whether it is to end early; ``page`` shows it meanwhile.
     """
-    slept_ns = _slept_ns()
-    try:
-        with _generators(scenario, plan, target, placement, folder, options) as fleet:
-            manifest["plan"]["t0_ns"] = t0_ns = fleet.start()
-            manifest["started_s"] = time.time()
-            folder.write_json(folder.manifest, manifest)
-            if options.page is not None:
-                options.page.show(folder.path, scenario.name, target.url)
-            progress = None if options.quiet else _progress(fleet, scenario, plan, t0_ns, folder, options)
-            stopping = Stopping(fleet.record_paths, stop_when) if stop_when is not None else None
-            _watch(fleet, process, progress, stopping, manifest, options.page)
-            if options.locustfile and "ended_because" not in manifest and time.monotonic_ns() < t0_ns + plan.end_ns:
-                manifest["plan"]["shortened"] = {"at_ns": ended_ns(fleet.record_paths) + 1, "in_flight": "awaited"}
-    except Unreachable as error:
-        died = process.failure() if process else None
-        said = str(died or f"{target.url} does not take connections: {error}")
-        raise UserError(said, errors.UNREACHABLE) from error
-    except NotStarted as error:
-        raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
-    finally:
-        _note_workers(folder, manifest)
-        manifest["suspended_ns"] = slept if (slept := _slept_ns() - slept_ns) > _CLOCKS_NS else 0
-    manifest["status"] = "incomplete" if "ended_because" in manifest else "complete"
 
+    scenario: Scenario
+    plan: Plan
+    target: Target
+    process: ServerProcess | None
+    placement: Placement
+    folder: RunFolder
+    options: Options
+    stop_when: StopWhen | None = None
+    page: LocustPage | None = None
 
-def _slept_ns() -> int:
-    """How long the machine was suspended since it was started: one of the clocks goes on meanwhile."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+    def run(self, on_start: Callable[[int], None]) -> LoadOutcome:
+        """Issue the plan and wait for the answers; ``on_start`` is told the time that the plan counts from.
 
+        Raises UserError when the target takes no connections or the load cannot begin, KeyboardInterrupt for a second
+        Ctrl-C.
+        """
+        try:
+            with self._generators() as fleet:
+                t0_ns = fleet.start()
+                on_start(t0_ns)
+                if self.page is not None:
+                    self.page.show(self.folder.path, self.scenario.name, self.target.url)
+                return self._await_end(fleet, t0_ns)
+        except Unreachable as error:
+            died = self.process.failure() if self.process else None
+            text = str(died or f"{self.target.url} does not take connections: {error}")
+            raise UserError(text, errors.UNREACHABLE) from error
+        except NotStarted as error:
+            raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
 
-def _progress(
-    fleet: Fleet, scenario: Scenario, plan: Plan, t0_ns: int, folder: RunFolder, options: Options
-) -> Watch:  # fmt: skip
-    """From the record files; those of workers elsewhere come at the end, until then their histograms are known."""
-    follower = WorkersFollower(report_path(folder.requests), t0_ns) if options.workers is not None else None
-    as_json = options.progress == "json"
-    return Watch(fleet.record_paths, scenario, plan, t0_ns, as_json=as_json, follower=follower)
-
-
-def _generators(
-    scenario: Scenario, plan: Plan, target: Target, placement: Placement, folder: RunFolder, options: Options
-) -> contextlib.AbstractContextManager[Fleet]:
-    """What issues the plan: processes here, or workers elsewhere."""
-    load, requests = scenario.load, folder.requests
-    if options.workers is None:
-        cores, own = placement.generator, own_users(options.locustfile, target.model, target.dialect)
+    def _generators(self) -> contextlib.AbstractContextManager[Fleet]:
+        """What issues the plan: processes here, or workers elsewhere."""
+        load, options, target, requests = self.scenario.load, self.options, self.target, self.folder.requests
+        if options.workers is not None:
+            return make_cluster(
+                self.plan, target.url, requests, options.workers, generator=load.generator, say=options.say
+            )
+        own = None
+        if options.locustfile is not None:
+            own = Locustfile(str(options.locustfile.resolve()), target.model, target.dialect)
         return make_fleet(
-            plan, target.url, options.api_key, requests, cores, load.processes, generator=load.generator, own=own
-        )
-    say = silent if options.quiet else tell
-    return make_cluster(plan, target.url, requests, options.workers, generator=load.generator, say=say)
+            self.plan, target.url, options.api_key, requests, self.placement.generator, load.processes,
+            generator=load.generator, locustfile=own,
+        )  # fmt: skip
 
+    def _await_end(self, fleet: Fleet, t0_ns: int) -> LoadOutcome:
+        """Until every generator process has ended: by itself, or asked to. A second Ctrl-C is raised."""
+        ended_because: str | None = None
+        shortened: Shortened | None = None
+        watch = None if self.options.quiet else self._watch(fleet, t0_ns)
+        frozen = FrozenProcesses(fleet.processes)
+        tails = [RecordTail(path) for path in fleet.record_paths]
+        seen: list[tuple[int, RequestRecord]] = []
 
-def _note_workers(folder: RunFolder, manifest: dict[str, Any]) -> None:
-    """What the master knows of each worker, if there was one; what they stamped is on their own clocks."""
-    path = report_path(folder.requests)
-    if path.exists():
-        manifest["workers"] = told = json.loads(path.read_text())
-        offsets = {str(worker["worker"]): worker["clock_offset_ns"] for worker in told["workers"]}
-        manifest["plan"]["clock_offsets_ns"] = offsets
-
-
-def _watch(
-    fleet: Fleet, process: ServerProcess | None, progress: Watch | None, stopping: Stopping | None,
-    manifest: dict[str, Any], page: Page | None,
-) -> None:  # fmt: skip
-    """Show progress until the load has ended; note why, if it ended early."""
-    held = Held(fleet.processes)
-
-    def look() -> None:
-        if progress is not None:
-            progress.update()
-        if trouble := held.look() or "; ".join(fleet.troubles()):  # without it all, nothing more is worth measuring
-            if "ended_because" not in manifest:
+        def check() -> None:
+            nonlocal ended_because, shortened
+            if watch is not None:
+                watch.update()
+            # Without all of its generators or without its server, nothing more is worth measuring.
+            trouble = frozen.release() or "; ".join(fleet.troubles()) or self._server_failure()
+            if ended_because is not None:
+                return
+            if trouble or (self.page is not None and self.page.asked_to_stop()):
+                ended_because = trouble or INTERRUPTED
                 fleet.stop()
-            manifest.setdefault("ended_because", trouble)
-        if process is not None and "ended_because" not in manifest and (failure := process.failure()):
-            manifest["ended_because"] = str(failure)
-            fleet.stop()
-        if stopping is not None and "ended_because" not in manifest:
-            _shorten(fleet, stopping.look(), manifest)
-        if page is not None and page.asked_to_stop() and "ended_because" not in manifest:
-            manifest["ended_because"] = INTERRUPTED
-            fleet.stop()
+            elif self.stop_when is not None and shortened is None:
+                for tail in tails:
+                    seen.extend(tail.poll())
+                if self.stop_when(seen):
+                    # What was due later is not part of the run.
+                    shortened = Shortened(at_ns=time.monotonic_ns(), in_flight="aborted")
+                    fleet.stop()
 
+        try:
+            try:
+                fleet.wait(check, _CHECK_EVERY_S)
+            except KeyboardInterrupt:
+                ended_because = INTERRUPTED
+                tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
+                fleet.stop()
+                fleet.wait(check, _CHECK_EVERY_S)
+        finally:
+            if watch is not None:
+                watch.close()
+        if self.options.locustfile and not ended_because and time.monotonic_ns() < t0_ns + self.plan.end_ns:
+            # The shape in the file ended before the plan's time did.
+            records = (event for path in fleet.record_paths for event in RecordTail(path).poll())
+            last_due_ns = max((record.due_ns for code, record in records if code == ISSUED), default=0)
+            shortened = Shortened(at_ns=last_due_ns + 1, in_flight="awaited")
+        return LoadOutcome(ended_because, shortened)
+
+    def _watch(self, fleet: Fleet, t0_ns: int) -> Watch:
+        """From the record files; those of workers elsewhere come at the end, until then their histograms are known."""
+        elsewhere = self.options.workers is not None
+        report = report_path(self.folder.requests)
+        follower = ReportFollower(report, t0_ns) if elsewhere else RecordFollower(fleet.record_paths, t0_ns)
+        return Watch(follower, self.scenario, self.plan, t0_ns, as_json=self.options.progress == "json")
+
+    def _server_failure(self) -> str:
+        failure = self.process.failure() if self.process is not None else None
+        return str(failure) if failure else ""
+
+
+class FrozenProcesses:
+    """Generator processes that somebody has stopped (SIGSTOP) and does not continue."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self._since_ns: dict[int, int] = {}
+
+    def release(self) -> str:
+        """Continue those that have been stopped for five seconds, which nobody could ask to leave; says which."""
+        now_ns, found = time.monotonic_ns(), []
+        for number, process in enumerate(self._processes):
+            if process.poll() is not None or not _is_stopped(process.pid):
+                self._since_ns.pop(number, None)
+            elif now_ns - self._since_ns.setdefault(number, now_ns) > _STOPPED_NS:
+                process.send_signal(signal.SIGCONT)
+                found.append(f"generator process {number} was held (SIGSTOP) for {_STOPPED_NS // 10**9} s")
+        return "; ".join(found)
+
+
+def _is_stopped(pid: int) -> bool:
     try:
-        _wait(fleet, look, manifest)
-    finally:
-        if progress is not None:
-            progress.close()
-
-
-def _shorten(fleet: Fleet, stop: Stop, manifest: dict[str, Any]) -> None:
-    """End the load because enough is known; what was due later is not part of the run."""
-    if stop is Stop.GO_ON or "t0_ns" not in manifest["plan"]:
-        return
-    manifest["plan"]["shortened"] = {
-        "at_ns": time.monotonic_ns(),
-        "in_flight": "awaited" if stop is Stop.AWAIT else "aborted",
-    }
-    if stop is Stop.AWAIT:
-        fleet.finish_early()
-    else:
-        fleet.stop()
-
-
-def _wait(fleet: Fleet, look: Callable[[], None], manifest: dict[str, Any]) -> None:
-    """Until every generator process has ended: by itself, or asked to by Ctrl-C. A second Ctrl-C is raised."""
-    try:
-        fleet.wait(look, _LOOK_EVERY_S)
-    except KeyboardInterrupt:
-        manifest["ended_because"] = INTERRUPTED
-        tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
-        fleet.stop()
-        fleet.wait(look, _LOOK_EVERY_S)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False

@@ -1,34 +1,30 @@
-"""What a run must say about itself so that it can be repeated, and two runs judged comparable."""
+"""What a run says of itself so that it can be repeated, and two runs judged comparable: described, kept up to date."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
-import subprocess
-import sys
 import time
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-import psutil
-
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results.manifest import Manifest, Slo
+from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
+from gapmeter.records import RunFolder
+from gapmeter.scenarios import Scenario
 from gapmeter.study.keys import Keys
 
-MANIFEST_VERSION = 1
-_SAID_BY_USERS = ("scenario", "target", "points", "sweep", "locustfile")
-_PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
 
+def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]:
+    """What every manifest says before anything has run: the fields of ``ManifestBase``.
 
-def describe_run(scenario: dict[str, Any], digest: str, command: str) -> dict[str, Any]:
-    """The manifest's first form, before anything has run: ``status`` is "running" until the end is written."""
+    Without anybody's key: not in the scenario, nor in the command that repeats it.
+    """
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     return {
-        "schema_version": MANIFEST_VERSION,
-        "status": "running",
-        "scenario": scenario,
-        "scenario_digest": digest,
-        "command": command,
+        "status": "running",  # until the end is written
+        "scenario": keys.out_of_value(scenario.to_dict()),
+        "scenario_digest": scenario.digest(),
+        "command": str(keys.out_of_command(command)),
         "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall_ns / 1e9)),
         "started_wall_ns": wall_ns,
         "started_ns": monotonic_ns,
@@ -38,64 +34,50 @@ def describe_run(scenario: dict[str, Any], digest: str, command: str) -> dict[st
     }
 
 
-def without_keys(manifest: dict[str, Any], keys: Keys) -> dict[str, Any]:
-    """The same without anybody's key: not in the scenario, the server's command line, or the command that repeats it.
-
-    What repeats it then has REDACTED in its place. Packages' versions and digests stay, whatever a key looks like.
-    """
-    told = {"command": keys.out_of_command(str(manifest["command"]))}
-    told |= {name: keys.out_of_value(manifest[name]) for name in _SAID_BY_USERS if name in manifest}
-    return manifest | told
+def slos_of(scenario: Scenario) -> tuple[Slo, ...]:
+    """Its limits as manifests have them."""
+    return tuple(Slo(**asdict(slo)) for slo in scenario.slo)
 
 
-def describe_hardware() -> dict[str, Any]:
-    """CPU, memory and GPUs, in words."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": psutil.cpu_count(logical=True),
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "gpus": _gpus(),
-    }
+class OpenManifest:
+    """The manifest of a run that goes on: what is known so far, and what of it is on disk."""
 
+    def __init__(self, folder: RunFolder, value: Manifest) -> None:
+        self.folder, self.value = folder, value
+        self._written: Manifest | None = None
 
-def describe_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that can change a result."""
-    versions = {"python": sys.version.split()[0]}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    @property
+    def has_begun(self) -> bool:
+        """Whether the load has."""
+        return self.value.plan.t0_ns is not None
 
+    def note(self, **fields: Any) -> None:
+        """What is known now, or is known better."""
+        self.value = self.value.model_copy(update=fields)
 
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    def note_plan(self, **fields: Any) -> None:
+        """The same of the plan."""
+        self.note(plan=self.value.plan.model_copy(update=fields))
 
+    def note_early_end(self, why: str) -> None:
+        """Why the run ended early, unless its load is over already, or an earlier reason is there."""
+        if self.value.status == "running":
+            self.note(status="incomplete", ended_because=self.value.ended_because or why)
 
-def _gpus() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    listed = _output(query)
-    return [line.strip() for line in listed.splitlines()] if listed else []
+    def write(self) -> None:
+        """Raises OSError."""
+        self.value.write(self.folder.path)
+        self._written = self.value
+
+    def write_unless_over(self) -> None:
+        """Once a load that is over is on disk, that stays. Raises OSError."""
+        if self._written is None or self._written.status == "running":
+            self.write()
 
 
 def _git_state() -> dict[str, Any] | None:
     """Commit of the scenario author's checkout, and whether it was changed; None outside one."""
-    commit = _output(["git", "rev-parse", "HEAD"])
+    commit = output_of(["git", "rev-parse", "HEAD"])
     if not commit:
         return None
-    return {"commit": commit, "changed": bool(_output(["git", "status", "--porcelain", "--untracked-files=no"]))}
-
-
-def _output(command: list[str]) -> str:
-    """What a command printed, or nothing when it is not there or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return {"commit": commit, "changed": bool(output_of(["git", "status", "--porcelain", "--untracked-files=no"]))}

@@ -46,6 +46,35 @@ def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, objec
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
-def names_model(overrides: Sequence[str]) -> bool:
+def asks_for_model(overrides: Sequence[str]) -> bool:
     """Whether the overrides ask for a model, beyond what the scenario's file says."""
     return any(override.partition("=")[0].strip() == "server.model" for override in overrides)
+
+
+def check_searchable(scenario: Scenario, name: str) -> None:
+    """Raises UserError for a scenario whose load has no rate to search, or without SLOs."""
+    load = scenario.load
+    again = f"gapmeter capacity {name}"
+    if load.loop == "closed":
+        raise UserError(
+            f"{name} is a closed loop ({load.concurrency} users): its users wait for their answers, so it never asks "
+            f"for more than the server gives; capacity needs an open loop. Write: {again} --set load.arrivals=poisson "
+            f"--set load.concurrency=null --set load.rate=1",
+            errors.USAGE,
+        )
+    if load.arrivals not in _WITH_A_RATE or load.rate is None:
+        raise UserError(
+            f"{name} has arrivals of its own ({load.arrivals}), and no one rate to search. Write: {again} "
+            f"--set load.arrivals=poisson --set load.{load.arrivals}=null --set load.rate=1",
+            errors.USAGE,
+        )
+    if not scenario.slo:
+        raise UserError(
+            f"{name} has no SLO, so every rate would do. Write: {again} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
+            errors.USAGE,
+        )
+    if scenario.sweep:
+        raise UserError(f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]'", errors.USAGE)
+
+
+_WITH_A_RATE = ("poisson", "constant", "gamma", "onoff", "diurnal")

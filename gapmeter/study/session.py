@@ -8,52 +8,57 @@ with open_session(scenario, options, home=Path("runs/my-server")) as session:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gapmeter import errors
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.manifest import Cores, LocustWorkers, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
 from gapmeter.errors import UserError, reason_of
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.cluster import report_path
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.calibration import load_calibration
-from gapmeter.options import Options, RunResult, silent, tell
+from gapmeter.machine.hardware import Placement, describe_hardware, place, suspended_ns
+from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.study.account import accounted_for, finish
-from gapmeter.study.attach import find_probe_folder
+from gapmeter.study.companions import LocustPage, telemetry
+from gapmeter.study.conclusion import Conclusion, conclude, noting_early_end
 from gapmeter.study.keys import Keys
-from gapmeter.study.load import issue
-from gapmeter.study.locustfile import note_locustfile
-from gapmeter.study.manifest import describe_hardware, describe_run, without_keys
-from gapmeter.study.placement import Placement, place
+from gapmeter.study.load import Load, StopWhen
+from gapmeter.study.manifest import OpenManifest, describe, slos_of
 from gapmeter.study.probes import ProbeFolder
-from gapmeter.study.sampling import sampling
-from gapmeter.study.serve import Target, prepare, running
-from gapmeter.study.stopping import StopWhen
+from gapmeter.study.target import Target as LaunchTarget
+from gapmeter.study.target import find_probe_folder, prepare_target, running
 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
 _OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
+_BETWEEN_CLOCKS_NS = 1_000_000  # from the reading of one to that of the other
 
 
 class Session:
     """A server that can be loaded. Made by ``open_session``, or by ``prepare_session`` where it is yet to be started.
 
-    ``process`` is None for a server that is not ours, ``probes`` where nothing records.
+    ``process`` is None for a server that is not ours, ``probes`` where nothing records; ``page`` shows each load.
     """
 
-    def __init__(self, scenario: Scenario, options: Options, placement: Placement, target: Target) -> None:
+    def __init__(self, scenario: Scenario, options: Options, placement: Placement, target: LaunchTarget) -> None:
         self.scenario, self.options, self.placement, self.target = scenario, options, placement, target
-        self.say = silent if options.quiet else tell
+        self.say = options.say
         self.keys = Keys.within(scenario.to_dict(), options.api_key)
         self.process: ServerProcess | None = None
         self.probes: ProbeFolder | None = None
+        self.page: LocustPage | None = None
         self.loads = 0
         self._tokenizer: PromptTokenizer | None = None
 
@@ -73,14 +78,15 @@ class Session:
 
     def load(
         self, scenario: Scenario, repeat: int | None = None, *, into: Path | None = None,
-        stop_when: StopWhen | None = None, command: str = "", more: dict[str, Any] | None = None, show: bool = True,
-    ) -> RunResult:  # fmt: skip
+        stop_when: StopWhen | None = None, command: Command | None = None, sweep: SweepPlace | None = None,
+        capacity_of: TrialPlace | None = None, show: bool = True,
+    ) -> Conclusion[RunResult]:  # fmt: skip
         """Load the server as ``scenario`` says, whose server must be this one's, and analyse it.
 
         ``into`` is the folder to make, None for one of the usual name among the runs. ``repeat`` numbers the texts, so
         that no prefix cache knows them; None: by the loads so far. ``stop_when`` ends the load early (about four times
-        a second it is asked): the run is then a valid, shorter one. ``command`` repeats this load, ``more`` joins the
-        manifest, ``show``: print the summary.
+        a second it is asked): the run is then a valid, shorter one. ``command`` repeats this load; ``sweep`` or
+        ``capacity_of`` say what it is part of; ``show``: print the summary.
 
         A load that was interrupted (exit code 105) or lost its server is still analysed. Raises UserError when the
         server has died before, and as a run does.
@@ -89,15 +95,14 @@ class Session:
             raise ValueError("the scenario asks for another server than this session's")
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
-        plan = self.draw(scenario, self.loads if repeat is None else repeat)
-        folder = make_folder(self.options.runs, scenario, into)
-        manifest = self.describe(scenario, plan, self.loads if repeat is None else repeat, command)
-        manifest |= self.keys.out_of_value(more or {})
+        repeat = self.loads if repeat is None else repeat
+        plan = self.draw(scenario, repeat)
+        manifest = self.begin(scenario, plan, repeat, into=into, command=command, sweep=sweep, capacity_of=capacity_of)
         self.loads += 1
-        with accounted_for(folder, manifest):
-            folder.write_json(folder.manifest, manifest)
-            self.issue(scenario, plan, folder, manifest, stop_when)
-            return finish(folder, manifest, quiet=self.options.quiet or not show)
+        with noting_early_end(manifest):
+            manifest.write()
+            self.issue(scenario, plan, manifest, stop_when)
+            return conclude(manifest.folder, manifest.value, quiet=self.options.quiet or not show)
 
     def serves(self, scenario: Scenario) -> bool:
         """Whether this session's server is the one that a scenario asks for."""
@@ -122,40 +127,85 @@ class Session:
         except PlanError as error:
             raise UserError(str(error), errors.BAD_SCENARIO) from error
 
-    def describe(self, scenario: Scenario, plan: Plan, repeat: int, command: str = "") -> dict[str, Any]:
-        """A load's manifest before anything has run."""
-        manifest = describe_run(scenario.to_dict(), scenario.digest(), command or self.options.command)
-        manifest |= {"repeat": repeat, "slo": [asdict(slo) for slo in scenario.slo]}
-        manifest |= {"placement": placed(scenario).to_dict(), "calibration": load_calibration()}
-        manifest = note_locustfile(
-            manifest | _describe(scenario, self.target, plan, probed=self.probes is not None), self.options.locustfile
-        )
-        return without_keys(manifest, self.keys)
+    def begin(
+        self, scenario: Scenario, plan: Plan, repeat: int, *, into: Path | None = None, command: Command | None = None,
+        sweep: SweepPlace | None = None, capacity_of: TrialPlace | None = None,
+    ) -> OpenManifest:  # fmt: skip
+        """A fresh folder for a load, and its manifest before anything has run. Raises UserError without a folder."""
+        folder = make_folder(self.options.runs, scenario, into)
+        command = command or self.options.command or Command.of("run", scenario.name)
+        about = Target.model_validate(self.keys.out_of_value(self.target.about.to_json()))
+        if sweep is not None:
+            sweep = sweep.model_copy(update={"values": self.keys.out_of_value(sweep.values)})
+        manifest = Manifest(
+            **describe(scenario, command, self.keys), repeat=repeat, slo=slos_of(scenario), target=about,
+            placement=Cores.model_validate(placed(scenario).to_dict()), calibration=load_calibration(),
+            device=_device(scenario, probed=self.probes is not None), plan=self._plan_facts(scenario, plan),
+            sweep=sweep, capacity_of=capacity_of,
+        )  # fmt: skip
+        return OpenManifest(folder, manifest)
 
-    def issue(
-        self, scenario: Scenario, plan: Plan, folder: RunFolder, manifest: dict[str, Any],
-        stop_when: StopWhen | None = None,
-    ) -> None:  # fmt: skip
-        """Load the server and bring what it recorded of that into the run's folder."""
+    def _plan_facts(self, scenario: Scenario, plan: Plan) -> PlanFacts:
+        path = self.options.locustfile
+        own = OwnUsers(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()) if path else None
+        return PlanFacts.model_validate(
+            {
+                **plan.describe(),
+                "warmup_auto": scenario.load.warmup_ns is None,
+                "warmup_ns": plan.warmup_ns,
+                "timeout_ns": plan.timeout_ns,
+                # The users in a locustfile say how long answers are.
+                "output_enforced": self.target.dialect == "full" and own is None,
+                "locustfile": own,
+            }
+        )
+
+    def issue(self, scenario: Scenario, plan: Plan, manifest: OpenManifest, stop_when: StopWhen | None = None) -> None:
+        """Load the server, note how that went, and bring what it recorded of that into the run's folder."""
+        folder, placement = manifest.folder, placed(scenario)
+        load = Load(scenario, plan, self.target, self.process, placement, folder, self.options, stop_when, self.page)
+
+        def begun(t0_ns: int) -> None:
+            manifest.note_plan(t0_ns=t0_ns)
+            manifest.note(started_s=time.time())
+            manifest.write()
+
         if self.probes:
             self.probes.begin()
-        placement = placed(scenario)
-        log = _LogPart(self.process, folder, self.keys)
+        log, suspended_before_ns = _LogPart(self.process, folder, self.keys), suspended_ns()
         try:
-            with sampling(folder, scenario.telemetry, self.process, self.target.url, placement.generator, self.options):
-                issue(scenario, plan, self.target, self.process, placement, folder, manifest, self.options, stop_when)
+            with telemetry(
+                folder, scenario.telemetry, self.process, self.target.url, placement.generator, self.options.api_key,
+                self.say,
+            ):  # fmt: skip
+                outcome = load.run(begun)
+            status = "incomplete" if outcome.ended_because else "complete"
+            manifest.note(status=status, ended_because=outcome.ended_because)
+            manifest.note_plan(shortened=outcome.shortened)
         finally:
+            suspended = suspended_ns() - suspended_before_ns
+            manifest.note(suspended_ns=suspended if suspended > _BETWEEN_CLOCKS_NS else 0)
+            _note_workers(manifest)
             log.take()
-            self._take_records(folder, manifest)
+            self._take_records(manifest)
 
-    def _take_records(self, folder: RunFolder, manifest: dict[str, Any]) -> None:
-        if not self.probes or "t0_ns" not in manifest["plan"]:
+    def _take_records(self, manifest: OpenManifest) -> None:
+        if not self.probes or not manifest.has_begun:
             return
         ours = self.target.spec is not None
         settled = self.probes.settle(_OURS_SETTLES_S if ours else _THEIRS_SETTLES_S)
-        if not self.probes.take(folder, complete=settled and self.alive(), all_files=ours):
+        if not self.probes.take(manifest.folder, complete=settled and self.alive(), all_files=ours):
             path = self.probes.path
             self.say(f"{path} holds no records of this run; was this server started with GAPMETER_PROBE_DIR={path}?")
+
+
+def _note_workers(manifest: OpenManifest) -> None:
+    """What the master knows of each worker, if there was one; what they stamped is on their own clocks."""
+    path = report_path(manifest.folder.requests)
+    if path.exists():
+        workers = LocustWorkers.model_validate_json(path.read_bytes())
+        manifest.note(workers=workers)
+        manifest.note_plan(clock_offsets_ns={str(each.worker): each.clock_offset_ns for each in workers.workers})
 
 
 def _import_analysis() -> None:
@@ -187,29 +237,56 @@ class _LogPart:
                 self._to.write_bytes(self._keys.out_of_bytes(source.read()))
 
 
-def prepare_session(scenario: Scenario, options: Options, *, model_named: bool = False) -> Session:
-    """Everything that can be known before a server is started. Raises UserError as ``serve.prepare``."""
+def check_options(scenario: Scenario, options: Options) -> None:
+    """Raises UserError for options that do not go with the scenario."""
     if options.probe_dir is not None and scenario.server.engine != "attach":
         raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
+    path, load = options.locustfile, scenario.load
+    if path is None:
+        return
+    if not path.is_file():
+        raise UserError(f"--locustfile {path}: there is no such file", errors.USAGE)
+    if load.loop != "closed":
+        text = f"its users wait for answers, {scenario.name} is an open loop; {_CLOSED}"
+        raise UserError(f"--locustfile: {text}", errors.USAGE)
+    if load.duration_ns is None:
+        text = "how many requests there will be is its users' affair; write a time"
+        remedy = "--set load.requests=null --set load.duration=60s"
+        raise UserError(f"--locustfile: {text}: {remedy}", errors.USAGE)
+    if options.workers is not None or load.processes > 1:
+        text = "its users live in one process; leave out --workers and load.processes"
+        raise UserError(f"--locustfile: {text}", errors.USAGE)
+
+
+_CLOSED = (
+    "write --set load.arrivals=closed --set load.rate=null --set load.concurrency=8 (the number of users, unless a "
+    "shape in the file says it)"
+)
+
+
+def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bool = False) -> Session:
+    """Everything that can be known before a server is started. Raises UserError as ``prepare_target``."""
+    check_options(scenario, options)
     placement = placed(scenario)
-    say = silent if options.quiet else tell
-    target = prepare(scenario, placement.server, say, api_key=options.api_key, model_named=model_named)
+    target = prepare_target(
+        scenario, placement.server, options.say, api_key=options.api_key, model_asked_for=model_asked_for
+    )
     session = Session(scenario, options, placement, target)
-    if target.spec is None and (found := find_probe_folder(target.url, options.probe_dir)):
-        session.probes = ProbeFolder(found)
+    if target.spec is None and (folder := find_probe_folder(target.url, options.probe_dir)):
+        session.probes = ProbeFolder(folder)
     return session
 
 
 @contextlib.contextmanager
 def open_session(
-    scenario: Scenario, options: Options = Options(), *, home: Path, model_named: bool = False
+    scenario: Scenario, options: Options = Options(), *, home: Path, model_asked_for: bool = False
 ) -> Iterator[Session]:
     """A server that is up for several loads; ``home`` is the folder for its log and records.
 
     The records are removed at the end: each load has its part. Raises UserError when it cannot be started, or the
     folder cannot be made.
     """
-    session = prepare_session(scenario, options, model_named=model_named)
+    session = prepare_session(scenario, options, model_asked_for=model_asked_for)
     folder = RunFolder(home)
     try:
         for part in (folder.logs, folder.probe):
@@ -238,21 +315,6 @@ def placed(scenario: Scenario) -> Placement:
     """Who gets which cores. A server stays on those that it was started on."""
     load = scenario.load
     return place(load.processes, local_server=scenario.server.engine != "attach", share=load.placement == "shared")
-
-
-def _describe(scenario: Scenario, target: Target, plan: Plan, *, probed: bool) -> dict[str, Any]:
-    """The manifest's part that is known once the target is and the plan is drawn."""
-    return {
-        "target": {"url": target.url, "model": target.model, "dialect": target.dialect, **target.facts},
-        "device": _device(scenario, probed=probed),
-        "plan": {
-            **plan.describe(),
-            "warmup_auto": scenario.load.warmup_ns is None,
-            "warmup_ns": plan.warmup_ns,
-            "timeout_ns": plan.timeout_ns,
-            "output_enforced": target.dialect == "full",
-        },
-    }
 
 
 def _device(scenario: Scenario, *, probed: bool) -> str:

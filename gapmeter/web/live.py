@@ -1,20 +1,12 @@
-"""The live page of one run: a process of its own that follows the run's records and tells browsers, once a second.
-
-``python -m gapmeter.web.live SPEC``; it prints its address and serves until standard input ends, then sends every open
-page on to the report and leaves when they have it.
-"""
+"""The page of a run that goes on: what its records say once a second, told to every browser that looks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
-import socket
-import sys
-from dataclasses import dataclass
+import time
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -22,85 +14,53 @@ from markupsafe import Markup
 
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
-from gapmeter.report.shell import Section, page_shell
-from gapmeter.web.door import HOST, Door
-from gapmeter.web.stream import Stream
+from gapmeter.records.follow import Answered, Follower, RecordFollower, ReportFollower, phase
+from gapmeter.report import html
+from gapmeter.report.document import Document, Header, Html, Section
 
 _EVERY_S = 1.0
 _PATIENCE_S = 5.0  # for open pages to fetch the report at the end
-_NICE = 19
+_MOST_DOTS = 2000  # that a page which comes later is given
+_METRICS = ("ttft", "itl", "e2e")
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What the process is told. ``port`` 0: any free one; no ``cores``: run anywhere."""
-
-    folder: str
-    port: int
-    cores: tuple[int, ...]
-
-    @classmethod
-    def of(cls, text: str) -> Spec:
-        value = json.loads(text)
-        return cls(value["folder"], value["port"], tuple(value["cores"]))
-
-
-class LivePage:
-    """One run that goes on: what its page shows, and who is looking."""
+class LiveRun:
+    """One run that goes on: its state, and who is looking at it."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._stream = folder, Stream(folder)
+        self._folder, self._stream = folder, LiveState(folder)
         self._pages: set[asyncio.Queue[dict[str, Any]]] = set()
         self._fetching = 0
         self._fetched = asyncio.Event()
         self.over = asyncio.Event()
 
-    def routes(self) -> list[web.RouteDef]:
-        return [web.get("/", self._page), web.get("/events", self.events), web.get("/report.html", self._report)]
-
-    async def run(self) -> None:
+    async def follow(self) -> None:
         """Look once a second until it is over; then send open pages on, and wait until they have the report."""
         loop = asyncio.get_running_loop()
-        due = loop.time()
-        while not self._is_over():
-            told = self._stream.look()
+        due_s = loop.time()
+        while not (self.over.is_set() or self._folder.report.exists()):
+            state = self._stream.update()
             for page in self._pages:
-                page.put_nowait(told)
-            due += _EVERY_S
+                page.put_nowait(state)
+            due_s += _EVERY_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.over.wait(), max(0.0, due - loop.time()))
-        self._fetching = len(self._pages) if self._folder.report.exists() else 0
+                await asyncio.wait_for(self.over.wait(), max(0.0, due_s - loop.time()))
+        reported = self._folder.report.exists()
+        self._fetching = len(self._pages) if reported else 0
         for page in self._pages:
-            page.put_nowait({"phase": "over", "report": self._folder.report.exists()})
-        with contextlib.suppress(TimeoutError):
-            if self._fetching:
+            page.put_nowait({"phase": "over", "report": reported})
+        if self._fetching:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._fetched.wait(), _PATIENCE_S)
 
-    def markup(self) -> str:
-        """The page, before anything has happened."""
-        return page(self._folder)
-
-    def _is_over(self) -> bool:
-        """Told so, or there is a report."""
-        if self._folder.report.exists():
-            self.over.set()
-        return self.over.is_set()
-
-    async def _page(self, _: web.Request) -> web.StreamResponse:
-        if self.over.is_set() and self._folder.report.exists():
-            raise web.HTTPSeeOther("/report.html")
-        return web.Response(text=self.markup(), content_type="text/html")
-
-    async def _report(self, _: web.Request) -> web.StreamResponse:
-        if not self._folder.report.exists():
-            raise web.HTTPSeeOther("/")
-        response = web.Response(body=self._folder.report.read_bytes(), content_type="text/html", charset="utf-8")
-        self._fetching -= 1
-        if self._fetching == 0:
+    def report_fetched(self) -> None:
+        """One of the open pages has gone on to the report."""
+        self._fetching = max(0, self._fetching - 1)
+        if not self._fetching:
             self._fetched.set()
-        return response
 
     async def events(self, request: web.Request) -> web.StreamResponse:
+        """The state now, and then every second, until the run is over."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -108,24 +68,114 @@ class LivePage:
         self._pages.add(queue)
         try:
             while True:
-                told = await queue.get()
-                await response.write(f"data: {json.dumps(told)}\n\n".encode())
-                if told["phase"] == "over":
+                state = await queue.get()
+                await response.write(f"data: {json.dumps(state)}\n\n".encode())
+                if state["phase"] == "over":
                     return response
         except (ConnectionError, asyncio.CancelledError):
             return response
         finally:
             self._pages.discard(queue)
 
+    def page(self) -> str:
+        """The page's markup, before anything has happened."""
+        manifest = self._folder.read_manifest()
+        name = str(manifest["scenario"]["name"])
+        assets = files("gapmeter.web") / "assets"
+        body = Markup((assets / "live.html").read_text(encoding="utf-8"))
+        script = (assets / "live.js").read_text(encoding="utf-8")
+        section = Section("live", f"{name}, as it runs", [Html(body)])
+        document = Document(f"{name}: live", Header(""), None, [section], _provenance(manifest))
+        return html.page(document, [script], "connect-src 'self'")
 
-def page(folder: RunFolder) -> str:
-    """The live page's markup, before anything has happened."""
-    manifest = folder.read_manifest()
-    name = str(manifest["scenario"]["name"])
-    body = Markup((files("gapmeter.web") / "assets" / "live.html").read_text(encoding="utf-8"))
-    script = (files("gapmeter.web") / "assets" / "live.js").read_text(encoding="utf-8")
-    sections = [Section("live", f"{name}, as it runs", body)]
-    return page_shell(f"{name}: live", sections, _provenance(manifest), scripts=[script], policy="connect-src 'self'")
+
+class LiveState:
+    """What pages are told of a run: ``update`` what is new, ``all_so_far`` what a page that has just come needs."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._plan: dict[str, Any] = {}
+        self._slos: list[dict[str, Any]] = []
+        self._rate: float | None = None
+        self._follower: Follower | None = None
+        self._dots: list[list[Any]] = []
+        self._last: dict[str, Any] = {"phase": "starting"}
+
+    def update(self) -> dict[str, Any]:
+        """The state now; ``dots`` are those since the last call: [seconds, TTFT in ms or null, outcome]."""
+        if self._follower is None and not self._begin():
+            return {"phase": "starting", "dots": []}
+        assert self._follower is not None
+        dots = [self._dot(answered) for answered in self._follower.poll()]
+        self._dots = _thinned(self._dots + dots)
+        self._last = self._state(self._follower, time.monotonic_ns())
+        return {**self._last, "dots": dots}
+
+    def all_so_far(self) -> dict[str, Any]:
+        """The last state, with every dot that is kept."""
+        return {**self._last, "dots": self._dots}
+
+    def _begin(self) -> bool:
+        """Whether the load has begun; before, the manifest has no start."""
+        try:
+            manifest = self._folder.read_manifest()
+        except (OSError, ValueError):
+            return False
+        self._plan, self._slos = manifest["plan"], manifest["slo"]
+        self._rate = manifest["scenario"]["load"].get("rate")
+        requests, t0_ns = self._folder.requests, self._plan.get("t0_ns")
+        if t0_ns is None:
+            return False
+        if (requests / "master.json").exists():
+            self._follower = ReportFollower(requests / "workers.json", t0_ns)
+        elif paths := self._folder.record_files(requests):
+            self._follower = RecordFollower(paths, t0_ns, whole=True)
+        return self._follower is not None
+
+    def _dot(self, answered: Answered) -> list[Any]:
+        at_s = (answered.due_ns - self._plan["t0_ns"]) / 1e9
+        ttft_ms = None if answered.ttft_ms is None else round(answered.ttft_ms, 3)
+        return [round(at_s, 3), ttft_ms, answered.outcome.name.lower()]
+
+    def _state(self, seen: Follower, now_ns: int) -> dict[str, Any]:
+        t0_ns, end_ns, warmup_ns = self._plan["t0_ns"], self._plan.get("end_ns", 0), self._plan["warmup_ns"]
+        return {
+            "phase": phase(now_ns, t0_ns, warmup_ns, end_ns),
+            "elapsed_s": round((now_ns - t0_ns) / 1e9, 1),
+            "end_s": end_ns / 1e9 if end_ns else None,
+            "warmup_s": warmup_ns / 1e9,
+            "asked_per_s": self._rate,
+            "sent_per_s": round(seen.sent_per_s(now_ns), 2),
+            "done_per_s": round(seen.done_per_s(now_ns), 2),
+            "in_flight": seen.in_flight,
+            "issued": seen.issued,
+            "done": seen.done,
+            "failed": dict(seen.failed),
+            "lag_p99_ms": seen.percentile("lag", 99),
+            "metrics": {name: {f"p{p}": seen.percentile(name, p) for p in (50, 99)} for name in _METRICS},
+            "slo": [_slo(seen, slo) for slo in self._slos],
+        }
+
+
+def _slo(seen: Follower, slo: dict[str, Any]) -> dict[str, Any]:
+    """An SLO beside what has been seen of the last thousand requests: no verdict yet."""
+    if slo["metric"] == "errors":
+        share = seen.failed.total() / seen.done if seen.done else None
+        return {"text": slo["text"], "value_share": share, "limit_share": slo["limit_share"]}
+    value_ms = seen.percentile(slo["metric"], slo["percentile"]) if slo["metric"] in _METRICS else None
+    return {"text": slo["text"], "value_ms": value_ms, "limit_ms": slo["limit_ns"] / 1e6}
+
+
+def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
+    """At most so many: failures and the slowest stay, of the others every second one goes when there are too many."""
+    while len(dots) > _MOST_DOTS:
+        waits_ms = sorted(dot[1] for dot in dots if dot[1] is not None)
+        slow_ms = waits_ms[-len(waits_ms) // 10] if waits_ms else 0.0
+        dropped = {id(dot) for dot in [dot for dot in dots if dot[1] is not None and dot[1] < slow_ms][::2]}
+        if not dropped:
+            return dots[-_MOST_DOTS:]
+        dots = [dot for dot in dots if id(dot) not in dropped]
+    return dots
 
 
 def _provenance(manifest: dict[str, Any]) -> Provenance:
@@ -138,39 +188,3 @@ def _provenance(manifest: dict[str, Any]) -> Provenance:
         validity="not judged yet: the run goes on", date=str(manifest["started_wall"]).partition("T")[0],
         command=str(manifest["command"]),
     )  # fmt: skip
-
-
-async def _serve(spec: Spec) -> None:
-    live = LivePage(RunFolder(Path(spec.folder)))
-    loop = asyncio.get_running_loop()
-    sock = socket.create_server((HOST, spec.port))
-    door = Door.make(sock.getsockname()[1])
-    app = door.app()
-    app.add_routes(live.routes())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, sock).start()
-        print(door.address, flush=True)
-        loop.add_reader(sys.stdin.fileno(), live.over.set)
-        await live.run()
-    finally:
-        await runner.cleanup()
-
-
-def main(arguments: list[str]) -> int:
-    """Entry point; 1 when the port is taken."""
-    spec = Spec.of(arguments[0])
-    os.nice(_NICE)
-    if spec.cores:
-        os.sched_setaffinity(0, spec.cores)
-    try:
-        asyncio.run(_serve(spec))
-    except OSError as error:
-        print(error.strerror or error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

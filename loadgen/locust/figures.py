@@ -61,13 +61,13 @@ def _live(name: str, histogram: HdrHistogram) -> Row:
 
 
 def _result(name: str, owner: str, kind: str, values: Mapping[str, Any]) -> Row:
-    found = {key: values.get(f"{key}_ms") for key in (*_PERCENTILES, "max")}
-    return _row(name, owner, kind, values.get("count"), found)
+    figures = {key: values.get(f"{key}_ms") for key in (*_PERCENTILES, "max")}
+    return _row(name, owner, kind, values.get("count"), figures)
 
 
 def _row(name: str, owner: str, kind: str, count: int | None, values: Mapping[str, float | None]) -> Row:
     texts = {key: _text(value) for key, value in values.items()}
-    return {"what": name, "owner": owner, "kind": kind, "count": _count(count), **texts}
+    return {"what": name, "owner": owner, "kind": kind, "count": _UNKNOWN if count is None else f"{count:,}", **texts}
 
 
 def _text(value: float | None) -> str:
@@ -76,10 +76,6 @@ def _text(value: float | None) -> str:
         return _UNKNOWN
     digits = 0 if not value else max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(digits, 4)}f}"
-
-
-def _count(count: int | None) -> str:
-    return _UNKNOWN if count is None else f"{count:,}"
 
 
 def joined(rows: Iterable[Row]) -> list[dict[str, Any]]:

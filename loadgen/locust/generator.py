@@ -1,38 +1,90 @@
-"""What a Locust generator process does in its time: as ``loadgen.worker``, under gevent, inside a Locust test."""
+"""What a generator process does under Locust: the same as ``loadgen.worker``, on gevent, inside a Locust test."""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import gevent
 import gevent.event
 import locust
+from locust import User, task
+from locust.env import Environment
+from locust.exception import StopUser
 
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import reason
-from gapmeter.loadgen.locust.loop import GreenLoop
-from gapmeter.loadgen.locust.own import BadLocustfile, OwnTest
-from gapmeter.loadgen.locust.pool import GreenPool
-from gapmeter.loadgen.locust.test import Test
+from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.issue import begin
+from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
+from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.worker import Exit, Spec, ending, leave, note_issued, note_window, stop_collecting
+from gapmeter.loadgen.worker import (
+    PARENT_GONE,
+    Exit,
+    Spec,
+    ending,
+    leave,
+    listen_for_start,
+    note_issued,
+    note_window,
+    stop_collecting,
+)
 from gapmeter.records import RecordWriter
 
 
+class PlanTest(Environment):
+    """A Locust test whose load is a session's plan. Locust's own clock has no part in it.
+
+    Its user waits for ``t0_ns`` (CLOCK_MONOTONIC), and sets ``over`` when all has been issued.
+    """
+
+    def __init__(self, session: Session, url: str) -> None:
+        super().__init__(user_classes=[PlanUser], host=url, catch_exceptions=False)
+        self.session = session
+        self.t0_ns = gevent.event.AsyncResult()
+        self.over = gevent.event.Event()
+
+    def begin(self) -> None:
+        """Have Locust start the user, which waits."""
+        self.create_local_runner().start(user_count=1, spawn_rate=1)
+
+    def issue(self, t0_ns: int) -> None:
+        """Returns when the plan has been issued, or the run is stopped."""
+        self.t0_ns.set(t0_ns)
+        gevent.wait([self.over, self.session.stopped], count=1)
+
+    def end(self) -> None:
+        """End Locust's users and its runner."""
+        if self.runner is not None:
+            self.runner.quit()
+
+
+class PlanUser(User):
+    """Issues the whole plan. One is enough, since it never waits for an answer itself."""
+
+    environment: PlanTest
+
+    @task
+    def issue(self) -> Any:
+        test = self.environment
+        close = begin(test.session, test.t0_ns.get(), test.over.set)
+        try:
+            gevent.wait([test.over, test.session.stopped], count=1)
+        finally:
+            close()
+        raise StopUser
+
+
 def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
-    """Connect, say that we are ready, issue from the start that we are told; returns the exit code."""
+    """Connect, report ready, issue from the common start. Returns the exit code."""
     session = Session(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
     broken = _watch_for_bugs(session.stop)
     for signum in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signum, session.stop, "the run was stopped")
-    gevent.signal_handler(signal.SIGUSR1, session.finish_early)
     try:
         session.client.warm(spec.warm)
     except OSError as error:
@@ -49,47 +101,38 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
         _timed(test, t0_ns)
     test.end()
     session.client.close()
-    if isinstance(test, OwnTest) and test.failed:
+    if isinstance(test, LocustfileTest) and test.failed:
         return leave(Exit.BAD_SPEC, test.failed)
     return ending(spec, session, broken)
 
 
-def _test(session: Session, spec: Spec) -> Test | OwnTest:
+def _test(session: Session, spec: Spec) -> PlanTest | LocustfileTest:
     """The plan as a Locust test, or the user's own. Raises BadLocustfile."""
-    if spec.own is None:
-        return Test(session, spec.url)
-    return OwnTest(session, spec.url, Path(spec.own["path"]), spec.own["model"], spec.own["dialect"])
+    if spec.locustfile is None:
+        return PlanTest(session, spec.url)
+    return LocustfileTest(session, spec.url, spec.locustfile)
 
 
 def _start(session: Session) -> int | None:
-    """The common start, from standard input; None when we are stopped before it comes."""
-    told = gevent.event.AsyncResult()
-
-    def heard() -> None:
-        line = os.read(0, 4096)
-        if not line:
-            session.loop.remove_reader(0)
-            gevent.spawn(session.stop, "the process that started this one is gone")
-        elif not told.ready():
-            told.set(int(line))
-
-    session.loop.add_reader(0, heard)
-    gevent.wait([told, session.stopped], count=1)
-    return int(told.get()) if told.ready() else None
+    """The common start; None if stopped before it comes."""
+    start = gevent.event.AsyncResult()
+    listen_for_start(session.loop, start.set, lambda: gevent.spawn(session.stop, PARENT_GONE))
+    gevent.wait([start, session.stopped], count=1)
+    return int(start.get()) if start.ready() else None
 
 
-def _timed(test: Test | OwnTest, t0_ns: int) -> None:
-    """The window, then the answers that are still out; lag, speed and cost are recorded beside them."""
+def _timed(test: PlanTest | LocustfileTest, t0_ns: int) -> None:
+    """The timed window, then the answers that are still out, with lag, speed and cost recorded beside them."""
     session = test.session
-    pulse = Pulse(session, t0_ns)
+    heartbeat = Heartbeat(session, t0_ns)
     note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
     test.issue(t0_ns)
-    pulse.stop_counting()
+    heartbeat.stop_counting()
     while session.awaited:
         session.drained.clear()
         session.drained.wait()
     session.write_all()
-    pulse.close()
+    heartbeat.close()
     note_issued(session)
 
 

@@ -1,6 +1,6 @@
-"""The master of workers on other machines: ``python -m gapmeter.loadgen.locust.master SPEC``.
+"""The master of workers on other machines: ``python -P -m gapmeter.loadgen.locust.master SPEC``.
 
-It gathers the workers, numbers them, sends each its share, says ``ready``, and is told the start on standard input, as
+It gathers the workers, numbers them, serves each its slice, says ``ready``, and is told the start on standard input, as
 a generator process is. Locust's master carries the messages; what is issued when lies in the plan alone.
 """
 
@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -21,64 +22,97 @@ import gevent.event
 import locust
 from locust.env import Environment
 
-from gapmeter.loadgen.locust import member as states
-from gapmeter.loadgen.locust.clocks import Trip, clock_name
-from gapmeter.loadgen.locust.loop import GreenLoop
-from gapmeter.loadgen.locust.member import OVER, Member
-from gapmeter.loadgen.locust.messages import TYPE, VERSION, NotWhole, Pull, describe_file, piece
-from gapmeter.loadgen.locust.remote import ShardUser
-from gapmeter.loadgen.locust.tally import METRICS, Reports
+from gapmeter.loadgen.cluster import MasterSpec
+from gapmeter.loadgen.locust.clocks import SAME, Offset, Trip, clock_name
+from gapmeter.loadgen.locust.protocol import TYPE, VERSION, FileServer, Hello, Order, Result
+from gapmeter.loadgen.locust.totals import METRICS, Report, merged
+from gapmeter.loadgen.locust.transport import GreenLoop
+from gapmeter.loadgen.locust.worker import SliceUser
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.share import load_share, save_share
-from gapmeter.loadgen.worker import Exit, leave
+from gapmeter.loadgen.worker import Exit, leave, listen_for_start
 
 _LOOK_S = 0.05
 _TRIPS = 20
 _RESTING_TRIP_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What the master is told. ``listen_port`` 0: any. A worker unheard for ``patience_s`` is given up."""
+class State(StrEnum):
+    WAITING = "waiting"
+    READY = "ready"
+    HANDED_IN = "handed in"
+    FAILED = "failed"
+    LOST = "lost"
 
-    url: str
-    plan: str
-    folder: str
-    report: str
-    listen_host: str
-    listen_port: int
-    workers: int
-    generator: str
-    patience_s: float
 
-    @classmethod
-    def read(cls, path: Path) -> Spec:
-        """Raises OSError, or ValueError or TypeError for what is no spec."""
-        return cls(**json.loads(path.read_text()))
+_OVER = (State.HANDED_IN, State.FAILED, State.LOST)
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+
+@dataclass(slots=True)
+class Member:
+    """What the master knows of one worker.
+
+    ``number`` is its place among the plan's slices, given by us: Locust numbers a worker that returns anew.
+    """
+
+    number: int
+    client_id: str
+    about: Hello
+    planned: int
+    same_clock: bool
+    state: State = State.WAITING
+    why: str = ""
+    restarts: int = 0
+    report: Report = field(default_factory=Report)
+    heard_ns: int = field(default_factory=monotonic_ns)
+    trips: list[Trip] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.number} ({self.about.host}, process {self.about.pid})"
+
+    @property
+    def offset(self) -> Offset:
+        """Its clock minus ours: nothing where both read the same clock."""
+        return SAME if self.same_clock else self.estimate
+
+    @property
+    def estimate(self) -> Offset:
+        return Offset.of(self.trips) if self.trips else SAME
+
+    def take(self, report: Report) -> None:
+        """Keep the newest; an older one that comes later changes nothing."""
+        if report.sequence > self.report.sequence:
+            self.report = report
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest. What it had issued after its last report, nobody knows."""
+        return {
+            "worker": self.number, "host": self.about.host, "pid": self.about.pid, "state": self.state,
+            "why": self.why, "planned": self.planned, "reports": self.report.sequence, "issued": self.report.issued,
+            "finished": self.report.finished, "failed": self.report.failed,
+            "test_restarts": self.restarts, "same_clock": self.same_clock,
+            "clock_offset_ns": self.offset.offset_ns, "clock_half_width_ns": self.offset.half_width_ns,
+            "estimated_offset_ns": self.estimate.offset_ns, "estimated_half_width_ns": self.estimate.half_width_ns,
+            "round_trips": len(self.trips),
+        }  # fmt: skip
 
 
 class Master:
-    """The workers of one run."""
+    """The workers of one run. Raises OSError when a port is taken, or what Locust does."""
 
-    def __init__(self, spec: Spec, plan: Plan) -> None:
+    def __init__(self, spec: MasterSpec, plan: Plan) -> None:
         self._spec, self._plan = spec, plan
-        self._env = Environment(user_classes=[ShardUser], host=spec.url)
+        self._env = Environment(user_classes=[SliceUser], host=spec.url)
         self._runner = self._env.create_master_runner(spec.listen_host, spec.listen_port)
+        files_port = spec.listen_port + 1 if spec.listen_port else 0
+        self._files = FileServer(spec.listen_host, files_port, Path(spec.folder), self._expects, self._finished)
         self._runner.register_message(TYPE, self._heard)
         self._env.events.heartbeat_sent.add_listener(lambda client_id, **_: self._alive(client_id))
         self._env.events.worker_report.add_listener(self._reported)
         self._members: dict[str, Member] = {}
-        self._armed = self._ending = False
+        self._armed = False
         self.stopped = gevent.event.Event()
-        self.reports = Reports()
         self._clock = clock_name()
-        self._words: dict[str, Callable[[Member, dict[str, Any]], None]] = {
-            "hello": lambda *_: None, "clock": self._trip, "pull": self._give, "ready": self._ready,
-            "failed": self._failed, "done": self._done, "piece": lambda member, message: member.pull.arrived(message),
-        }  # fmt: skip
 
     @property
     def port(self) -> int:
@@ -90,51 +124,50 @@ class Master:
 
     def gather(self, say: Callable[[str], None]) -> None:
         """Wait for the workers; each that comes is told of."""
-        told = -1
+        said = -1
         while len(self._members) < self._spec.workers and not self.stopped.is_set():
-            if told != len(self._members):
-                told = len(self._members)
-                say(f"{told} of {self._spec.workers} workers are here; {self._spec.listen_host}:{self.port} listens")
+            if said != len(self._members):
+                said = len(self._members)
+                say(f"{said} of {self._spec.workers} workers are here; {self._spec.listen_host}:{self.port} listens")
             gevent.sleep(_LOOK_S)
 
     def arm(self) -> None:
-        """Send each its share, and wait until all are connected to the target."""
+        """Have each fetch its slice, and wait until all are connected to the target."""
         self._armed = True
         if self.stopped.is_set():
             return
         for member in self.members:
-            share = self._plan.slice(member.number, self._spec.workers) if self._spec.workers > 1 else self._plan
-            member.planned = len(share)
-            save_share(share, self._share_path(member))
-            order = {
-                "word": "arm", "worker": member.number, "workers": self._spec.workers, "url": self._spec.url,
-                "generator": self._spec.generator, "digest": share.digest(), "plan": self._plan.digest(),
-                "share": describe_file(self._share_path(member)),
-            }  # fmt: skip
-            self._send(member, order)
-        self._await(lambda member: member.state != states.WAITING)
+            part = self._plan.slice(member.number, self._spec.workers) if self._spec.workers > 1 else self._plan
+            member.planned = len(part)
+            part.save(self._files.slice_path(member.number))
+            order = Order(
+                worker=member.number, workers=self._spec.workers, url=self._spec.url, generator=self._spec.generator,
+                digest=part.digest(), port=self._files.port, token=self._files.token,
+            )  # fmt: skip
+            self._send(member, "arm", order=asdict(order))
+        self._await(lambda member: member.state is not State.WAITING)
 
     def start(self, t0_ns: int) -> None:
-        """The common start, to each on its own clock; then Locust's, which may come again: a share begins once."""
+        """The common start, to each on its own clock; then Locust's, which may come again: a slice begins once."""
         for member in self.members:
-            self._send(member, {"word": "start", "t0_ns": t0_ns + member.offset.offset_ns})
+            self._send(member, "start", t0_ns=t0_ns + member.offset.offset_ns)
         self._runner.start(user_count=self._runner.worker_count, spawn_rate=self._runner.worker_count)
 
     def stop(self) -> None:
         """Have everybody end early; what was recorded is still handed in."""
         self.stopped.set()
         for member in self.members:
-            self._send(member, {"word": "stop"})
+            self._send(member, "stop")
 
     def collect(self) -> None:
-        """Wait until each has issued its share and handed its records in, or is given up."""
-        self._await(lambda member: member.state in OVER)
+        """Wait until each has issued its slice and handed its records in, or is given up."""
+        self._await(lambda member: member.state in _OVER)
 
     def measure_clocks(self, trips: int) -> None:
         """Messages there and back to all who are still here."""
         for _ in range(trips):
             for member in self.members:
-                self._send(member, {"word": "clock", "sent_ns": monotonic_ns()})
+                self._send(member, "clock", sent_ns=monotonic_ns())
             gevent.sleep(_LOOK_S)
 
     def keep_measuring(self) -> None:
@@ -146,62 +179,68 @@ class Master:
 
     def write_report(self) -> None:
         """What the manifest will say of the workers, anew while it runs; the merged histograms are beside it."""
-        path = Path(self._spec.report)
-        merged = {name: self.reports.merged(name).encode().decode() for name in METRICS}
+        reports = [member.report for member in self.members]
         value = {
             "locust": locust.__version__, "plan": self._plan.digest(), "port": self.port,
-            "workers": [member.describe(self.reports.of(member.number)) for member in self.members],
-            "histograms": merged,
+            "workers": [member.describe() for member in self.members],
+            "histograms": {name: merged(name, reports).encode().decode() for name in METRICS},
         }  # fmt: skip
+        path = Path(self._spec.report)
         part = path.with_name(path.name + ".part")
         part.write_text(json.dumps(value, indent=1))
         os.replace(part, path)
 
-    def close(self) -> None:
-        for member in self.members:
-            self._share_path(member).unlink(missing_ok=True)
-        self._runner.quit()
-
     def troubles(self) -> list[str]:
         """A sentence for each worker that is lost or failed."""
-        return [self._trouble(member) for member in self.members if member.why]
-
-    def _trouble(self, member: Member) -> str:
-        report = self.reports.of(member.number)
         open_loop = self._plan.loop == "open"
-        left = f" of {member.planned}" if open_loop else ""
-        return f"{member.name} {member.why}; it had issued {report['issued']}{left} requests by its last report"
+        return [
+            f"{member.name} {member.why}; it had issued {member.report.issued}"
+            f"{f' of {member.planned}' if open_loop else ''} requests by its last report"
+            for member in self.members
+            if member.why
+        ]
+
+    def close(self) -> None:
+        self._files.close()
+        for member in self.members:
+            self._files.slice_path(member.number).unlink(missing_ok=True)
+        self._runner.quit()
 
     def _await(self, settled: Callable[[Member], bool]) -> None:
-        while not all(settled(member) or member.state in OVER for member in self._members.values()):
+        while not all(settled(member) or member.state in _OVER for member in self._members.values()):
             for member in self.members:
-                if member.state not in OVER and member.silent_ns() > self._spec.patience_s * 1e9:
-                    member.state, member.why = states.LOST, f"was not heard for {self._spec.patience_s:g} s"
+                silent_ns = monotonic_ns() - member.heard_ns
+                if member.state not in _OVER and silent_ns > self._spec.patience_s * 1e9:
+                    member.state, member.why = State.LOST, f"was not heard for {self._spec.patience_s:g} s"
             gevent.sleep(_LOOK_S)
 
     def _heard(self, msg: Any, **_: Any) -> None:
-        client_id, message = msg.node_id, msg.data
-        if client_id not in self._members and not self._admit(client_id, message):
+        message: dict[str, Any] = msg.data
+        if msg.node_id not in self._members:
+            if message["word"] == "hello":
+                self._admit(msg.node_id, message)
             return
-        member = self._members[client_id]
+        member = self._members[msg.node_id]
         member.heard_ns = monotonic_ns()
-        self._words[message["word"]](member, message)
+        match message["word"]:
+            case "clock":
+                member.trips.append(Trip(message["sent_ns"], message["there_ns"], monotonic_ns()))
+            case "ready" if member.state is State.WAITING:
+                member.state = State.READY
+            case "failed":
+                member.state, member.why = State.FAILED, f"could not begin: {message['why']}"
 
-    def _admit(self, client_id: str, message: dict[str, Any]) -> bool:
-        """Number a new worker, or refuse it: shares are dealt out once."""
-        if message["word"] != "hello":
-            return False
+    def _admit(self, client_id: str, message: dict[str, Any]) -> None:
+        """Number a new worker, or refuse it: slices are dealt out once."""
         why = f"the master speaks version {VERSION} of the protocol" if message["version"] != VERSION else ""
         if self._armed or len(self._members) >= self._spec.workers:
             why = "this run has all its workers already"
         if why:
             self._runner.send_message(TYPE, {"word": "refuse", "why": why}, client_id)
-            return False
-        pull = Pull(lambda value: self._runner.send_message(TYPE, value, client_id))
-        member = Member(len(self._members), client_id, message, pull)
-        member.same_clock = bool(self._clock) and message["clock"] == self._clock
-        self._members[client_id] = member
-        return True
+            return
+        about = Hello(**{name: value for name, value in message.items() if name != "word"})
+        same_clock = bool(self._clock) and about.clock == self._clock
+        self._members[client_id] = Member(len(self._members), client_id, about, 0, same_clock)
 
     def _alive(self, client_id: str) -> None:
         if client_id in self._members:
@@ -209,68 +248,44 @@ class Master:
 
     def _reported(self, client_id: str, data: dict[str, Any]) -> None:
         if client_id in self._members and TYPE in data:
-            self.reports.take(self._members[client_id].number, data[TYPE])
+            self._members[client_id].take(Report(**data[TYPE]))
 
-    def _trip(self, member: Member, message: dict[str, Any]) -> None:
-        member.trips.append(Trip(message["sent_ns"], message["there_ns"], monotonic_ns()))
+    def _expects(self, worker: int) -> bool:
+        """Whether a worker is still one of this run's: who was given up comes too late."""
+        return 0 <= worker < len(self._members) and self.members[worker].state not in (State.FAILED, State.LOST)
 
-    def _give(self, member: Member, message: dict[str, Any]) -> None:
-        self._send(member, piece(self._share_path(member), message["offset"]))
+    def _finished(self, worker: int, result: Result) -> None:
+        """A worker has handed in its records. It says so again when it did not hear our answer."""
+        member = self.members[worker]
+        member.take(result.report)
+        member.state, member.restarts, member.why = State.HANDED_IN, result.restarts, "; ".join(result.troubles)
 
-    def _ready(self, member: Member, _: dict[str, Any]) -> None:
-        if member.state == states.WAITING:
-            member.state = states.READY
-
-    def _failed(self, member: Member, message: dict[str, Any]) -> None:
-        member.state, member.why = states.FAILED, f"could not begin: {message['why']}"
-
-    def _done(self, member: Member, message: dict[str, Any]) -> None:
-        self.reports.take(member.number, message["report"])
-        if member.state == states.READY:
-            member.state, member.done = states.DONE, message
-            member.why = "; ".join(message["troubles"])
-            gevent.spawn(self._take_records, member)
-        elif member.state == states.HANDED_IN:
-            self._send(member, {"word": "thanks"})
-
-    def _take_records(self, member: Member) -> None:
-        path = Path(self._spec.folder) / f"worker-{member.number}.gap"
-        try:
-            member.pull.into(path, member.done["file"], lambda: member.state not in OVER)
-        except NotWhole as error:
-            member.state, member.why = states.FAILED, f"did not hand in its records: {error}"
-        else:
-            member.state = states.HANDED_IN
-        self._send(member, {"word": "thanks"})
-
-    def _share_path(self, member: Member) -> Path:
-        return Path(self._spec.folder) / f"worker-{member.number}.plan.npz"
-
-    def _send(self, member: Member, message: dict[str, Any]) -> None:
-        self._runner.send_message(TYPE, message, member.client_id)
+    def _send(self, member: Member, word: str, **values: Any) -> None:
+        self._runner.send_message(TYPE, {"word": word, **values}, member.client_id)
 
 
 def main(arguments: list[str]) -> int:
     """Entry point; the exit codes of ``loadgen.worker``. Lines on standard output before ``ready`` are for the user."""
     try:
-        spec = Spec.read(Path(arguments[0]))
-        plan = load_share(Path(spec.plan))
+        spec = MasterSpec.read(Path(arguments[0]))
+        plan = Plan.load(Path(spec.plan))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a master's spec: {error}")
     try:
         master = Master(spec, plan)
     except (SystemExit, Exception) as error:  # noqa: BLE001 - Locust raises what it likes, or exits
         return leave(Exit.BAD_SPEC, f"{spec.listen_host}:{spec.listen_port} cannot be listened on: {error}")
-    told = _listen_to_parent(master)
+    start = gevent.event.AsyncResult()
+    listen_for_start(GreenLoop(), start.set, lambda: gevent.spawn(master.stop))
     for signum in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signum, master.stop)
     try:
-        return _conduct(master, told)
+        return _conduct(master, start)
     finally:
         master.close()
 
 
-def _conduct(master: Master, told: Any) -> int:
+def _conduct(master: Master, start: Any) -> int:
     master.gather(lambda text: print(text, flush=True))
     master.measure_clocks(_TRIPS)
     master.arm()
@@ -281,32 +296,16 @@ def _conduct(master: Master, told: Any) -> int:
         master.stop()
         return leave(Exit.BAD_SPEC, "; ".join(troubles))
     print("ready", flush=True)
-    gevent.wait([told, master.stopped], count=1)
+    gevent.wait([start, master.stopped], count=1)
     measuring = gevent.spawn(master.keep_measuring)
-    if told.ready():
-        master.start(told.get())
+    if start.ready():
+        master.start(start.get())
     master.collect()
     measuring.kill()
     master.write_report()
     if troubles := master.troubles():
         return leave(Exit.BAD_SPEC, "; ".join(troubles))
     return Exit.STOPPED if master.stopped.is_set() else Exit.DONE
-
-
-def _listen_to_parent(master: Master) -> Any:
-    """The start, once standard input tells it; when that closes, our parent is gone and everybody stops."""
-    told, loop = gevent.event.AsyncResult(), GreenLoop()
-
-    def heard() -> None:
-        line = os.read(0, 4096)
-        if not line:
-            loop.remove_reader(0)
-            gevent.spawn(master.stop)
-        elif not told.ready():
-            told.set(int(line))
-
-    loop.add_reader(0, heard)
-    return told
 
 
 if __name__ == "__main__":

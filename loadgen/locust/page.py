@@ -1,8 +1,8 @@
-"""Locust's own web page beside a run: ``python -m gapmeter.loadgen.locust.page PORT``.
+"""Locust's own web page beside a run: ``python -P -m gapmeter.loadgen.locust.page PORT``.
 
-It prints ``ready PORT``, is told on standard input of each run (``{"folder", "name", "url"}``, a line each), and prints
-``stop`` when somebody presses Stop. It issues nothing: it follows the files that the generators write, at the lowest
-priority, so that neither the page nor its charts stand between a due time and its send.
+It prints ``ready PORT``, reads on standard input which runs to show (``{"folder", "name", "url"}``, a line each), and
+prints ``stop`` when somebody presses Stop. It issues nothing: it follows the files that the generators write, at the
+lowest priority, so that neither the page nor its charts stand between a due time and its send.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from locust.stats import stats_history
 
 from gapmeter.loadgen.locust.figures import KEY, joined, structure
 from gapmeter.loadgen.locust.follow import Followed
-from gapmeter.loadgen.locust.loop import GreenLoop
+from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.worker import Exit, leave
 
 LOOPBACK = "127.0.0.1"
@@ -34,7 +34,7 @@ _KIND, _NAME = "ask", "E2E"
 
 
 class Nobody(User):
-    """Locust wants a class of users; who issues is another process."""
+    """Locust wants a class of users; another process issues."""
 
     abstract = True
 
@@ -52,7 +52,7 @@ class Mirror(LocalRunner):
         return self._page.run.in_flight if self._page.run is not None else 0
 
     def start(self, user_count: int, spawn_rate: float, wait: bool = False, user_classes: Any = None) -> None:
-        """Nothing: what is issued says the scenario."""
+        """Nothing: the scenario says what is issued."""
 
     def stop(self) -> None:
         """Somebody pressed Stop."""
@@ -61,7 +61,7 @@ class Mirror(LocalRunner):
 
 
 class Page(Environment):
-    """The environment of Locust's web page, and the run that it shows, if there is one yet."""
+    """The environment of Locust's web page, and the run that it shows, if any yet."""
 
     def __init__(self) -> None:
         super().__init__(user_classes=[Nobody])
@@ -88,11 +88,11 @@ class Page(Environment):
         gevent.spawn(self._follow)
         return int(server.server_port)
 
-    def show(self, told: dict[str, str]) -> None:
+    def show(self, run: dict[str, str]) -> None:
         """Begin anew, with this run."""
         self.stats.clear_all()
-        self.host, self.locustfile = told["url"], told["name"]
-        self.run = Followed(Path(told["folder"]), self._ended)
+        self.host, self.locustfile = run["url"], run["name"]
+        self.run = Followed(Path(run["folder"]), self._ended)
         self._mirror.update_state(STATE_RUNNING)
 
     def _follow(self) -> None:
@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> int:
 def _listen(page: Page) -> None:
     over, loop, rest = gevent.event.Event(), GreenLoop(), b""
 
-    def heard() -> None:
+    def read() -> None:
         nonlocal rest
         data = os.read(0, 1 << 16)
         if not data:
@@ -145,7 +145,7 @@ def _listen(page: Page) -> None:
         for line in lines:
             gevent.spawn(page.show, json.loads(line))
 
-    loop.add_reader(0, heard)
+    loop.add_reader(0, read)
     over.wait()
 
 

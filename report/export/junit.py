@@ -1,122 +1,177 @@
-"""The verdict as a JUnit file, which every CI system shows: one case an SLO."""
+"""Results as test suites, for programs that know nothing else: JUnit, which every CI system shows, and annotations.
+
+A run is a suite with a case for each SLO; so is each point of a sweep; a search for capacity is one with a case for its
+answer.
+"""
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from gapmeter.analysis.numbers import bounds, count, duration, share
-from gapmeter.analysis.results.run import FAIL, INVALID, PASS
+from gapmeter.analysis.capacity.result import CapacityResult
+from gapmeter.analysis.numbers import count, share
+from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
+from gapmeter.analysis.sweep.result import Point, SweepResult
+from gapmeter.report.run_words import slo_interval, slo_value
+from gapmeter.report.words import slo_sentence
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+Outcome = Literal["passed", "failure", "error", "skipped"]
+_LEVELS = {"FAIL": "error", "INCONCLUSIVE": "warning", "REGRESSED": "error", "UNDECIDED": "warning",
+           "NOT ESTIMABLE": "warning", "NOT COMPARABLE": "error"}  # fmt: skip
 
 
-def write_junit(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write the cases of a summary (see ``build_summary``). Raises OSError."""
-    path.write_text(junit(summary), encoding="utf-8")
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question and its answer: ``status`` in the result's own word, ``message`` what was found.
+
+    ``details`` are further lines about a case that did not pass. ``invalid``: why nothing was measured at all, whatever
+    was found. ``short``: its name where there is less room.
+    """
+
+    name: str
+    outcome: Outcome
+    status: str = ""
+    message: str = ""
+    details: Sequence[tuple[str, str]] = ()
+    invalid: str = ""
+    short: str = ""
 
 
-def junit(summary: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What one run, point or search says. ``invalid``: why it is no measurement; ``about``: where it is from."""
+
+    name: str
+    cases: Sequence[Case]
+    seconds: float
+    invalid: Sequence[str] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
+
+
+def suite_of_run(result: RunResult, regression: Mapping[str, Any] | None = None) -> Suite:
+    """``regression``: how it compares with its baseline, where it was given one."""
+    reasons = result.invalid_reasons if result.verdict == INVALID else ()
+    cases = [*_cases(result.slo, reasons), *(_regressions(regression) if regression else ())]
+    return Suite(result.name or "run", cases, result.load.window_s, reasons, result.provenance.facts())
+
+
+def suites_of_sweep(sweep: SweepResult) -> list[Suite]:
+    """One a point; a point that has no figures is a run that is not valid."""
+    suites = []
+    for point in sweep.sweep.points:
+        known = point if isinstance(point, Point) else None
+        reasons = () if known and known.verdict != INVALID else (point.reason or point.verdict,)
+        about = sweep.provenance.facts()
+        about |= {"load": f"{point.label} of {about['load']}", "validity": INVALID if reasons else "valid"}
+        del about["n"]  # it stands with every case
+        seconds = known.throughput.span_s if known else 0.0
+        cases = _cases(known.slo if known else (), reasons)
+        suites.append(Suite(f"{sweep.name}: {point.label}", cases, seconds, reasons, about))
+    return suites
+
+
+def suite_of_search(result: CapacityResult, *, found: bool) -> Suite:
+    """A search that did not find what was asked is a run that is not valid, with its answer as the reason."""
+    headline = " ".join(result.words.headline) if result.words else result.capacity.ended
+    reasons = () if found else (headline,)
+    about = result.provenance.facts()
+    return Suite(f"{result.name}: capacity", _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
+
+
+def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str]) -> list[Case]:
     """A missed SLO is a failure; an undecided one, and every one of a run that is not valid, is an error.
 
-    A run without SLOs has one case, its validity, so that no file is empty.
+    Without SLOs there is one case, the validity, so that no file is empty.
     """
-    invalid = "; ".join(summary["invalid_reasons"]) if summary["verdict"] == INVALID else ""
-    name = _clean(summary["name"] or "run")
-    cases = [_case(name, row, invalid) for row in summary["slo"]] or [_validity(name, invalid)]
-    cases += _regressions(name, summary.get("regression"))
-    found = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error")}
-    attributes = {"tests": str(len(cases)), "failures": str(found["failure"]), "errors": str(found["error"])}
-    suites = ET.Element("testsuites", {"name": "gapmeter", **attributes})
-    seconds = f"{summary['load']['window_s']:.3f}"
-    suite = ET.SubElement(suites, "testsuite", {"name": name, "time": seconds, **attributes})
-    suite.extend(_properties(summary.get("provenance")))
-    suite.extend(cases)
-    ET.indent(suites)
-    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+    invalid = "; ".join(reasons)
+    if not slos:
+        name = "the run is a valid measurement"
+        return [Case(name, "error", INVALID, invalid) if invalid else Case(name, "passed")]
+    return [_case(slo, invalid) for slo in slos]
 
 
-def _properties(provenance: Mapping[str, Any] | None) -> list[ET.Element]:
-    """Where the figures are from, as properties of the suite: JUnit has them before the first case."""
-    if not provenance:
-        return []
-    known = ET.Element("properties")
-    for key, value in provenance.items():
-        ET.SubElement(known, "property", name=key, value=_clean(str(value)))
-    return [known]
+def _case(slo: SloAnswer, invalid: str) -> Case:
+    outcomes: dict[str, Outcome] = {PASS: "passed", FAIL: "failure"}
+    outcome = "error" if invalid else outcomes.get(slo.status, "error")
+    return Case(slo.text, outcome, slo.status, slo_sentence(slo), _details(slo), invalid)
 
 
-def slo_value(row: Mapping[str, Any]) -> str:
-    """What was measured for an SLO's row of the summary, for people."""
-    if row["metric"] == "errors":
-        return share(row["value_share"])
-    return "never" if row["infinite"] else duration(row["value_ms"])
+def _details(slo: SloAnswer) -> list[tuple[str, str]]:
+    details = [
+        ("expression", slo.text),
+        ("value", slo_value(slo)),
+        ("95 % interval", slo_interval(slo)),
+        ("n", f"{count(slo.count)} (worth {count(slo.n_eff)} independent ones)"),
+        ("owner", f"{slo.owner} ({slo.stage})" if slo.owner else "not known"),
+    ]
+    return [*details, ("needs", f"about {count(slo.needs.requests)} more requests")] if slo.needs else details
 
 
-def slo_interval(row: Mapping[str, Any]) -> str:
-    """Its 95 % interval, for people; one end where there is only one."""
-    if row["metric"] == "errors":
-        return f"{share(row['low_share'])} .. {share(row['high_share'])}"
-    low, high = row["low_ms"], row["high_ms"]
-    if low is not None and high is None:
-        return f"above {duration(low)}"
-    return bounds(low, high)
-
-
-def _case(suite: str, row: Mapping[str, Any], invalid: str) -> ET.Element:
-    case = ET.Element("testcase", classname=suite, name=_clean(row["text"]))
-    if not invalid and row["status"] == PASS:
-        return case
-    kind = "failure" if not invalid and row["status"] == FAIL else "error"
-    message = f"not valid as a measurement: {invalid}" if invalid else row["sentence"]
-    problem = ET.SubElement(case, kind, type=INVALID if invalid else row["status"], message=_clean(message))
-    problem.text = _clean("\n".join(f"{key}: {value}" for key, value in _details(row)))
-    return case
-
-
-def _regressions(suite: str, regression: Mapping[str, Any] | None) -> list[ET.Element]:
+def _regressions(regression: Mapping[str, Any]) -> list[Case]:
     """A case for each percentile that was held against a baseline; an undecided one is skipped, with its reason."""
-    if regression is None:
-        return []
     against = f"against {regression['baseline']}"
     if not regression["rows"]:
-        case = ET.Element("testcase", classname=suite, name=_clean(f"comparable {against}"))
-        ET.SubElement(case, "error", type=regression["status"], message=_clean(regression["sentence"]))
-        return [case]
-    cases = []
-    for row in regression["rows"]:
-        name = f"{row['name']} at most {share(regression['limit'])} slower {against}"
-        case = ET.Element("testcase", classname=suite, name=_clean(name))
-        if row["status"] == "REGRESSED":
-            ET.SubElement(case, "failure", type=row["status"], message=_clean(row["sentence"]))
-        elif row["status"] != "WITHIN":
-            ET.SubElement(case, "skipped", message=_clean(row["sentence"]))
-        cases.append(case)
-    return cases
+        return [Case(f"comparable {against}", "error", regression["status"], regression["sentence"])]
+    outcomes: dict[str, Outcome] = {"REGRESSED": "failure", "WITHIN": "passed"}
+    return [
+        Case(
+            f"{row['name']} at most {share(regression['limit'])} slower {against}",
+            outcomes.get(row["status"], "skipped"), row["status"], row["sentence"], short=row["name"],
+        )
+        for row in regression["rows"]
+    ]  # fmt: skip
 
 
-def _details(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    needs = row["needs"]
-    details = [
-        ("expression", row["text"]),
-        ("value", slo_value(row)),
-        ("95 % interval", slo_interval(row)),
-        ("n", f"{count(row['count'])} (worth {count(row['n_eff'])} independent ones)"),
-        ("owner", f"{row['owner']} ({row['stage']})" if row["owner"] else "not known"),
-    ]
-    return [*details, ("needs", f"about {count(needs['requests'])} more requests")] if needs else details
+def junit(suites: Sequence[Suite]) -> str:
+    """One document with all of them."""
+    root = ET.Element("testsuites", {"name": "gapmeter", **_counts([case for one in suites for case in one.cases])})
+    for one in suites:
+        name, seconds = _clean(one.name), f"{one.seconds:.3f}"
+        element = ET.SubElement(root, "testsuite", {"name": name, "time": seconds, **_counts(one.cases)})
+        if one.about:
+            properties = ET.SubElement(element, "properties")
+            for key, value in one.about.items():
+                ET.SubElement(properties, "property", name=key, value=_clean(value))
+        for case in one.cases:
+            added = ET.SubElement(element, "testcase", classname=name, name=_clean(case.name))
+            if case.outcome != "passed":
+                typed = {} if case.outcome == "skipped" else {"type": INVALID if case.invalid else case.status}
+                message = f"not valid as a measurement: {case.invalid}" if case.invalid else case.message
+                problem = ET.SubElement(added, case.outcome, {**typed, "message": _clean(message)})
+                problem.text = _clean("\n".join(f"{key}: {value}" for key, value in case.details)) or None
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _validity(suite: str, invalid: str) -> ET.Element:
-    case = ET.Element("testcase", classname=suite, name="the run is a valid measurement")
-    if invalid:
-        ET.SubElement(case, "error", type=INVALID, message=_clean(invalid))
-    return case
+def _counts(cases: Sequence[Case]) -> dict[str, str]:
+    return {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.outcome == "failure" for case in cases)),
+        "errors": str(sum(case.outcome == "error" for case in cases)),
+    }
 
 
 def _clean(text: str) -> str:
     """The text without characters that XML cannot hold."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def annotations_of(suite: Suite) -> list[str]:
+    """GitHub's workflow commands: for what is not valid, each SLO missed or undecided, each regression."""
+    lines = [_annotation("error", f"{suite.name} is not valid", reason) for reason in suite.invalid]
+    return lines + [
+        _annotation(_LEVELS[case.status], f"{suite.name}: {case.short or case.name} {case.status}", case.message)
+        for case in suite.cases
+        if case.status in _LEVELS
+    ]
+
+
+def _annotation(level: str, title: str, message: str) -> str:
+    """Percent signs and line ends are escaped as the runner decodes them; in a title, colons and commas too."""
+    escaped, head = (text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A") for text in (message, title))
+    return f"::{level} title={head.replace(':', '%3A').replace(',', '%2C')}::{escaped}"

@@ -1,7 +1,7 @@
 """A run's ledgers as OpenTelemetry spans: one a request, its stages beneath it, under the traceparent that it carried.
 
 Names are those of the GenAI semantic conventions (OpenTelemetry semantic conventions 1.37, ``gen_ai.*``), ours begin
-with ``gapmeter.``. A request's trace and span are what its id decides (``records.tracing``): where requests carried a
+with ``gapmeter.``. A request's trace and span are what its id decides (``records.request``): where requests carried a
 ``traceparent`` (``load.traceparent: true``), the server's own spans stand beneath these. Stamps are on the monotonic
 clock; they are put on the wall clock by the one pair of readings that the manifest has.
 
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from gapmeter.records import RunFolder, tracing
+from gapmeter.records import RunFolder
+from gapmeter.records.request import trace_ids
 from gapmeter.report import marks
 from gapmeter.report.run_folder import Run
 
@@ -149,11 +150,11 @@ def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
         attributes["error.type"] = row.outcome
     ends = [int(at) for at in (row.last_token_ns, row.end_ns, row.sent_ns) if pd.notna(at)]
     stretch = (int(row.due_ns), ends[0])
-    return make(f"{operation} {model}", tracing.ids(row.request_id), None, stretch, attributes, failed)
+    return make(f"{operation} {model}", trace_ids(row.request_id), None, stretch, attributes, failed)
 
 
 def _stages(make: Make, request_id: str, mine: pd.DataFrame, device: str) -> Iterator[ReadableSpan]:
-    trace, parent = tracing.ids(request_id)
+    trace, parent = trace_ids(request_id)
     for number, row in enumerate(mine.itertuples(), start=1):
         owner = marks.owner(row.stage, device)
         own = (trace, (parent + number) % 2**64 or 1)

@@ -9,7 +9,9 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns as now
 
 import uvloop
 from aiohttp import web
@@ -18,17 +20,13 @@ from gapmeter_probe.vitals import watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter, Span
-from gapmeter.records.slices import ask_for_short_slices
-from gapmeter.servers.api.answer import Events, Piece, whole
-from gapmeter.servers.api.ask import Ask, parse_ask, room
-from gapmeter.servers.api.engine import Engine, EngineDead, GenerationRequest, QueueFull
-from gapmeter.servers.api.errors import ApiError, bad
-from gapmeter.servers.api.generation import EngineFailed, Generation
-from gapmeter.servers.api.http import StampedRequest, StampedServer
-from gapmeter.servers.api.metrics import Metrics
-from gapmeter.servers.api.options import ApiOptions
-from gapmeter.servers.api.stamps import RequestStamps, now
+from gapmeter.records.process import ask_for_short_slices
+from gapmeter.servers.api.answer import DONE, AnswerJson, EngineFailed, Generation, Piece
+from gapmeter.servers.api.completion_request import ApiError, CompletionRequest, bad, parse_request, room
+from gapmeter.servers.api.metrics_page import MetricsPage
+from gapmeter.servers.api.stamps import RequestStamps, StampedRequest, StampedServer
 from gapmeter.servers.api.text import TemplateRefused, TextModel
+from gapmeter.servers.engine_client import EngineClient, EngineDead, GenerationRequest, QueueFull
 
 _INLINE_CHARS = 8192  # longer texts are tokenized in a thread: a millisecond or more of a busy event loop
 _CLOSE_S = 0.5
@@ -37,17 +35,29 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """``max_model_len`` bounds prompt plus output in tokens; ``describe`` goes into the head of the probe's file."""
+
+    host: str
+    port: int
+    served_name: str
+    max_model_len: int
+    server: str
+    describe: Mapping[str, object] = field(default_factory=dict)
+
+
 class Api:
     """Answers requests for one engine. Everything happens on one event loop."""
 
     def __init__(
-        self, engine: Engine, text: TextModel, options: ApiOptions, writer: RecordWriter | None, waits: CoreWaits
+        self, engine: EngineClient, text: TextModel, options: ApiOptions, writer: RecordWriter | None, waits: CoreWaits
     ) -> None:
         self._engine = engine
         self._text = text
         self._options = options
         self._writer, self._waits = writer, waits
-        self._metrics = Metrics(options.served_name)
+        self._metrics = MetricsPage(options.served_name)
         self._count = 0
         self._started_s = int(time.time())
         self.ready = False
@@ -109,16 +119,14 @@ class Api:
         stamps = RequestStamps(self._writer, self._waits, engine_id, client_id, request.begun_ns)
         outcome = Outcome.ABORTED
         try:
-            ask = parse_ask(await _body(request), chat=chat, served_name=self._options.served_name)
-            prompt_ids = await self._prompt_ids(ask, stamps)
-            wanted = GenerationRequest(
-                engine_id, client_id, prompt_ids, room(len(prompt_ids), ask.max_tokens, self._options.max_model_len),
-                ask.min_tokens, ask.ignore_eos, ask.temperature, ask.seed,
-            )  # fmt: skip
-            generation = self._submit(ask, wanted, stamps)
+            completion = parse_request(await _body(request), chat=chat, served_name=self._options.served_name)
+            prompt_ids = await self._prompt_ids(completion, stamps)
+            most = room(len(prompt_ids), completion.max_tokens, self._options.max_model_len)
+            generation = self._submit(completion, engine_id, client_id, prompt_ids, most, stamps)
+            answer = AnswerJson(completion, answer_id, self._options.served_name, int(time.time()), prompt_ids)
             try:
-                answer = self._stream if ask.stream else self._whole
-                response = await answer(request, ask, answer_id, prompt_ids, generation, stamps)
+                send = self._stream if completion.stream else self._whole
+                response = await send(request, answer, generation, stamps)
             finally:
                 if not generation.engine_done:
                     self._engine.cancel(engine_id)
@@ -131,16 +139,16 @@ class Api:
             stamps.finished(outcome)
             self._metrics.finished(outcome, now() - request.begun_ns)
 
-    async def _prompt_ids(self, ask: Ask, stamps: RequestStamps) -> Sequence[int]:
-        if ask.prompt_ids is not None:
-            if max(ask.prompt_ids) >= self._text.size:
+    async def _prompt_ids(self, completion: CompletionRequest, stamps: RequestStamps) -> Sequence[int]:
+        if completion.prompt_ids is not None:
+            if max(completion.prompt_ids) >= self._text.size:
                 raise bad(f"prompt has a token id beyond the vocabulary of {self._text.size}", "prompt")
-            return ask.prompt_ids
-        text = ask.text
-        if ask.messages is not None:
+            return completion.prompt_ids
+        text = completion.text
+        if completion.messages is not None:
             start = now()
             try:
-                text = self._text.template(ask.messages)
+                text = self._text.template(completion.messages)
             except TemplateRefused as error:
                 raise bad(str(error), "messages") from error
             stamps.pooled(Span.TEMPLATE, start, start, now())
@@ -148,8 +156,8 @@ class Api:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # JSON can say it, and the tokenizers library cannot take it
-            raise bad("the text holds half of a surrogate pair", "messages" if ask.chat else "prompt") from error
-        return await self._tokenize(text, ask.chat, stamps)
+            raise bad("the text holds half of a surrogate pair", "messages" if completion.chat else "prompt") from error
+        return await self._tokenize(text, completion.chat, stamps)
 
     async def _tokenize(self, text: str, templated: bool, stamps: RequestStamps) -> list[int]:
         """On the spot where it is quick: a hop to a thread and back costs more, and its waits are nobody's work."""
@@ -169,50 +177,54 @@ class Api:
             raise bad("the prompt has no tokens", "prompt")
         return ids
 
-    def _submit(self, ask: Ask, wanted: GenerationRequest, stamps: RequestStamps) -> Generation:
+    def _submit(
+        self, completion: CompletionRequest, engine_id: str, client_id: str, prompt_ids: Sequence[int], most: int,
+        stamps: RequestStamps,
+    ) -> Generation:  # fmt: skip
         if not self.ready:
             raise ApiError(503, "the model is still being loaded", retry_after_s=1)
-        generation = Generation(self._text.decoder(), ask.stops, len(wanted.prompt_ids), stamps)
+        request = GenerationRequest(
+            engine_id, client_id, prompt_ids, most, completion.min_tokens, completion.ignore_eos,
+            completion.temperature, completion.seed,
+        )  # fmt: skip
+        generation = Generation(self._text.decoder(), completion.stops, len(prompt_ids), stamps)
         start = now()
         try:
-            self._engine.submit(wanted, generation.deliver)
+            self._engine.submit(request, generation.deliver)
         except QueueFull as error:
             raise ApiError(503, str(error), retry_after_s=1) from error
         except EngineDead as error:
             raise ApiError(500, str(error)) from error
-        stamps.handoff(len(wanted.prompt_ids), start, now())
-        self._metrics.accepted(len(wanted.prompt_ids))
+        stamps.handoff(len(prompt_ids), start, now())
+        self._metrics.accepted(len(prompt_ids))
         return generation
 
     async def _stream(
-        self, request: StampedRequest, ask: Ask, answer_id: str, prompt_ids: Sequence[int], generation: Generation,
-        stamps: RequestStamps,
-    ) -> web.StreamResponse:  # fmt: skip
+        self, request: StampedRequest, answer: AnswerJson, generation: Generation, stamps: RequestStamps
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={**_SSE, **_echo(request)})
         await response.prepare(request)
-        events = Events(ask, answer_id, self._options.served_name, int(time.time()), prompt_ids)
         piece = None
         try:
             while piece is None or piece.finish_reason is None:
                 piece = await generation.next()
                 begun = now()
                 usage = generation.usage(piece.tokens)
-                text = events.piece(piece, usage)
+                text = answer.event(piece, usage)
                 if piece.finish_reason is not None:
-                    text += events.end(usage)
+                    text += answer.end(usage)
                 start = now()
                 await response.write(text.encode())
                 stamps.egress(piece.tokens if piece.ids else 0, begun, start)
                 self._metrics.generated(len(piece.ids))
         except EngineFailed as error:
-            await response.write(f"data: {ApiError(500, str(error)).encoded()}\n\ndata: [DONE]\n\n".encode())
+            await response.write(f"data: {ApiError(500, str(error)).encoded()}\n\n{DONE}".encode())
         await response.write_eof()
         return response
 
     async def _whole(
-        self, request: StampedRequest, ask: Ask, answer_id: str, prompt_ids: Sequence[int], generation: Generation,
-        stamps: RequestStamps,
-    ) -> web.StreamResponse:  # fmt: skip
+        self, request: StampedRequest, answer: AnswerJson, generation: Generation, stamps: RequestStamps
+    ) -> web.StreamResponse:
         pieces: list[Piece] = []
         try:
             while not pieces or pieces[-1].finish_reason is None:
@@ -221,9 +233,7 @@ class Api:
             raise ApiError(500, str(error)) from error
         begun = now()
         tokens = pieces[-1].tokens
-        usage = generation.usage(tokens)
-        created = int(time.time())
-        body = whole(ask, answer_id, self._options.served_name, created, prompt_ids, pieces, usage)
+        body = answer.whole(pieces, generation.usage(tokens)).encode()
         response = web.Response(body=body, headers={"Content-Type": "application/json", **_echo(request)})
         start = now()
         await response.prepare(request)
@@ -257,7 +267,7 @@ def _refusal(error: ApiError, request: web.BaseRequest) -> web.Response:
 
 
 def serve(
-    engine: Engine, text: TextModel, options: ApiOptions, around: Callable[[Handler], Handler] | None = None
+    engine: EngineClient, text: TextModel, options: ApiOptions, around: Callable[[Handler], Handler] | None = None
 ) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine ends by itself; returns the process's exit code.
 
@@ -274,7 +284,7 @@ def serve(
 
 
 async def _serve(
-    engine: Engine,
+    engine: EngineClient,
     text: TextModel,
     options: ApiOptions,
     writer: RecordWriter | None,
@@ -304,7 +314,7 @@ async def _serve(
         await runner.cleanup()
 
 
-async def _until_over(api: Api, engine: Engine, asked: asyncio.Event) -> int:
+async def _until_over(api: Api, engine: EngineClient, asked: asyncio.Event) -> int:
     over = asyncio.create_task(asked.wait())
     starting = asyncio.create_task(engine.start())
     await asyncio.wait({over, starting}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,19 +1,22 @@
-"""What the API process stamps of one request. Without a writer every method does nothing but return."""
+"""What the API process stamps of each request: its first bytes, its stages, and writes that have left."""
 
 from __future__ import annotations
 
-import time
+import asyncio
+from time import monotonic_ns as now
+from typing import Any
 
+from aiohttp import web
 from gapmeter_probe.cores import CoreWaits
 
 from gapmeter.records import CoreThread, Outcome, RecordWriter, Span
 
-now = time.monotonic_ns
+_MOST_BODY_BYTES = 64 << 20
 _LOOP = int(CoreThread.LOOP)
 
 
 class RequestStamps:
-    """The records of one request: ``begun_ns`` is when its first bytes were seen."""
+    """The records of one request: ``begun_ns`` is when its first bytes were seen. Without a writer nothing is done."""
 
     __slots__ = ("_begun_ns", "_cached", "_handed", "_prompt", "_ref", "_waits", "_writer", "received")
 
@@ -64,3 +67,57 @@ class RequestStamps:
             if not self._handed:
                 self._writer.span(Span.INGRESS, self._ref, self._begun_ns, end)
             self._writer.counts(outcome, self._ref, self._prompt, self.received, self._cached, end)
+
+
+class StampedHandler(web.RequestHandler):
+    """A connection. ``first_ns``: when bytes of the request that is being read, or comes next, were first seen."""
+
+    __slots__ = ("_waits", "first_ns")
+
+    def __init__(self, waits: CoreWaits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waits = waits
+        self.first_ns = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if isinstance(transport, asyncio.WriteTransport):
+            # uvloop gathers writes until its loop comes round, except beyond this mark: what a write call returned
+            # from has left, and the stamp after it tells the truth.
+            transport.set_write_buffer_limits(high=0)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.first_ns:
+            self.first_ns = now()
+            self._waits.woken(_LOOP, self.first_ns)
+        super().data_received(data)
+
+
+class StampedRequest(web.BaseRequest):
+    """A request that knows when its first bytes were seen."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset(("begun_ns",))
+    begun_ns: int
+
+    def finished(self) -> None:
+        """The request has been read and answered: the next bytes belong to another one."""
+        if isinstance(self.protocol, StampedHandler):
+            self.protocol.first_ns = 0
+
+
+class StampedServer(web.Server):
+    """aiohttp's low-level server, made of these connections and requests."""
+
+    def __init__(self, handler: Any, waits: CoreWaits, **kwargs: Any) -> None:
+        super().__init__(handler, **kwargs)
+        self._waits = waits
+
+    def __call__(self) -> StampedHandler:
+        return StampedHandler(self._waits, self, loop=self._loop, **self._kwargs)
+
+    def _make_request(
+        self, message: Any, payload: Any, protocol: web.RequestHandler, writer: Any, task: asyncio.Task[None]
+    ) -> StampedRequest:
+        request = StampedRequest(message, payload, protocol, writer, task, self._loop, client_max_size=_MOST_BODY_BYTES)
+        request.begun_ns = (protocol.first_ns if isinstance(protocol, StampedHandler) else 0) or now()
+        return request

@@ -16,8 +16,8 @@ from pathlib import Path
 import uvloop
 
 from gapmeter.records import RecordWriter
-from gapmeter.records.files import allow_many_files
-from gapmeter.servers.null.faults import FAULTS
+from gapmeter.records.process import allow_many_files
+from gapmeter.servers.null.answers import FAULTS
 from gapmeter.servers.null.server import Schedule, Server
 
 _PR_SET_PDEATHSIG = 1

@@ -18,8 +18,7 @@ import httptools
 
 from gapmeter.records import Outcome, RecordWriter, Span
 from gapmeter.records.timer import Timer
-from gapmeter.servers.null.faults import AT_ONCE, FAULTS, MIDWAY
-from gapmeter.servers.null.script import Script, chunk, event
+from gapmeter.servers.null.answers import AT_ONCE, FAULTS, MIDWAY, PreparedAnswer, chunk, event
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -41,12 +40,12 @@ class Schedule:
 class Stream:
     """One answer under way."""
 
-    __slots__ = ("connection", "count", "fault", "received_ns", "ref", "script", "sent", "stop_at")
+    __slots__ = ("connection", "count", "fault", "prepared", "received_ns", "ref", "sent", "stop_at")
 
     def __init__(
-        self, connection: Connection, script: Script, tokens: int, ref: int, fault: str, received: int
+        self, connection: Connection, prepared: PreparedAnswer, tokens: int, ref: int, fault: str, received: int
     ) -> None:
-        self.connection, self.script, self.count, self.ref = connection, script, tokens, ref
+        self.connection, self.prepared, self.count, self.ref = connection, prepared, tokens, ref
         self.fault, self.received_ns, self.sent = fault, received, 0
         self.stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
 
@@ -58,8 +57,8 @@ class Server:
         self, schedule: Schedule, records: RecordWriter | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         self.schedule, self.records, self._tls = schedule, records, tls
-        self._scripts = {
-            (kind, coded, counted): Script(
+        self._prepared = {
+            (kind, coded, counted): PreparedAnswer(
                 kind, schedule.prompt_tokens, schedule.most_tokens, coded=coded, counted=counted
             )
             for kind in ("chat", "completion")
@@ -104,13 +103,13 @@ class Server:
             connection.misbehave(fault)
             return
         kind, coded = "chat" if b"chat" in path else "completion", fault not in ("plain", "close_delimited")
-        script = self._scripts[kind, coded, fault != "uncounted"]
+        prepared = self._prepared[kind, coded, fault != "uncounted"]
         asked = body.get("max_tokens") or body.get("max_completion_tokens") or 16
-        tokens = min(max(1, int(asked)), script.most)
+        tokens = min(max(1, int(asked)), prepared.most)
         if not body.get("stream"):
-            connection.answer(b"200 OK", script.whole(tokens))
+            connection.answer(b"200 OK", prepared.whole(tokens))
             return
-        stream = Stream(connection, script, tokens, ref, fault, now)
+        stream = Stream(connection, prepared, tokens, ref, fault, now)
         connection.start(stream)
         self._put(now + self.schedule.first_ns, stream)
         self._arm()
@@ -148,9 +147,9 @@ class Server:
             self._log_end(stream, Outcome.ABORTED)
             return False
         if upto < stream.stop_at or stream.stop_at < stream.count:
-            data: bytes | memoryview = stream.script.tokens(stream.sent, upto)
+            data: bytes | memoryview = stream.prepared.tokens(stream.sent, upto)
         else:
-            data = b"".join((stream.script.tokens(stream.sent, upto - 1), stream.script.end(upto)))
+            data = b"".join((stream.prepared.tokens(stream.sent, upto - 1), stream.prepared.end(upto)))
         begun = monotonic_ns()
         connection.write(stream, data)
         if self.records is not None:
@@ -221,14 +220,14 @@ class Connection(asyncio.Protocol):
         """The head, and the chunk that precedes the first token."""
         self.stream = stream
         if stream.fault == "plain":
-            head = _HEAD + b"Content-Length: %d\r\n\r\n" % stream.script.length(stream.count)
+            head = _HEAD + b"Content-Length: %d\r\n\r\n" % stream.prepared.length(stream.count)
         elif stream.fault == "close_delimited":
             head = _UNTIL_CLOSE
         else:
             head = _CHUNKED
         if stream.fault == "interim":
             head = b"HTTP/1.1 100 Continue\r\n\r\n" + head
-        self._transport.write(head + stream.script.start)
+        self._transport.write(head + stream.prepared.start)
 
     def write(self, stream: Stream, data: bytes | memoryview) -> None:
         if stream.fault == "split":

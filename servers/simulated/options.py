@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from gapmeter.servers.launch import LaunchSpec, flag_words, with_own
-from gapmeter.servers.simulated.faults import Faults
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import LAWS, StageTimes
+from gapmeter.servers.simulated.stage_times import LAWS, StageTimes
 
-ROOT = Path(__file__).resolve().parents[2]
 _MAX_MODEL_LEN = 8192
-_ELSEWHERE = {"max_sequences": "max_batch"}  # the flag's name where it is not the field's
+_RENAMED = {"max_sequences": "max_batch"}  # the flag's name where it is not the field's
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What the server does wrong. Requests count from 1, in the order in which they come; 0 is never.
+
+    ``start_s``: seconds before the server is ready; ``never_ready``: it listens but its health never answers 200;
+    ``die_at``: it is gone, without a word, when that request comes; ``stall_at``: the engine then does nothing for
+    ``stall_s`` seconds; ``error_share``: this share of requests, spread evenly, is answered 500.
+    """
+
+    start_s: float = 0.0
+    never_ready: bool = False
+    die_at: int = 0
+    stall_at: int = 0
+    stall_s: float = 1.0
+    error_share: float = 0.0
+
+    def refuses(self, number: int) -> bool:
+        """Whether request ``number`` is answered 500: as often as makes ``error_share`` of all so far."""
+        return int(number * self.error_share) > int((number - 1) * self.error_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +76,12 @@ def parse_options(words: Sequence[str]) -> ServerOptions:
     parser.add_argument("--max-model-len", type=int, help="prompt plus output, tokens")
     parser.add_argument("--max-queue", type=int, default=4096, help="requests that may wait; more are answered 503")
     parser.add_argument("--busy", action=argparse.BooleanOptionalAction, default=False, help="spin while waiting")
-    for kind in (Limits, StageTimes, Faults):
+    kinds: dict[str, Any] = {"limits": Limits, "times": StageTimes, "faults": Faults}
+    for kind in kinds.values():
         _add_fields(parser, kind)
     given = vars(parser.parse_args(words))
     try:
-        parts = {name: _build(kind, given) for name, kind in _PARTS.items()}
+        parts = {name: _build(kind, given) for name, kind in kinds.items()}
         length = given.pop("max_model_len")
         room = parts["limits"].kv_blocks * parts["limits"].block_tokens
         return ServerOptions(**given, **parts, max_model_len=min(_MAX_MODEL_LEN, room) if length is None else length)
@@ -71,11 +89,8 @@ def parse_options(words: Sequence[str]) -> ServerOptions:
         parser.error(str(error))
 
 
-_PARTS: dict[str, Any] = {"limits": Limits, "times": StageTimes, "faults": Faults}
-
-
 def _flag(kind: type, name: str) -> str:
-    name = _ELSEWHERE.get(name, name)
+    name = _RENAMED.get(name, name)
     if kind is Faults:
         name = f"fault_{name}"
     return name.removesuffix("_ns") + "_ms" if name.endswith("_ns") else name
@@ -106,36 +121,3 @@ def _build(kind: Any, given: dict[str, Any]) -> Any:
             raise ValueError(f"{flag} is {value:g}; a duration is not negative")
         values[item.name] = round(value * 1e6) if item.name.endswith("_ns") else value
     return kind(**values)
-
-
-def simulated_command(
-    python: str | Path,
-    model_dir: str | Path,
-    served_name: str,
-    port: int,
-    max_batch: int,
-    precision: str,
-    args: Mapping[str, Any],
-    cores: Sequence[int] = (),
-    *,
-    host: str = "127.0.0.1",
-) -> LaunchSpec:
-    """The command that serves ``model_dir``'s tokenizer as ``served_name`` with simulated stage times.
-
-    ``args`` are further flags (``{"forward_ms": 5, "asynchronous": True}``; see docs/simulated.md). ``precision`` and
-    ``cores`` change nothing here: the times are those that the flags say.
-    """
-    flags = {
-        "model": model_dir,
-        "served-name": served_name,
-        "host": host,
-        "port": port,
-        "max-batch": max_batch,
-    }
-    words = flag_words(with_own(flags, args))
-    return LaunchSpec((str(python), "-P", "-m", "gapmeter.servers.simulated", *words), {"PYTHONPATH": import_path()})
-
-
-def import_path() -> str:
-    """PYTHONPATH with which a child finds this package, wherever it starts."""
-    return os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)

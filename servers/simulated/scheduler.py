@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gapmeter_probe.records import EntryFlag
 
-from gapmeter.servers.simulated.kv import BlockPool, Lease
+from gapmeter.servers.simulated.kv_blocks import BlockPool, Lease
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)

@@ -10,11 +10,12 @@ import json
 import os
 from collections import deque
 from pathlib import Path
+from time import monotonic_ns as now
 from typing import Any
 
 from gapmeter_probe.records import Span
 
-from gapmeter.servers.simulated.pause import now
+from gapmeter.servers.simulated.engine_loop import Listener
 from gapmeter.servers.simulated.scheduler import Emission, Request, StepPlan
 
 TRUTH_DIR = "GAPMETER_TRUTH_DIR"
@@ -70,7 +71,7 @@ def open_truth(role: str) -> TruthFile | None:
     return TruthFile(Path(folder) / f"truth-{role}-{os.getpid()}.jsonl")
 
 
-class TruthListener:
+class TruthListener(Listener):
     """Writes the engine loop's stages, plans and emissions to a truth file."""
 
     def __init__(self, file: TruthFile) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gapmeter.servers.launch import LaunchSpec, flag_words, with_own
+from gapmeter.servers.launch import LOOPBACK, LaunchSpec, flag_words, with_user_flags
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -21,23 +21,21 @@ def transformers_command(
     precision: str,
     args: Mapping[str, Any],
     cores: Sequence[int],
-    *,
-    host: str = "127.0.0.1",
 ) -> LaunchSpec:
     """The command and environment that serve ``model_dir`` as ``served_name``.
 
-    ``args`` are further flags of ``-m servers.transformers`` (``{"max_queue": 64}``; True is a bare flag, False
-    its negation, None leaves it out) and win over ours; the model's threads are as many as ``cores`` (empty: all).
+    ``args`` are further flags (``{"max_queue": 64}``; True is a bare flag, False its negation, None leaves it out) and
+    win over ours; the model's threads are as many as ``cores`` (empty: all).
     """
     flags = {
         "model": str(model_dir),
         "served-model-name": served_name,
-        "host": host,
+        "host": LOOPBACK,
         "port": port,
         "max-batch": max_batch,
         "precision": precision,
     }
-    words = flag_words(with_own(flags, args))
+    words = flag_words(with_user_flags(flags, args))
     wanted = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if cores:
         wanted |= dict.fromkeys(_THREADS, str(len(cores)))

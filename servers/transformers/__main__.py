@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from time import monotonic_ns
 
-from gapmeter.servers.api.app import serve
-from gapmeter.servers.api.options import ApiOptions
+from gapmeter.servers.api.app import ApiOptions, serve
 from gapmeter.servers.api.text import TextModel
+from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
 from gapmeter.servers.models import ModelError, check_weights, resolve_model
-from gapmeter.servers.transformers.client import TransformersEngine, environment_threads
-from gapmeter.servers.transformers.options import PRECISIONS, EngineOptions
+from gapmeter.servers.transformers.settings import PRECISIONS, EngineSettings
 
 _MODEL_LEN = 2048
 
@@ -53,14 +54,31 @@ def main() -> int:
     except (ModelError, OSError, ValueError) as error:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1
-    options = EngineOptions(
+    settings = EngineSettings(
         model=str(folder), precision=args.precision, max_batch=args.max_batch, max_model_len=length,
         max_batch_tokens=args.max_batch_tokens, kv_tokens=args.kv_tokens, page_size=args.page_size,
         scheduler=args.scheduler, prefix_cache=args.prefix_cache, async_batching=args.async_batching,
         device=args.device, threads=environment_threads(), seed=args.seed,
     )  # fmt: skip
     api = ApiOptions(args.host, args.port, args.served_model_name or args.model, length, "transformers")
-    return serve(TransformersEngine(options, args.max_queue), text, api)
+    engine = EngineClient(
+        "gapmeter.servers.transformers.engine", settings.to_json(), args.max_batch + args.max_queue, encode
+    )
+    return serve(engine, text, api)
+
+
+def encode(request: GenerationRequest) -> Message:
+    """What the engine needs of a request; the last value is when it was sent."""
+    return (
+        list(request.prompt_ids), request.max_tokens, request.min_tokens, request.ignore_eos, request.temperature,
+        request.seed, monotonic_ns(),
+    )  # fmt: skip
+
+
+def environment_threads() -> int:
+    """Threads for torch: OMP_NUM_THREADS, else the cores that this process may use."""
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    return int(named) if named.isdigit() and int(named) > 0 else len(os.sched_getaffinity(0))
 
 
 def _model_len(folder: Path, asked: int | None) -> int:

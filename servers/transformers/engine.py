@@ -1,7 +1,7 @@
 """The engine process: a model, Transformers' continuous batching around it, and the socket to the API process.
 
 Run as ``-m gapmeter.servers.transformers.engine FD OPTIONS``. The manager's own thread generates; this module gives it
-the ends of ``ends.py`` to take requests from and to put outputs into, and waits for the end.
+the queues of ``socket_queues.py`` to take requests from and to put outputs into, and waits for the end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.requests import RequestStatus
 
+from gapmeter.servers.engine_client import Channel, Message
 from gapmeter.servers.models import RANDOM_WEIGHTS_KEY, has_weights
-from gapmeter.servers.transformers.channel import BUFFER_BYTES, encode
-from gapmeter.servers.transformers.ends import Inbox, Open, Outbox, Wake
-from gapmeter.servers.transformers.options import EngineOptions
 from gapmeter.servers.transformers.probe import EngineProbe
 from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature
+from gapmeter.servers.transformers.settings import EngineSettings
+from gapmeter.servers.transformers.socket_queues import Inbox, OpenRequest, Outbox, WakeEvent
 
 _from_config: Any = AutoModelForCausalLM.from_config
 _SEED_BITS = 63
@@ -60,30 +60,30 @@ class Router(OutputRouter):
             super().deliver(other)
 
 
-class EngineProcess:
-    """The manager with its ends replaced."""
+class TransformersEngine:
+    """Transformers' manager of continuous batching, its queues replaced."""
 
-    def __init__(self, sock: socket.socket, options: EngineOptions) -> None:
-        self._socket = sock
-        self._options = options
+    def __init__(self, channel: Channel, settings: EngineSettings) -> None:
+        self._channel = channel
+        self._settings = settings
         self._probe = EngineProbe()
-        self._draw = random.Random(options.seed)
-        self._torn = False
+        self._draw = random.Random(settings.seed)
+        self._api_gone = False
         if os.environ.get("GAPMETER_PROBE_DIR"):
             install([self._probe])
-        self._model = load_model(options)
-        self._ends = _end_tokens(self._model)
+        self._model = load_model(settings)
+        self._end_tokens = _end_tokens(self._model)
         defaults: Any = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
         self._manager: Any = self._model.init_continuous_batching(
             generation_config=defaults,
-            continuous_batching_config=batching_config(options, self._model.device.type),
+            continuous_batching_config=batching_config(settings, self._model.device.type),
         )
         manager = self._manager
         self._add_processors(manager)
-        self._inbox = Inbox(sock, self._probe, self._handle, self._tear)
-        self._outbox = Outbox(sock, self._probe, self._stats, self._tear)
+        self._inbox = Inbox(channel, self._probe, self._handle, self._lose_api)
+        self._outbox = Outbox(channel, self._probe, self._stats, self._lose_api)
         manager.input_queue = self._inbox
-        manager._wake_up_loop = Wake(sock, self._probe)
+        manager._wake_up_loop = WakeEvent(channel, self._probe)
         manager.output_router = Router(self._outbox)
 
     def run(self) -> int:
@@ -97,9 +97,8 @@ class EngineProcess:
             self._warm_up()
             gc.collect()
             gc.freeze()
-            info = self._describe()
-            self._probe.begin(_versions(), info, manager.batch_processor, self._model.device)
-            self._socket.sendall(encode("ready", info))
+            self._probe.begin(_versions(), self._describe(), manager.batch_processor, self._model.device)
+            self._channel.send_and_wait("ready", self._stats())
             while manager.is_running():
                 manager._generation_thread.join(0.5)
         finally:
@@ -108,8 +107,8 @@ class EngineProcess:
                 manager._generation_thread.join(5)
             self._probe.close()
         error = manager.background_thread_status.fatal_error
-        if error is not None and not self._torn:
-            self._socket.sendall(encode("failed", f"{type(error).__name__}: {error}"))
+        if error is not None and not self._api_gone:
+            self._channel.send_and_wait("failed", f"{type(error).__name__}: {error}")
             return 1
         return 0
 
@@ -119,7 +118,7 @@ class EngineProcess:
 
     def _add_processors(self, manager: Any) -> None:
         graphs = any(manager.continuous_batching_config.cuda_graph_booleans)
-        ours = [MinTokens(graphs, sorted(self._ends)), Temperature(graphs), Noise(graphs)]
+        ours = [MinTokens(graphs, sorted(self._end_tokens)), Temperature(graphs), Noise(graphs)]
         processors = manager.logit_processor
         processors.logits_processor.extend(ours)
         processors.tensors_required += len(ours)
@@ -128,7 +127,7 @@ class EngineProcess:
 
     # -- on the generation thread
 
-    def _handle(self, message: tuple[Any, ...]) -> None:
+    def _handle(self, message: Message) -> None:
         if message[0] == "add":
             self._add(*message[1:])
         elif message[0] == "cancel":
@@ -137,9 +136,9 @@ class EngineProcess:
                 self._manager.cancel_request(message[1])
                 self._probe.cancelled(message[1], request.sent)
 
-    def _tear(self) -> None:
+    def _lose_api(self) -> None:
         """The API process is gone: nobody is left to generate for."""
-        self._torn = True
+        self._api_gone = True
         self._stop()
 
     def _add(
@@ -147,8 +146,8 @@ class EngineProcess:
         temperature: float, seed: int | None, sent_ns: int,
     ) -> None:  # fmt: skip
         self._probe.arrived(engine_id, len(prompt_ids), sent_ns)
-        ends = frozenset() if ignore_eos else self._ends
-        self._outbox.open[engine_id] = Open(max_tokens, ends)
+        ends = frozenset() if ignore_eos else self._end_tokens
+        self._outbox.open[engine_id] = OpenRequest(ends)
         self._manager.add_request(
             prompt_ids, engine_id, max_tokens, streaming=True, eos_token_id=sorted(ends) or -1, temperature=temperature,
             seed=self._draw.getrandbits(_SEED_BITS) if seed is None else seed,
@@ -168,7 +167,7 @@ class EngineProcess:
 
     def _warm_up(self) -> None:
         """What torch and the model do once only, on shapes like those to come."""
-        manager, longest = self._manager, self._options.max_model_len
+        manager, longest = self._manager, self._settings.max_model_len
         vocabulary = self._model.config.get_text_config().vocab_size
         for number, (prompt, output) in enumerate(_WARM_UP):
             ids = [(7 * at + number) % vocabulary for at in range(min(prompt, longest - output))]
@@ -202,10 +201,10 @@ class EngineProcess:
                 "enable_prefix_caching": manager.batch_processor.cache.use_prefix_sharing,
             },
             "model": {
-                "model": self._options.model, "dtype": str(model.dtype).removeprefix("torch."),
-                "max_model_len": self._options.max_model_len, "attention": model.config._attn_implementation,
+                "model": self._settings.model, "dtype": str(model.dtype).removeprefix("torch."),
+                "max_model_len": self._settings.max_model_len, "attention": model.config._attn_implementation,
                 "parameters": sum(p.numel() for p in model.parameters()),
-                "seed": self._options.seed,
+                "seed": self._settings.seed,
             },
             "device": _device_name(model.device),
             "graphs": list(config.cuda_graph_booleans),
@@ -213,16 +212,16 @@ class EngineProcess:
         }  # fmt: skip
 
 
-def load_model(options: EngineOptions) -> Any:
+def load_model(settings: EngineSettings) -> Any:
     """The model on its device; one without weights gets random ones, drawn on the device from the seed that it names.
 
     Raises CannotServe.
     """
-    folder = Path(options.model)
-    device = _device(options.device)
-    dtype = getattr(torch, options.precision)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    folder = Path(settings.model)
+    device = _device(settings.device)
+    dtype = getattr(torch, settings.precision)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     try:
         config = AutoConfig.from_pretrained(folder)
         if has_weights(folder):
@@ -237,30 +236,30 @@ def load_model(options: EngineOptions) -> Any:
         raise CannotServe(f"{folder} cannot be loaded: {type(error).__name__}: {reason}") from error
 
 
-def batching_config(options: EngineOptions, device: str) -> ContinuousBatchingConfig:
+def batching_config(settings: EngineSettings, device: str) -> ContinuousBatchingConfig:
     """How Transformers is to batch. On a CPU the cache must be sized for it: it would claim most of the memory.
 
     Raises CannotServe when a single request of full length would not fit into the cache.
     """
-    wanted = options.kv_tokens or min(
-        _MOST_KV_TOKENS, math.ceil(options.max_batch * options.max_model_len / _FREE_SHARE)
+    wanted = settings.kv_tokens or min(
+        _MOST_KV_TOKENS, math.ceil(settings.max_batch * settings.max_model_len / _FREE_SHARE)
     )
-    blocks = math.ceil(max(wanted, options.max_model_len / _FREE_SHARE) / options.page_size) + 1
-    if options.kv_tokens and options.kv_tokens < options.max_model_len:
+    blocks = math.ceil(max(wanted, settings.max_model_len / _FREE_SHARE) / settings.page_size) + 1
+    if settings.kv_tokens and settings.kv_tokens < settings.max_model_len:
         raise CannotServe(
-            f"--kv-tokens {options.kv_tokens} cannot hold one request of {options.max_model_len} tokens; "
+            f"--kv-tokens {settings.kv_tokens} cannot hold one request of {settings.max_model_len} tokens; "
             "raise it or lower --max-model-len"
         )
-    sized = device == "cpu" or options.kv_tokens > 0
+    sized = device == "cpu" or settings.kv_tokens > 0
     return ContinuousBatchingConfig(
-        page_size=options.page_size,
+        page_size=settings.page_size,
         num_blocks=blocks if sized else None,
-        max_batch_tokens=max(options.max_batch_tokens, options.max_batch) if device == "cpu" else None,
-        max_requests_per_batch=options.max_batch,
-        scheduler_type=options.scheduler,
-        allow_block_sharing=options.prefix_cache,
-        use_async_batching=options.async_batching,
-        seed=options.seed,
+        max_batch_tokens=max(settings.max_batch_tokens, settings.max_batch) if device == "cpu" else None,
+        max_requests_per_batch=settings.max_batch,
+        scheduler_type=settings.scheduler,
+        allow_block_sharing=settings.prefix_cache,
+        use_async_batching=settings.async_batching,
+        seed=settings.seed,
     )
 
 
@@ -291,14 +290,12 @@ def _versions() -> dict[str, Any]:
 
 
 def main() -> int:
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    sock.setblocking(True)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        return EngineProcess(sock, EngineOptions.from_json(sys.argv[2])).run()
+        return TransformersEngine(channel, EngineSettings.from_json(sys.argv[2])).run()
     except CannotServe as error:
-        sock.sendall(encode("failed", str(error)))
+        channel.send_and_wait("failed", str(error))
         return 1
 
 

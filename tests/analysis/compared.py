@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.virtual_run import Traffic, virtual_run
+from bench.virtual_server import Settings
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.times import StageTimes
-from gapmeter.servers.simulated.virtual import Settings
+from gapmeter.servers.simulated.stage_times import StageTimes
 from tests.analysis.report_frames import write_run
 
 TRAFFIC = Traffic(requests=200, rate=25.0, output_median=5.0, warmup=20)

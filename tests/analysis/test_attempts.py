@@ -17,7 +17,7 @@ from gapmeter.analysis.results.run import Attempts
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.wire import FINISHED, WireRecord, encode
+from gapmeter.records.request import FINISHED, RequestRecord, encode
 from tests.kit import manifest
 from tests.records.test_stream import chat, sse
 
@@ -25,7 +25,7 @@ MS = 1_000_000
 PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan
 
 
-def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, **more: Any) -> WireRecord:
+def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, **more: Any) -> RequestRecord:
     """Sent 1 ms after it was due; a good one brings two tokens, 10 ms apart, the last at its end."""
     name = f"r-{index}" + (f".{retry}" if retry else "")
     record: dict[str, Any] = {
@@ -40,7 +40,7 @@ def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, 
             "body": b"".join(pieces), "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32),
             "chunk_ns": np.array([(end_ms - 10) * MS, end_ms * MS], np.int64),
         }  # fmt: skip
-    return WireRecord(**record | more)
+    return RequestRecord(**record | more)
 
 
 # Request 0: well at once. Request 1: well the third time. Request 2: failed for good. Request 3: refused once.

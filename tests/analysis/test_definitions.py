@@ -12,9 +12,8 @@ from gapmeter.analysis.requests.definitions import describe_definitions, figures
 from gapmeter.analysis.requests.peers import PEERS, Measured
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.chunks import Chunk, chunks
-from gapmeter.records.wire import FINISHED, WireRecord, encode
-from gapmeter.report.reconcile import definition_rows
+from gapmeter.records.request import FINISHED, RequestRecord, encode
+from gapmeter.records.stream import Chunk, chunks
 from tests.kit import manifest
 from tests.records.test_stream import chat, role, sse, usage_only
 
@@ -22,7 +21,7 @@ MS = 1_000_000
 BY_KEY = {peer.key: peer for peer in PEERS}
 
 
-def answer(*timed: tuple[int, dict[str, Any] | str], connect_ms: int = 0, **more: Any) -> WireRecord:
+def answer(*timed: tuple[int, dict[str, Any] | str], connect_ms: int = 0, **more: Any) -> RequestRecord:
     """Due at 0, written at 100 ms, sent at 101 ms; each event arrives at its ms, the end 5 ms after the last."""
     pieces = [sse(event)[0] for _, event in timed]
     record: dict[str, Any] = {
@@ -32,7 +31,7 @@ def answer(*timed: tuple[int, dict[str, Any] | str], connect_ms: int = 0, **more
         "chunk_ns": np.array([at * MS for at, _ in timed], np.int64),
         "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32), "output_tokens": 4, "prompt_tokens": 7,
     }  # fmt: skip
-    return WireRecord(**record | more)
+    return RequestRecord(**record | more)
 
 
 # A role alone, one token, three in one chunk, a finish reason alone, the usage alone, the end mark.
@@ -54,7 +53,7 @@ WITHHELD = (
 NO_END_MARK = ((200, chat("a", 1)), (300, chat("b", 2, finish_reason="stop")))
 
 
-def measured(key: str, record: WireRecord, tokens: int | None) -> dict[str, Any]:
+def measured(key: str, record: RequestRecord, tokens: int | None) -> dict[str, Any]:
     """In ms, to the microsecond; what the tool does not have is left out."""
     found = BY_KEY[key].measure(seen(record, tokens))
     told = {"ttft": found.ttft, "e2e": found.e2e, "tpot": found.tpot, "itl": found.itl, "icl": found.chunk_gaps}
@@ -199,10 +198,6 @@ def test_a_run_is_described_over_its_measured_successes(folder: RunFolder) -> No
     assert told["genai_bench"].e2e.p50_ms == 220
     assert (told["genai_bench"].itl.count, told["genai_bench"].itl.p99_ms) == (0, None)
     assert all(getattr(told[key], metric).differs for key in told for metric in ("ttft", "itl", "tpot", "e2e"))
-
-
-def test_a_summary_without_definitions_has_no_rows_of_them() -> None:
-    assert definition_rows({}) == []
 
 
 def test_every_tool_and_version_stands_in_the_document() -> None:

@@ -7,43 +7,69 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from gapmeter.analysis.cost.search_economy import search_economy
-
-from gapmeter.analysis.cost.cost import poisson_rate
-from gapmeter.analysis.provenance import UNKNOWN, Provenance
-from gapmeter.records import RunFolder
 from gapmeter.report.sweep.economy import describe_economy, economy_row, economy_section
 
-ORIGIN = Provenance(*[UNKNOWN] * 11)
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.cost import Energy, Interval, NoEnergy, TokensPerRequest
+from gapmeter.analysis.results.manifest import PrecisionSupport
+from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
+from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.summary import build_figures
+from gapmeter.analysis.sweep.read import PointRun
+from gapmeter.report import bridge
+from tests import kit
+from tests.analysis.report_frames import simulate
+from tests.analysis.test_verdict import slo
+
+ORIGIN = Provenance(**dict.fromkeys(Provenance.model_fields, UNKNOWN))
 METRICS = {"ttft": {"p99_ms": 40.0, "p99_ci_ms": [35.0, 48.0]}, "itl": {"p99_ms": 9.0, "p99_ci_ms": None}}
+STEADY = Steady(state="steady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=True)
 
 
-def summary(seconds: float, joules: float | None) -> dict[str, Any]:
-    energy = {"joules": joules, "per_request_j": joules and joules / 100, "tokens_per_watt": joules and 800 / joules}
-    return {
-        "load": {"loop": "open", "arrivals": "poisson", "window_s": seconds, "dispersion": 1.0},
-        "steady": {"state": "steady"}, "energy": energy, "goodput": {"share_ci": [0.97, 1.0]},
-    }  # fmt: skip
+def run(seconds: float, joules: float | None, **more: Any) -> RunResult:
+    """One that held its SLO for so long, with 100 requests of 8 tokens each."""
+    figures = build_figures(
+        simulate(120).requests, None, None, [slo("ttft", 50.0, 500)], Evidence("open", "poisson", 8.0)
+    )
+    load = figures.load.model_copy(update={"window_s": seconds, "dispersion": 1.0})
+    goodput = Goodput(per_s=None, share=None, share_ci=(0.97, 1.0), limits_ms={})
+    counted = Energy(
+        status="measured", reason=None, source="a counter", seconds=10.0, joules=joules, joules_ci=(None, None),
+        watts=None, per_request_j=joules / 100, per_request_j_ci=(None, None), per_output_token_j=None,
+        per_output_token_j_ci=(None, None), tokens_per_watt=800 / joules, tokens_per_watt_ci=(None, None),
+        idle_share=None,
+    ) if joules else NoEnergy(status="unmeasured", reason="unmeasured")  # fmt: skip
+    figures = figures.model_copy(update={"load": load, "goodput": goodput})
+    return kit.result(figures, **{"steady": STEADY, "energy": counted, **more})
 
 
-def manifest(precision: str, emulated: bool = False) -> dict[str, Any]:
-    return {
-        "scenario": {"server": {"engine": "vllm", "precision": precision},
-                     "cost": {"gpu": "H100", "usd_per_hour": 2.0, "gpus_per_replica": 1, "utilisation": 0.5}},
-        "target": {"precision": {"emulated": emulated}}, "hardware": {"gpus": [], "cores": 2},
-    }  # fmt: skip
+def manifest(precision: str, emulated: bool = False) -> Manifest:
+    cost = {"gpu": "H100", "usd_per_hour": 2.0, "gpus_per_replica": 1, "utilisation": 0.5}
+    support = PrecisionSupport(
+        precision=precision, format="", device="H100", native=not emulated, supported=(), emulated=emulated
+    )
+    return kit.manifest(
+        scenario={"server": {"engine": "vllm", "precision": precision}, "cost": cost},
+        target={"precision": support.to_json()},
+    )
 
 
-def point(verdict: str, precision: str = "bfloat16", joules: float | None = 400.0, **more: Any) -> dict[str, Any]:
+def point(verdict: Verdict, precision: str = "bfloat16", joules: float | None = 400.0, **more: Any) -> dict[str, Any]:
     measured = pd.DataFrame({"outcome": ["ok"] * 200, "output_tokens": [8] * 200, "prompt_tokens": [30] * 200})
-    told = {"verdict": verdict, "slo": [{}], "metrics": METRICS, "label": precision}
-    runs = [summary(10.0, joules), summary(15.0, joules)]
-    return told | {"economy": describe_economy(told, runs, manifest(precision, **more), measured)}
+    runs = [
+        PointRun(Path(), result=run(seconds, joules), typed_manifest=manifest(precision, **more))
+        for seconds in (10.0, 15.0)
+    ]
+    answers = runs[0].result.slo if runs[0].result else ()
+    economy = describe_economy(verdict, answers, runs, measured)
+    return {"verdict": verdict, "metrics": METRICS, "label": precision, "economy": economy}
 
 
 def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_of_them() -> None:
     economy = point("PASS")["economy"]
-    low, _ = poisson_rate(100, 12.5)
+    low, _ = rate_bounds(100, 12.5)
     assert economy["cost"]["per_request_usd"] == pytest.approx(2.0 / (3600 * low * 0.5))
     assert economy["energy"] == {"per_request_j": 4.0, "tokens_per_watt": 2.0}
     assert economy["value"]["good_requests_per_usd"] == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)
@@ -69,18 +95,18 @@ def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None
 
 
 def test_a_search_takes_its_price_and_tokens_from_its_trials_folders(tmp_path: Path) -> None:
-    tokens = {"output": {"value": 8.0, "low": 8.0, "high": 8.0}, "total": None}
+    eight = Interval(value=8.0, low=8.0, high=8.0)
     noted = []
     for number, (verdict, rate, n) in enumerate((("holds", 4.0, 100), ("fails", 9.0, 50), ("invalid", 5.0, 900))):
-        folder = RunFolder(tmp_path / f"trials/{number}")
-        folder.path.mkdir(parents=True)
-        told = summary(10.0, 400.0) | {"tokens_per_request": tokens, "counts": {"measured": n}}
-        folder.write_json(folder.summary, told)
-        folder.write_json(folder.manifest, manifest("bfloat16"))
+        folder = tmp_path / f"trials/{number}"
+        folder.mkdir(parents=True)
+        told = run(10.0, 400.0, tokens_per_request=TokensPerRequest(output=eight, prompt=None, total=None))
+        told.model_copy(update={"counts": told.counts.model_copy(update={"measured": n})}).write(folder)
+        manifest("bfloat16").write(folder)
         noted.append({"rate": rate, "verdict": verdict, "folder": f"trials/{number}"})
     noted.append({"rate": 6.0, "verdict": "holds", "folder": None})
-    found = search_economy(tmp_path, {"capacity": {"rate": 5.0, "low": 4.5, "high": 6.0, "trials": noted}})
+    found = bridge.search_economy(tmp_path, {"capacity": {"rate": 5.0, "low": 4.5, "high": 6.0, "trials": noted}})
     assert found["cost"]["per_request_usd_ci"] == [2.0 / (3600 * 6.0 * 0.5), 2.0 / (3600 * 4.5 * 0.5)]
     assert found["energy"]["per_request_j"] == 4.0
     assert found["value"]["good_requests_per_usd"] == 0.97 / found["cost"]["per_request_usd"]
-    assert search_economy(tmp_path, {"capacity": {"low": None, "high": 1.0, "trials": []}}) == {}
+    assert bridge.search_economy(tmp_path, {"capacity": {"low": None, "high": 1.0, "trials": []}}) == {}

@@ -9,8 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
-from gapmeter.analysis.stats.quantiles import Floats
-from gapmeter.analysis.stats.resample import drawn_means, interval, stretches
+from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.report.words import compute_sentence, difference_sentence
 
 
@@ -64,25 +63,6 @@ def test_a_group_in_too_few_stretches_gets_no_interval() -> None:
     found = difference(rows, a, ~a)
     assert found.difference_ci_ms == (None, None)
     assert all(row.ci_ms == (None, None) for row in found.ranked)
-
-
-def test_stretches_follow_one_another_and_grow_with_what_neighbors_share() -> None:
-    rng = np.random.default_rng(5)
-    alone = stretches(rng.normal(size=1000))
-    shared = stretches(np.repeat(rng.normal(size=50), 20))
-    assert (np.diff(alone) >= 0).all()
-    assert alone.max() > 3 * shared.max() > 0
-
-
-def test_means_of_drawn_stretches_are_around_the_mean() -> None:
-    values = np.random.default_rng(2).normal(10, 1, (400, 1))
-    drawn = drawn_means(values, np.ones(400, dtype=bool), stretches(values[:, 0]))
-    assert drawn is not None
-    low, high = interval(drawn[:, 0])
-    assert low is not None
-    assert high is not None
-    assert low < values.mean() < high
-    assert high - low < 0.5
 
 
 def _requests(n: int) -> pd.DataFrame:

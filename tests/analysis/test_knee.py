@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.analysis.sweep.compared import common_level, figure_words
+from gapmeter.report.sweep.axis import Axis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.sweep import level as lv
-from gapmeter.analysis.sweep.compared import common_level, figure_words
+from gapmeter.analysis.stats.means import Floats, Level, level_of
 from gapmeter.analysis.sweep.curves import Seen, growths_of, headline, knees_of
 from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
-from gapmeter.analysis.sweep.level import Floats, Level
-from gapmeter.analysis.sweep.read import Frames
-from gapmeter.report.sweep.axis import Axis
+from gapmeter.analysis.sweep.read import BLOCKS, Frames, block_rates
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REPEATS = 25
@@ -40,7 +39,7 @@ def closed_loop(users: int, places: int, rng: np.random.Generator, answers: int 
         heapq.heappush(asking, start + service)
         waits.append(start - at + 0.1)
         ends.append(start + service)
-    edges = np.linspace(ends[2 * users], ends[-2 * users], lv.BLOCKS + 1)
+    edges = np.linspace(ends[2 * users], ends[-2 * users], BLOCKS + 1)
     found, _ = np.histogram(ends, bins=edges)
     return np.array(waits[2 * users :]), found / (edges[1] - edges[0])
 
@@ -57,7 +56,7 @@ def said_of(places: int, *, by_rate: bool) -> Said:
 
 
 def known(series: Sequence[Floats]) -> list[Level]:
-    levels = [level for each in series if (level := lv.of_mean(each))]
+    levels = [level for each in series if (level := level_of(each))]
     assert len(levels) == len(series)
     return levels
 
@@ -133,27 +132,6 @@ def test_where_throughput_turns_does_not_depend_on_units(of_load: float, of_rate
     assert throughput_turn([x * of_load for x in USERS], [y * of_rate for y in rate]).at == 3
 
 
-def test_a_mean_of_neighbors_that_are_alike_is_known_less_well() -> None:
-    """An AR(1) with 0.9 has 19 times the variance of a mean of independent values; the interval holds the truth."""
-    rng, held, wide = np.random.default_rng(2), 0, 0
-    for _ in range(200):
-        noise = rng.standard_normal(1200)
-        series = np.zeros(1200)
-        for i in range(1, 1200):
-            series[i] = 0.9 * series[i - 1] + noise[i]
-        level = lv.of_mean(100 + series[200:])
-        assert level is not None
-        low, high = level.interval
-        held += low <= 100 <= high
-        wide += level.log_error * level.value > 2.5 * series.std() / 1000**0.5
-    assert held >= 0.9 * 200
-    assert wide > 150
-
-
-def test_a_mean_of_few_values_has_no_interval() -> None:
-    assert lv.of_mean(np.ones(11)) is None
-
-
 def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
     """A token every 10 ms; requests of the warm-up still bring some, and after the last due time none counts."""
     at = np.arange(0, 20_000_000_000, 10_000_000)
@@ -161,10 +139,10 @@ def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
         "due_ns": at[:: 10] , "measured": at[::10] >= 5_000_000_000, "outcome": "ok",
         "token_ns": [at[i : i + 10] + 30_000_000 for i in range(0, len(at), 10)], "output_tokens": 10,
     })  # fmt: skip
-    rates = lv.block_rates(requests)
+    rates = block_rates(requests)
     assert rates is not None
     assert rates.mean() == pytest.approx(100, rel=0.01)
-    assert lv.block_rates(requests.assign(output_tokens=None)) is None
+    assert block_rates(requests.assign(output_tokens=None)) is None
 
 
 def metrics(supported: float | None) -> dict[str, object]:

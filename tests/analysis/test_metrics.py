@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests import metrics
+from gapmeter.analysis.results.manifest import Slo
 
 MS = 1_000_000
 
@@ -68,15 +69,15 @@ def test_nanoseconds_stay_exact_after_a_year_of_uptime() -> None:
 def test_a_stamp_that_is_missing_makes_its_metric_unmeasured(missing: int | None) -> None:
     requests = table(row(0, 10, 12, [40, 50], first_token_ns=missing))
     assert math.isnan(metrics.request_values_ns(requests, "ttft")[0])
-    assert metrics.metric_sample(requests, "ttft").count == 0
-    assert metrics.metric_sample(requests, "e2e").count == 1
+    assert metrics.metric_series(requests, "ttft").count == 0
+    assert metrics.metric_series(requests, "e2e").count == 1
 
 
 @pytest.mark.parametrize("tokens", [1, None])
 def test_one_token_or_an_unknown_number_of_tokens_has_no_tpot(tokens: int | None) -> None:
     requests = table(row(0, 10, 12, [40]), row(1, 20, 20, [40, 50]))
     requests.loc[0, "output_tokens"] = tokens
-    assert metrics.metric_sample(requests, "tpot").count == 1
+    assert metrics.metric_series(requests, "tpot").count == 1
 
 
 def test_gaps_are_pooled_over_requests_in_the_order_of_arrival() -> None:
@@ -98,17 +99,17 @@ def test_tokens_that_arrive_together_end_one_gap_and_their_number_is_kept() -> N
 def test_a_failed_request_is_infinitely_late_and_never_dropped() -> None:
     requests = table(row(0, 0, 0, [10, 20]), row(1, 5, 5, [], output_tokens_asked=4), row(2, 9, 9, [30, 40]))
     for metric in ("ttft", "e2e", "tpot"):
-        assert metrics.metric_sample(requests, metric).count == 2
-        assert np.isinf(metrics.metric_sample(requests, metric, failures=True).ordered).tolist() == [False, False, True]
-    assert np.isinf(metrics.metric_sample(requests, "itl", failures=True).ordered).sum() == 3
+        assert metrics.metric_series(requests, metric).count == 2
+        assert np.isinf(metrics.metric_series(requests, metric, failures=True).ordered).tolist() == [False, False, True]
+    assert np.isinf(metrics.metric_series(requests, "itl", failures=True).ordered).sum() == 3
 
 
 def test_a_request_cut_in_the_middle_owes_the_gaps_that_did_not_come() -> None:
     requests = table(row(0, 0, 0, [10, 20, 30], output_tokens_asked=10, outcome="cut"), row(1, 0, 0, [15, 25]))
-    both = metrics.metric_sample(requests, "itl", failures=True)
+    both = metrics.metric_series(requests, "itl", failures=True)
     assert np.isinf(both.ordered).sum() == 10 - 3
     assert both.count == 2 + 7 + 1
-    assert metrics.metric_sample(requests, "itl").count == 1
+    assert metrics.metric_series(requests, "itl").count == 1
 
 
 def test_warm_up_and_unsent_requests_are_in_no_figure() -> None:
@@ -149,12 +150,12 @@ def test_goodput_counts_requests_whose_own_figures_lie_within_every_limit(
 
 
 def test_goodput_takes_the_limit_of_the_highest_percentile_named() -> None:
-    slos = [
+    slos: list[dict[str, Any]] = [
         {"metric": "ttft", "percentile": 99.0, "limit_ns": 800, "limit_share": None, "text": ""},
         {"metric": "ttft", "percentile": 50.0, "limit_ns": 200, "limit_share": None, "text": ""},
         {"metric": "errors", "percentile": None, "limit_ns": None, "limit_share": 0.01, "text": ""},
     ]
-    assert metrics.limits_of(slos) == {"ttft": 800.0}
+    assert metrics.limits_of([Slo(**each) for each in slos]) == {"ttft": 800.0}
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=20), min_size=1, max_size=10))

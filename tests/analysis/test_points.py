@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gapmeter.report.sweep.axis import axis_of, label
+from gapmeter.report.sweep.scale import Scale
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, decide
 from gapmeter.analysis.results.run import Check
+from gapmeter.analysis.stats.means import level_of_interval
 from gapmeter.analysis.sweep.growth import Side, describe_growth, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
-from gapmeter.analysis.sweep.level import of_interval
-from gapmeter.report.sweep.axis import axis_of, label
-from gapmeter.report.sweep.scale import Scale
 
 LOADS = [1, 2, 4, 8, 16, 32]
 
@@ -101,7 +101,7 @@ def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
 
 def side(rows: pd.DataFrame, name: str) -> Side:
     value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
-    return Side(name, of_interval(value, value * 0.9, value * 1.1), rows)
+    return Side(name, level_of_interval(value, value * 0.9, value * 1.1), rows)
 
 
 def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> None:

@@ -7,6 +7,7 @@ import pytest
 from gapmeter.analysis.cost.economics import emulation_warning
 from gapmeter.analysis.device.devices import CPU, catalogue
 from gapmeter.analysis.device.precision import cpu_formats, refusal, support
+from tests.kit import manifest
 
 ICE_LAKE = {"avx512f", "avx512_vnni"}
 SAPPHIRE_RAPIDS = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
@@ -46,8 +47,8 @@ def test_every_cpu_has_fp32() -> None:
 
 
 def test_an_emulated_result_says_so_beside_every_latency() -> None:
-    told = support("float16", catalogue()[CPU], ICE_LAKE).to_dict()
-    (warning,) = emulation_warning({"target": {"precision": told}})
+    told = support("float16", catalogue()[CPU], ICE_LAKE).to_json()
+    (warning,) = emulation_warning(manifest(target={"precision": told}))
     assert warning.text == "emulated: CPU has no native float16 arithmetic"
     assert warning.flag == "--set server.precision=float32"
-    assert emulation_warning({"target": {}}) == []
+    assert emulation_warning(manifest()) == []

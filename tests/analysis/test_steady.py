@@ -8,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gapmeter.analysis.judge import steady
-from tests.analysis.test_quantiles import mm1_sojourns
+from gapmeter.analysis.stats.changes import mser5
+from tests.analysis.stats.test_series import mm1_sojourns
 
 MS = 1_000_000
 Floats = NDArray[np.float64]
@@ -21,22 +22,6 @@ def run(ttft_ms: Floats) -> pd.DataFrame:
     return pd.DataFrame(
         {"due_ns": due, "first_token_ns": first, "last_token_ns": last, "output_tokens": 11, "outcome": "ok"}
     )
-
-
-def by_definition(values: Floats) -> tuple[int, bool]:
-    """MSER-5 as its formula stands, one truncation at a time."""
-    means = [values[i : i + 5].mean() for i in range(0, len(values) - len(values) % 5, 5)]
-    m = len(means)
-    scores = [np.sum((np.array(means[d:]) - np.mean(means[d:])) ** 2) / (m - d) ** 2 for d in range(m // 2 + 1)]
-    return int(np.argmin(scores)) * 5, int(np.argmin(scores)) == m // 2
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("count", [50, 203, 1000])
-def test_mser5_is_its_formula(seed: int, count: int) -> None:
-    values = np.random.default_rng(seed).lognormal(3, 1, count)
-    values[: count // 10] *= 5
-    assert steady.mser5(values) == by_definition(values)
 
 
 @pytest.mark.parametrize("slow", [30, 60, 100])
@@ -58,7 +43,7 @@ def test_a_steady_run_is_left_whole() -> None:
 def test_an_early_burst_of_a_steady_queue_is_bad_luck_and_stays() -> None:
     """MSER alone would cut a quarter of these stationary runs; the guard keeps nearly all of them whole."""
     runs = [mm1_sojourns(np.random.default_rng([s, 4]), 0.7, 1000) * 20 for s in range(200)]
-    alone = sum(steady.mser5(np.log(values))[0] > 0 for values in runs)
+    alone = sum(mser5(np.log(values))[0] > 0 for values in runs)
     found = [steady.detect_warmup(run(values)).state for values in runs]
     assert alone > 50
     assert found.count("steady") >= 190

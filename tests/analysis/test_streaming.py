@@ -11,12 +11,12 @@ import pytest
 
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
 from gapmeter.analysis.requests.load_summary import describe_throughput
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.requests.streaming import streaming_warnings
 from gapmeter.analysis.sweep.build import _pooled
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.wire import FINISHED, WireRecord, encode
+from gapmeter.records.request import FINISHED, RequestRecord, encode
 from tests.kit import manifest
 from tests.records.test_stream import chat, sse, usage_only
 
@@ -36,7 +36,7 @@ def table(folder: Path, *answers: list[bytes], attempt: int = 0) -> pd.DataFrame
     writer = RecordWriter(run.requests / "worker-0.gap", {"role": "generator", "worker": 0})
     for index, pieces in enumerate(answers):
         due = (100 + index) * MS
-        record = WireRecord(
+        record = RequestRecord(
             index=index, request_id=f"r-{index}", worker=0, attempt=attempt, due_ns=due, write_ns=due, sent_ns=due + 1,
             end_ns=due + 200 * MS, status=200, outcome=Outcome.OK, prompt_tokens=7, output_tokens=2,
             chunk_ns=np.array([due + (40 + 10 * k) * MS for k in range(len(pieces))], np.int64),
@@ -76,10 +76,10 @@ def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate() -> 
 
 def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> None:
     requests = table(tmp_path, WHOLE, COUNTED)
-    assert metric_sample(requests, "tpot").ordered.tolist() == [10.0 * MS]
-    assert metric_sample(requests, "itl").count == 1
+    assert metric_series(requests, "tpot").ordered.tolist() == [10.0 * MS]
+    assert metric_series(requests, "itl").count == 1
     assert (
-        metric_sample(requests, "ttft").ordered.tolist() == metric_sample(requests.iloc[:1], "e2e").ordered.tolist() * 2
+        metric_series(requests, "ttft").ordered.tolist() == metric_series(requests.iloc[:1], "e2e").ordered.tolist() * 2
     )
 
 

@@ -19,7 +19,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
-from gapmeter.analysis.requests.metrics import measured_requests, metric_sample
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures, RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
@@ -265,7 +265,7 @@ def test_verdict_json_is_the_verdict_s_part_of_summary_json(told: RunFigures, tm
 
 def test_from_sent_leaves_out_the_load_tester_s_lateness(frames: Frames) -> None:
     measured = measured_requests(frames.requests)
-    due, sent = (metric_sample(measured, "ttft", origin).ordered for origin in ("due", "sent"))
+    due, sent = (metric_series(measured, "ttft", origin).ordered for origin in ("due", "sent"))
     assert (due - sent) == pytest.approx(60_000)
 
 

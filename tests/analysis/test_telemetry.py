@@ -16,8 +16,6 @@ from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, server
 from gapmeter.analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
-from gapmeter.report.device import levels_of
-from gapmeter.report.run import Run
 from gapmeter.report.words import utilisation_sentence
 from tests.kit import manifest
 
@@ -235,23 +233,3 @@ def test_the_measured_window_is_from_the_first_due_to_the_last_end() -> None:
     requests = pd.DataFrame({"measured": [False, True, True], "due_ns": [1, 5, 9], "end_ns": [99, 30, 20]})
     assert measured_window(requests) == (5, 30)
     assert measured_window(requests[:1]) is None
-
-
-def test_the_engines_counters_are_drawn_as_what_they_rose_by(tmp_path: Path) -> None:
-    """Two preemptions in the third second, and from then on a quarter of the prompts' tokens from the prefix cache."""
-    started(tmp_path, [], engine={"every_ns": S})
-    looks = [(0, 0, 100, 0), (1, 0, 200, 0), (2, 2, 300, 25), (3, 2, 300, 25), (4, 2, 500, 75)]
-    names = ("preemptions", "prefix_queries", "prefix_hits")
-    rows = [
-        {"at_ns": second * S, "running": 4.0, "took_ns": 9, **dict(zip(names, counts, strict=True))}
-        for second, *counts in looks
-    ]
-    write(tmp_path, "engine", rows)
-    requests = pd.DataFrame({"due_ns": [0]})
-    nothing = pd.DataFrame()
-    summary = {"telemetry": {"processes": []}}
-    run = Run(RunFolder(tmp_path), summary, {}, requests, nothing, nothing, nothing)
-    drawn = {level.key: level for level in levels_of(run, read(tmp_path), 4.0)}
-    assert set(drawn) == {"engine-running", "engine-preemptions", "engine-prefix"}
-    assert drawn["engine-preemptions"].value.tolist() == [0, 2, 0, 0]
-    assert drawn["engine-prefix"].value.tolist() == [0, 25, 25], "nothing was asked in the fourth second"

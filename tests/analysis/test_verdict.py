@@ -15,7 +15,6 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import SloAnswer, Verdict
-from gapmeter.analysis.stats import far
 from gapmeter.report.words import slo_sentence
 
 MS = 1_000_000
@@ -221,20 +220,3 @@ def test_one_request_beyond_a_far_limit_takes_the_evidence_that_a_near_one_does(
     requests = drifting(1500)
     requests.loc[7, "first_token_ns"] = int(requests.loc[7, "due_ns"]) + 501 * MS
     assert one(slo("ttft", 99, 500), requests).status == INCONCLUSIVE
-
-
-@pytest.mark.parametrize(
-    ("over_half", "count", "n_eff", "share", "proven"),
-    [
-        (0, 1500, 130, 0.01, True),  # 0.96^130 = 0.5 %
-        (0, 1500, 110, 0.01, False),  # 0.96^110 = 1.1 %
-        (0, 400, 130, 0.01, False),  # alone: 0.99^400 = 1.8 %
-        (0, 1500, 99, 0.1, False),  # of fewer than a hundred it is not known what they are worth
-        (75, 1500, 300, 0.01, False),  # one in twenty beyond half the limit, one in 25 allowed
-        (0, 1500, 300, 0.25, False),  # of p75 nothing follows
-    ],
-)
-def test_far_below_a_limit_both_kinds_of_slow_requests_are_ruled_out(
-    over_half: int, count: int, n_eff: float, share: float, proven: bool
-) -> None:
-    assert (far.chance_far_below(over_half, count, n_eff, share) <= 0.025 / 4) is proven

@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from gapmeter.analysis.cost.cost import describe_cost
+from gapmeter.analysis.cost.cost import describe_cost, offered_rate
 from gapmeter.analysis.cost.economics import describe_value
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.results.cost import TokensPerRequest
+from gapmeter.analysis.summary import build_figures
+from gapmeter.report.words import cost_sentence, value_sentence
+from tests.analysis.report_frames import simulate
+from tests.analysis.test_verdict import slo
+from tests.kit import manifest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 STORED: dict[str, Any] = json.loads((DOCS / "results" / "cost.json").read_text())
@@ -19,9 +26,15 @@ SUMMARY, MANIFEST = STORED["summary"], STORED["manifest"]
 
 
 def test_the_tool_says_today_what_it_said_of_that_run() -> None:
-    found = describe_cost(SUMMARY, MANIFEST)
-    assert found == SUMMARY["cost"]
-    assert describe_value(found, SUMMARY["goodput"]) == SUMMARY["value"]
+    about = manifest(**{key: MANIFEST[key] for key in ("scenario", "hardware", "placement")})
+    figures = build_figures(simulate(60).requests, None, None, [], Evidence("open", "poisson", 4.0))
+    load = figures.load.model_copy(update=SUMMARY["load"])
+    held = build_figures(simulate(60).requests, None, None, [slo("ttft", 50.0, 500)], Evidence("open", "poisson")).slo
+    rate = offered_rate(SUMMARY["verdict"], held, load, SUMMARY["counts"]["measured"], None)
+    found = describe_cost(rate, TokensPerRequest.model_validate(SUMMARY["tokens_per_request"]), about)
+    assert found.to_json() | {"sentence": cost_sentence(found)} == SUMMARY["cost"]
+    value, share_ci = describe_value(found, SUMMARY["goodput"]["share_ci"]), SUMMARY["goodput"]["share_ci"]
+    assert value.to_json() | {"sentence": value_sentence(value, share_ci)} == SUMMARY["value"]
 
 
 def test_by_hand_it_is_the_same_to_the_last_digit() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from bench.compare import CHANGES, Job, compare_seed, summarize, table
 from bench.virtual_run import Traffic, virtual_run
+from bench.virtual_server import Settings
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.virtual import Settings
 
 
 def test_one_seed_gives_a_row_a_comparison_and_the_rows_a_table() -> None:

@@ -13,7 +13,7 @@ import pytest
 from bench import peers, sampler, soak, streams
 from bench.peer_tools import TOOLS
 from gapmeter.machine.instrument import NotMeasured
-from gapmeter.records.files import SPARE, too_few_files
+from gapmeter.records.process import SPARE, too_few_files
 
 ROOT = Path(__file__).parents[2]
 STEADY: dict[str, Any] = {

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.quick_server import QuickServer
+from bench.virtual_server import Arrival, Settings, simulate
 from bench.virtual_trials import SMALL
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.virtual import Arrival, Settings, simulate
 
 
 @settings(max_examples=25, deadline=None)

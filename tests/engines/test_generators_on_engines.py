@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 
 from bench.engine import Engine
-from gapmeter.options import Options, RunResult
+from gapmeter.analysis.results import RunResult
+from gapmeter.options import Options
 from gapmeter.records import RunFolder
+from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
 from tests.engines.injection import Delayed
@@ -23,14 +25,14 @@ LOAD = (
 SPREADS, SHARE = 3.0, 0.35
 
 
-def runs(engine: Engine, tmp_path: Path) -> list[RunResult]:
+def runs(engine: Engine, tmp_path: Path) -> list[Conclusion[RunResult]]:
     """Three runs of the same planned times and lengths on one server, texts of their own."""
     settings, options = [*engine.target, *LOAD], Options(runs=tmp_path, probe_dir=engine.probe_dir, quiet=True)
     with open_session(resolve("smoke", settings), options, home=tmp_path / "server") as session:
         return [session.load(resolve("smoke", [*settings, f"load.generator={name}"])) for name in ORDER]
 
 
-def medians_ms(run: RunResult) -> dict[str, float]:
+def medians_ms(run: Conclusion[RunResult]) -> dict[str, float]:
     """Of the requests' own stamps: twenty may be too few for the summary to vouch for a percentile."""
     requests = pd.read_parquet(run.folder / "requests.parquet")
     gaps = np.concatenate([np.diff(tokens) for tokens in requests["token_ns"]])
@@ -42,8 +44,8 @@ def test_the_generators_differ_by_no_more_than_two_runs_do(engine: Delayed, tmp_
     found = runs(engine.engine, tmp_path)
     plans = [RunFolder(run.folder).read_manifest()["plan"] for run in found]
     assert len({(plan["planned"], plan["prompt_tokens"], plan["output_tokens"]) for plan in plans}) == 1
-    assert [run.summary["counts"]["succeeded"] for run in found] == [20] * 3
-    assert [run.summary["ledger"]["refused"] for run in found] == [[]] * 3
+    assert [run.result.counts.succeeded for run in found] == [20] * 3
+    assert [run.result.ledger.refused for run in found] == [()] * 3
     for metric in ("ttft", "itl"):
         one, locust, other = (medians_ms(run)[metric] for run in found)
         usual = (one + other) / 2

@@ -25,9 +25,8 @@ from gapmeter.analysis.requests.peers import Measured, vllm_bench
 from gapmeter.loadgen.content import PATHS
 from gapmeter.machine.instrument import equal_plan
 from gapmeter.records import Outcome
-from gapmeter.records.chunks import chunks
-from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import WireRecord
+from gapmeter.records.request import RequestRecord
+from gapmeter.records.stream import chunks, parse_answer
 from gapmeter.servers.vllm import find_python
 from tests.engines.player import Timed, player
 from tests.loadgen.null import null_server
@@ -123,11 +122,11 @@ def ask_vllm(asked: Sequence[Asked], folder: Path) -> dict[str, Any]:
     return found
 
 
-def ask_ourselves(asked: Sequence[Asked], folder: Path) -> list[WireRecord]:
+def ask_ourselves(asked: Sequence[Asked], folder: Path) -> list[RequestRecord]:
     """By our client, a process for each server and path; the records in the order of ``asked``, round after round."""
     every, due = list(asked) * ROUNDS, due_ms(len(asked))
 
-    def issue(target: tuple[str, str]) -> dict[int, WireRecord]:
+    def issue(target: tuple[str, str]) -> dict[int, RequestRecord]:
         mine = [k for k, one in enumerate(every) if (one.url, one.kind) == target]
         plan = equal_plan(np.array([due[k] for k in mine], np.int64) * MS, TOKENS)
         plan = replace(plan, path=PATHS[target[1]], bodies=[every[k].body() for k in mine])
@@ -154,7 +153,7 @@ class Both:
 
     asked: Asked
     theirs: list[dict[str, Any]]
-    records: list[WireRecord]
+    records: list[RequestRecord]
 
     @property
     def ours(self) -> list[Measured]:

@@ -19,8 +19,7 @@ except ModuleNotFoundError:
 
 with atheris.instrument_imports(include=["gapmeter.loadgen.client", "gapmeter.loadgen.exchange", "gapmeter.records"]):
     from gapmeter.records import Outcome
-    from gapmeter.records.chunks import chunks
-    from gapmeter.records.stream import events, parse_answer
+    from gapmeter.records.stream import chunks, events, parse_answer
     from tests.fuzz.feed import ENDED, feed
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -9,7 +9,7 @@ from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import Connection, Pool
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.records import Outcome
-from gapmeter.records.wire import NO_FLAG, WireRecord, decode, encode
+from gapmeter.records.request import NO_FLAG, RequestRecord, decode, encode
 
 ENDED = frozenset({Outcome.OK, Outcome.CUT, Outcome.HTTP_4XX, Outcome.HTTP_5XX, Outcome.MALFORMED, Outcome.TIMEOUT})
 
@@ -36,7 +36,7 @@ class Silent(Pool):
         pass
 
 
-def feed(pieces: list[bytes], *, ends: bool = True) -> WireRecord:
+def feed(pieces: list[bytes], *, ends: bool = True) -> RequestRecord:
     """One request on one connection, answered with these pieces; then the peer closes, or time is up."""
     done: list[Exchange] = []
     pool = Silent(Address.of("http://h"), done.append)
@@ -55,4 +55,4 @@ def feed(pieces: list[bytes], *, ends: bool = True) -> WireRecord:
     elif not done:
         pool.give_up(exchange, Outcome.TIMEOUT, "time is up")
     (finished,) = done
-    return decode(b"".join(encode(finished.record(0))))
+    return decode(b"".join(encode(finished.collect())))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from gapmeter.analysis.results.manifest import CalibratedLimit, Calibration, GeneratorFloor
 from gapmeter.cli import main
 from gapmeter.machine import calibration
-from gapmeter.machine.calibrate import Trial, calibrate, highest, render
-from gapmeter.machine.calibration import Limit
+from gapmeter.machine.calibration import Trial, calibrate, highest, render
 from gapmeter.machine.instrument import Cores, Timing, TooBusy, equal_plan, errors, issue
 
 ANYWHERE = Cores((), ())
@@ -57,7 +56,7 @@ def test_one_hiccup_of_the_machine_is_no_limit() -> None:
     def attempt(rate: float) -> Trial:
         return Trial(next(hiccups, 0.1), rate)
 
-    assert highest(attempt, 100, 400, 1, lambda *_: None) == Limit(400, "search")
+    assert highest(attempt, 100, 400, 1, lambda *_: None) == CalibratedLimit(per_s=400, ended_by="search")
 
 
 def test_a_machine_too_busy_for_the_lowest_rate_is_not_calibrated() -> None:
@@ -71,15 +70,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "gapmeter" / "calibration.json"
 
 
+def calibrated(**chunk_us: float) -> Calibration:
+    """One whose generators differ in the cost of a chunk."""
+    limit = CalibratedLimit(per_s=1.0, ended_by="search")
+    errors_ms = {f"{metric}_p{p}_ms": 0.1 for metric in ("ttft", "itl", "e2e", "lag") for p in (50, 99)}
+    about = {"tokens": limit, "requests": limit, "measured_wall": "", "quick": True, "cores_shared": False}
+    floors = {
+        name: GeneratorFloor.model_validate({**errors_ms, **about, "chunk_us": us}) for name, us in chunk_us.items()
+    }
+    return Calibration(machine=calibration.this_machine(), most_error_ms=1.0, generators=floors)
+
+
 def test_a_calibration_is_kept_for_this_machine_beside_those_of_others(cache: Path) -> None:
     assert calibration.load_calibration() is None
-    assert calibration.save_calibration({"generators": {"asyncio": 1, "locust": 2}}) == cache
+    assert calibration.save_calibration(calibrated(asyncio=1, locust=2)) == cache
     kept = json.loads(cache.read_text())
     kept["machines"]["another"] = {"generators": {}}
     cache.write_text(json.dumps(kept))
-    calibration.save_calibration({"generators": {"asyncio": 3}})
-    assert calibration.load_calibration() == {"generators": {"asyncio": 3, "locust": 2}}
-    assert set(json.loads(cache.read_text())["machines"]) == {"another", calibration.fingerprint().key}
+    calibration.save_calibration(calibrated(asyncio=3))
+    assert calibration.load_calibration() == calibrated(asyncio=3, locust=2)
+    assert set(json.loads(cache.read_text())["machines"]) == {"another", calibration.key_of(calibration.this_machine())}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1, "machines": 3}'])
@@ -100,10 +110,10 @@ def test_a_generator_that_does_not_exist_is_a_mistake_of_the_user(
 def test_a_quick_calibration_measures_errors_cost_and_limits() -> None:
     said: list[str] = []
     try:
-        found: dict[str, Any] = calibrate(["asyncio"], quick=True, say=said.append)
+        found = calibrate(["asyncio"], quick=True, say=said.append)
     except TooBusy as refused:
         pytest.skip(str(refused))
-    floor = found["generators"]["asyncio"]
+    floor = found.generators["asyncio"].to_json()
     for metric in ("ttft", "itl", "e2e", "lag"):
         assert 0 < floor[f"{metric}_p50_ms"] <= floor[f"{metric}_p99_ms"]
     assert floor["ttft_p50_ms"] < 50  # the schedule's own 50 ms is not part of the error

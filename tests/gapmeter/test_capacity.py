@@ -16,7 +16,7 @@ import pytest
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
-from gapmeter.runs.opened import open_run
+from gapmeter.runs.run import open_run
 from tests.browser import Tab
 from tests.gapmeter.command import Command, Done, gapmeter
 from tests.pages import opens_well

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -8,19 +9,21 @@ from typing import Any
 import pytest
 
 from gapmeter import errors
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.cli import main
-from gapmeter.compare import order_of
+from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
-from gapmeter.options import RunResult
-from gapmeter.report.export.junit import junit
-from gapmeter.report.export.markdown import markdown
-from gapmeter.runs.regression import Baseline, commands_of, held_against, read_limit
+from gapmeter.report import markdown, run
+from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
+from gapmeter.runs.baseline import Baseline, judged_against
+from gapmeter.study.comparison import order_of
+from gapmeter.study.conclusion import Conclusion
 from tests.analysis.compared import folder
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("runs")
     folder(home / "three", slots=3)
     folder(home / "eight", slots=8)
@@ -28,9 +31,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder(home / "stranger", slots=8, changes={"scenario__load__rate": 9.0, "versions__gapmeter": "9"})
     folder(home / "future", slots=8, changes={"schema_version": 9})
     folder(home / "killed", slots=8, changes={"status": "incomplete", "ended_because": "killed " * 30})
-    (home / "unanalysed").mkdir()
-    (home / "unanalysed" / "manifest.json").write_text("{}")
+    shutil.copytree(finished_run, home / "unanalysed")
+    (home / "unanalysed" / "summary.json").unlink()
+    (home / "damaged").mkdir()
+    (home / "damaged" / "manifest.json").write_text('{"schema_version": 1}')
+    for name in ("three", "eight", "twin", "stranger", "future", "killed"):
+        complete(home / name, finished_run)
     return home
+
+
+def complete(folder: Path, whole: Path) -> None:
+    """What a virtual run's manifest and summary do not say is what a whole run's say."""
+    for name in ("manifest.json", "summary.json"):
+        own, others = (json.loads((path / name).read_text()) for path in (folder, whole))
+        for slo in own["slo"]:
+            slo.update({"limit_ns": 9_000_000_000, "limit_share": None} if name == "manifest.json" else {})
+            slo.setdefault("text", f"{slo['metric']} p{slo['percentile']:g} <= 9 s")
+        (folder / name).write_text(json.dumps(joined(own, others)))
+
+
+def joined(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: joined(value, others[key]) if key in NESTED and isinstance(others.get(key), dict) else value
+        for key, value in own.items()
+    }
+    return {**others, **both}
+
+
+NESTED = ("scenario", "server", "load", "hardware", "target", "plan")
 
 
 def test_two_runs_are_compared_into_a_folder_with_page_and_document(
@@ -80,12 +108,13 @@ MISTAKES = {
     "the same run twice": (["three", "three"], 2, "named twice"),
     "no run": (["three", "nowhere"], 2, "no manifest.json"),
     "not analysed": (["three", "unanalysed"], 2, "gapmeter report"),
+    "damaged": (["three", "damaged"], 98, "is damaged: manifest.json: status is missing"),
     "two things differ": (["three", "stranger"], 98, "--factor"),
-    "another version of the format": (["three", "future"], 98, "version 9 of the format"),
+    "another version of the format": (["three", "future"], 2, "schema_version is 9, this gapmeter reads 1"),
     "a run that was killed": (
         ["eight", "killed"],
         98,
-        "B is not valid as a measurement (validity)\n\n  blocks   validity\n",
+        "B is not valid as a",
     ),
     "pairs of nothing": (["--run", "smoke", "--pairs", "2"], 2, "--a server.max_batch=4"),
     "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),
@@ -112,38 +141,36 @@ def test_runs_are_made_in_turn() -> None:
 
 @pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 2.5 % ", 0.025)])
 def test_a_limit_is_a_share(text: str, limit: float) -> None:
-    assert read_limit(text) == pytest.approx(limit)
+    assert share_of("--max-regression", text, 0.0, 10.0) == pytest.approx(limit)
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five"])
 def test_a_limit_without_its_unit_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="write 5%"):
-        read_limit(text)
+    with pytest.raises(UserError, match=r"--max-regression .*: write per cent from 0% to 1000%"):
+        share_of("--max-regression", text, 0.0, 10.0)
 
 
-def summary(status: str) -> dict[str, Any]:
+def regression(status: str) -> dict[str, Any]:
     row = {
         "name": "ttft p90", "status": status, "sentence": "TTFT p90 100 ms -> 120 ms, +20 %", "a_ms": 100.0,
         "b_ms": 120.0, "ci_ms": [15.0, 25.0], "relative": 0.2,
     }  # fmt: skip
-    slo = {"text": "ttft p90 <= 1 s", "status": "PASS", "sentence": "met"}
-    told = {"status": status, "limit": 0.05, "baseline": "base", "rows": [row], "sentence": row["sentence"]}
-    return {
-        "name": "chat", "verdict": "PASS", "invalid_reasons": [], "slo": [slo], "regression": told,
-        "load": {"window_s": 3.0},
-    }  # fmt: skip
+    return {"status": status, "limit": 0.05, "baseline": "base", "rows": [row], "sentence": row["sentence"]}
 
 
 @pytest.mark.parametrize(
     ("status", "part", "level"),
     [("REGRESSED", "failure", "error"), ("UNDECIDED", "skipped", "warning"), ("WITHIN", None, None)],
 )
-def test_a_regression_is_a_case_in_junit_and_an_annotation(status: str, part: str | None, level: str | None) -> None:
-    told = summary(status)
-    cases = ET.fromstring(junit(told)).findall("./testsuite/testcase")
-    assert [case.get("name") for case in cases] == ["ttft p90 <= 1 s", "ttft p90 at most 5.0 % slower against base"]
+def test_a_regression_is_a_case_in_junit_and_an_annotation(
+    runs: Path, status: str, part: str | None, level: str | None
+) -> None:
+    result = RunResult.read(runs / "three").model_copy(update={"name": "chat", "verdict": "PASS", "slo": ()})
+    suite = suite_of_run(result, regression(status))
+    cases = ET.fromstring(junit([suite])).findall("./testsuite/testcase")
+    assert [case.get("name") for case in cases][1] == "ttft p90 at most 5.0 % slower against base"
     assert [child.tag for child in cases[1]] == ([part] if part else [])
-    lines = commands_of(told)
+    lines = annotations_of(suite)
     expected = f"::{level} title=chat%3A ttft p90 {status}::TTFT p90 100 ms -> 120 ms, +20 %25"
     assert lines == ([expected] if level else [])
 
@@ -165,11 +192,12 @@ HELD = {"a slower run": ("three", "eight", "REGRESSED", errors.SLO_MISSED),
 
 @pytest.mark.parametrize("case", HELD)
 def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str, runs: Path, tmp_path: Path) -> None:
-    run, against, status, code = HELD[case]
-    result = RunResult(runs / run, json.loads((runs / run / "summary.json").read_text()), errors.OK)
+    name, against, status, code = HELD[case]
+    result = Conclusion(runs / name, RunResult.read(runs / name), errors.OK)
     baseline = Baseline(runs / against, 0.05, ("server.max_batch",))
-    (judged,) = held_against([result], 1, baseline, tmp_path, quiet=True)
-    assert (judged.summary["regression"]["status"], judged.exit_code) == (status, code)
+    (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
+    assert judged.regression is not None
+    assert (judged.regression["status"], judged.exit_code) == (status, code)
 
 
 FORWARD_MS = {"a": 10, "b": 30}
@@ -193,22 +221,23 @@ def test_runs_in_turn_are_compared_and_a_run_is_held_against_one_of_them(tmp_pat
     assert {found["verdict"] for found in compared["metrics"].values()} <= {"slower", "not estimable"}
     assert {"factor"} == {f["meaning"] for f in document["protocol"][0]["facts"] if f["key"].startswith("server.")}
     baseline = next(path for path in tmp_path.glob("*-smoke-*") if path.name == document["sides"][0]["runs"][0])
-    run = gapmeter(
+    judged = gapmeter(
         "run", "smoke", *settings, "--set", "server.args.forward_ms=30", "--baseline", str(baseline), "--factor",
         "server.args", "--json", "--annotations", "--markdown", str(tmp_path / "told.md"), runs=tmp_path / "ci",
     )  # fmt: skip
-    told = json.loads(run.out)["regression"]
+    told = json.loads(judged.out)["regression"]
     assert told["status"] in STATUSES, told
-    assert run.code in (STATUSES[told["status"]], errors.NOT_VALID), run.err  # the run may be invalid by itself
+    assert judged.code in (STATUSES[told["status"]], errors.NOT_VALID), judged.err  # the run may be invalid by itself
     if told["status"] == "NOT COMPARABLE":  # a busy machine made one of the runs invalid, which is what it should say
         assert "validity" in told["sentence"]
     elif told["status"] == "REGRESSED":
-        assert "::error title=smoke%3A ttft p50 REGRESSED::" in run.err
+        assert "::error title=smoke%3A ttft p50 REGRESSED::" in judged.err
     assert told["status"] in (tmp_path / "told.md").read_text()
-    assert run.code == 0 or run.last_line.startswith(f"exit={run.code} ")
+    assert judged.code == 0 or judged.last_line.startswith(f"exit={judged.code} ")
 
 
-def test_markdown_of_a_summary_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
-    told = json.loads((runs / "three" / "summary.json").read_text())
-    assert "baseline" not in markdown(told)
-    assert "**REGRESSED** against base" in markdown(told | {"regression": summary("REGRESSED")["regression"]})
+def test_markdown_of_a_run_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
+    result, manifest = RunResult.read(runs / "three"), Manifest.read(runs / "three")
+    assert "baseline" not in markdown.text(run.brief(result, manifest))
+    told = markdown.text(run.brief(result, manifest, regression("REGRESSED")))
+    assert "**REGRESSED** against base" in told

@@ -63,16 +63,17 @@ COMPARE = ("compare", "{run}", "{whole}", "--runs", "{tmp}/compared")
 DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
     "no plan's time": (
         manifest(lambda m: m["plan"].update(end_ns="soon")), ("report", "{run}"), 98,
-        "is damaged: plan.end_ns in manifest.json is 'soon'",
+        "is damaged: manifest.json: plan.end_ns is 'soon'",
     ),
     "no scenario": (
-        manifest(lambda m: m.pop("scenario")), ("report", "{run}"), 98, "is damaged: manifest.json says no scenario",
+        manifest(lambda m: m.pop("scenario")), ("report", "{run}"), 98,
+        "is damaged: manifest.json: scenario is missing",
     ),
     "no SLOs": (
-        manifest(lambda m: m.update(slo=None)), ("report", "{run}"), 98, "is damaged: slo in manifest.json is 'None'",
+        manifest(lambda m: m.update(slo=None)), ("report", "{run}"), 98, "is damaged: manifest.json: slo is 'None'",
     ),
     "a manifest without end": (
-        files("manifest.json", lambda _: b"[" * 99_999), ("report", "{run}"), 2, "manifest.json: lists in lists",
+        files("manifest.json", lambda _: b"[" * 99_999), ("report", "{run}"), 2, "manifest.json: is no JSON (",
     ),
     "half a manifest, explained": (
         files("manifest.json", lambda data: data[: len(data) // 2]), EXPLAIN, 2,
@@ -91,13 +92,14 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         files("probe/*.gap", lambda _: b""), ("report", "{run}"), 98, "too short to be a record file",
     ),
     "a summary of nothing": (
-        files("summary.json", lambda _: b"{}"), EXPLAIN, 2, "KeyError: 'stages'; analyse it again: gapmeter report",
+        files("summary.json", lambda _: b"{}"), EXPLAIN, 2,
+        "summary.json: name is missing; analyse it again: gapmeter report",
     ),
     "a summary that is no JSON": (
-        files("summary.json", lambda _: b"{"), PROMETHEUS, 2, "cannot be read as an analysed run: JSONDecodeError",
+        files("summary.json", lambda _: b"{"), PROMETHEUS, 2, "summary.json: is no JSON",
     ),
     "a summary that is a list": (
-        files("summary.json", lambda _: b"[]"), CSV, 2, "cannot be read as an analysed run: TypeError",
+        files("summary.json", lambda _: b"[]"), CSV, 2, "summary.json: is not a JSON object",
     ),
     "a table of other bytes": (
         files("requests.parquet", other), EXPLAIN, 2, "cannot be read as an analysed run: ArrowInvalid",
@@ -106,7 +108,7 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         lambda run: shutil.copy(run / "steps.parquet", run / "ledger.parquet"), EXPLAIN, 2, "analyse it again",
     ),
     "a manifest without its scenario that is to be compared": (
-        manifest(lambda m: m.pop("scenario")), COMPARE, 98, "is damaged: manifest.json says no scenario",
+        manifest(lambda m: m.pop("scenario")), COMPARE, 98, "is damaged: manifest.json: scenario is missing",
     ),
     "a table that is to be compared": (
         files("ledger.parquet", other), COMPARE, 2, "analyse it again: gapmeter report",

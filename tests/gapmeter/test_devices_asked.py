@@ -9,8 +9,8 @@ import pytest
 from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.errors import UserError
-from gapmeter.study.precision import check_precision, cpu_flags, own_support
 from gapmeter.study.resolve import resolve
+from gapmeter.study.target import check_precision, cpu_flags, own_support
 
 SCENARIO = """\
 name: mine
@@ -60,13 +60,13 @@ def test_a_precision_that_this_machine_only_emulates_is_refused_or_marked(precis
         with pytest.raises(UserError, match=rf"server.precision: .* has no native {precision}") as error:
             check_precision(resolve("smoke", asked))
         assert error.value.exit_code == errors.BAD_SCENARIO
-    told = check_precision(resolve("smoke", [*asked, "server.emulation=mark"]))["precision"]
-    assert told["emulated"] is emulated
-    assert emulated == (told["native"] is False)
+    told = check_precision(resolve("smoke", [*asked, "server.emulation=mark"]))
+    assert told is not None and told.emulated is emulated
+    assert emulated == (told.native is False)
 
 
 def test_the_simulated_engine_has_no_precision_to_check() -> None:
-    assert check_precision(resolve("smoke", ["server.engine=simulated", "server.precision=nvfp4"])) == {}
+    assert check_precision(resolve("smoke", ["server.engine=simulated", "server.precision=nvfp4"])) is None
 
 
 def test_the_processor_s_flags_are_those_that_the_kernel_lists() -> None:

@@ -1,45 +1,104 @@
+"""``gapmeter explain``: groups are conditions of SQL on a run's requests; what makes the one slower is named."""
+
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gapmeter.cli import main
-from tests.analysis.report_frames import write_run
+from gapmeter.errors import UserError
+from gapmeter.runs.explain import holds
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("run") / "r", count=300, rate=22.0).path
-
-
-def test_two_groups_are_explained_with_where_the_figures_are_from(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", str(run), "--group", "prompt_tokens > 96", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["a_count"] + told["b_count"] == 300
-    assert sum(row["ms"] for row in told["ranked"]) == pytest.approx(told["difference_ms"])
-    assert told["provenance"]["scenario"] == "chat-p99"
-
-
-def test_people_read_a_table_and_the_largest_stage_in_a_sentence(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(run), "--group", "rank_percent > 90", "--against", "rank_percent <= 50"]) == 0
-    err = capsys.readouterr().err
-    assert "rank_percent > 90 waited" in err
-    assert "of it queue (capacity)" in " ".join(err.split())
+COLUMNS = {
+    "tokens": pd.Series([10, 64, 65, None], dtype="Int64"),
+    "ms": pd.Series([1.5, 2.0, np.nan, 300.0]),
+    "reason": pd.Series(["stop", "length", "length", "stop"]),
+    "index": pd.Series([0, 1, 2, 3]),
+}
 
 
 @pytest.mark.parametrize(
-    ("condition", "told"),
-    [("prompt > 3", "'prompt' is no column"), ("prompt_tokens > 1e9", "holds for 0 of 300 requests; 5 are needed")],
+    ("text", "rows"),
+    [
+        ("tokens > 64", [2]), ("tokens >= 64", [1, 2]), ("64 < tokens", [2]), ("10 < tokens and tokens <= 65", [1, 2]),
+        ("reason == 'length' and ms < 5", [1]), ("tokens > 64 or ms > 100", [2, 3]), ("ms != 2", [0, 3]),
+        ("not reason = 'stop'", [1, 2]), ("ms > -1", [0, 1, 3]), ("ms < tokens", [0, 1]), ("index > 1", [2, 3]),
+        ("not tokens > 64", [0, 1]), ("not ms < 2", [1, 3]), ("tokens in (10, 65)", [0, 2]),
+        ("not (tokens > 64 or ms > 100)", [0, 1]), ("tokens between 60 and 65", [1, 2]), ("reason like 's%'", [0, 3]),
+        ("tokens > 64 -- as written", [2]), ("ms > (select avg(ms) from requests)", [3]),
+    ],
+)  # fmt: skip
+def test_a_condition_holds_for_the_rows_that_it_says_and_never_for_an_unknown_value(text: str, rows: list[int]) -> None:
+    assert np.flatnonzero(holds(text, COLUMNS)).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("token > 3", 'column "token" not found'),
+        ("tokens >", "syntax error"),
+        ("tokens", "write one as: prompt_tokens > 64"),
+        ("reason > 3", "Cannot compare values of type VARCHAR"),
+        ("10 < tokens <= 64", "use AND to combine comparisons"),
+        ('reason = "stop"', 'column "stop" not found'),
+        ("tokens > 3) from requests; drop table requests; select (1", "more than one"),
+        ("tokens > (select count(*) from read_text('/etc/hostname'))", "disabled by configuration"),
+        ("unnest([true, true])", "UNNEST"),
+    ],
+)  # fmt: skip
+def test_what_is_no_condition_is_refused_with_what_to_write(text: str, says: str) -> None:
+    with pytest.raises(UserError, match="is no condition") as refused:
+        holds(text, COLUMNS)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value).replace(repr(text), "")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet="abct oken><=!&|()[]{}.,'\"0123456789-+*_\\\n", max_size=60))
+def test_no_text_does_anything_but_hold_or_be_refused(text: str) -> None:
+    try:
+        assert len(holds(text, COLUMNS)) == 4
+    except UserError:
+        pass
+
+
+@pytest.mark.whole_run
+def test_two_groups_are_explained_with_where_the_figures_are_from(
+    finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(finished_run), "--group", "rank_percent > 50", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["a_count"] + found["b_count"] == 30
+    assert sum(row["ms"] for row in found["ranked"]) == pytest.approx(found["difference_ms"])
+    assert found["provenance"]["scenario"] == "smoke"
+
+
+@pytest.mark.whole_run
+def test_people_read_a_table_and_the_largest_stage_in_a_sentence(
+    finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(finished_run), "--group", "rank_percent > 80", "--against", "rank_percent <= 50"]) == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert "rank_percent > 80 waited" in err
+    assert "stage owner a b difference 95 % interval share" in err
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [("prompt > 3", 'column "prompt" not found'), ("prompt_tokens > 1e9", "holds for 0 of 30 requests; 5 are needed")],
 )
 def test_a_group_that_cannot_be_is_one_sentence_and_exit_2(
-    run: Path, capsys: pytest.CaptureFixture[str], condition: str, told: str
+    finished_run: Path, capsys: pytest.CaptureFixture[str], condition: str, says: str
 ) -> None:
-    assert main(["explain", str(run), "--group", condition]) == 2
-    assert told in capsys.readouterr().err
+    assert main(["explain", str(finished_run), "--group", condition]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_folder_that_was_never_analysed_is_told_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

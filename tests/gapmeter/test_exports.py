@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import gapmeter
 from gapmeter.errors import UserError
-from gapmeter.records import tracing
+from gapmeter.records.request import trace_ids
 from tests.gapmeter.command import SIMULATED, Done
 from tests.gapmeter.command import gapmeter as command
 
@@ -39,7 +39,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 @pytest.fixture(scope="module")
-def run(done: Done) -> gapmeter.runs.opened.OpenedRun:
+def run(done: Done) -> gapmeter.runs.run.Run:
     return gapmeter.open(done.folder.path)
 
 
@@ -224,11 +224,11 @@ def test_a_collector_receives_a_span_a_request_under_its_traceparent_and_its_sta
     assert all(f"gapmeter.{fact}" in collector.resource for fact in FACTS)
     requests = run.requests.set_index("request_id")
     for name, row in requests.iterrows():
-        trace, own = (n.to_bytes(size, "big") for n, size in zip(tracing.ids(str(name)), (16, 8), strict=True))
+        trace, own = (n.to_bytes(size, "big") for n, size in zip(trace_ids(str(name)), (16, 8), strict=True))
         span = by_id[trace, own]
         attributes = {pair.key: pair.value for pair in span.attributes}
         assert attributes["gen_ai.usage.output_tokens"].int_value == row["output_tokens"]
-        assert attributes["gen_ai.request.model"].string_value == run.manifest["target"]["model"]
+        assert attributes["gen_ai.request.model"].string_value == run.manifest.target.model
         ttft = (row["first_token_ns"] - row["due_ns"]) / 1e9
         assert attributes["gen_ai.server.time_to_first_token"].double_value == pytest.approx(ttft)
         assert span.end_time_unix_nano - span.start_time_unix_nano == row["last_token_ns"] - row["due_ns"]

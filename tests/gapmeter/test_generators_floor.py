@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gapmeter.machine.calibrate import MOST_ERROR_MS, STREAMS
+from gapmeter.machine.calibration import MOST_ERROR_MS, STREAMS
+from gapmeter.machine.hardware import place
 from gapmeter.machine.instrument import Cores, Timing, equal_plan, errors, issue, poisson
 from gapmeter.records.stream import parse_answer
-from gapmeter.study.placement import place
 
 Figures = Mapping[str, float]
 RATE, TOKENS, REQUESTS = 20.0, 64, 60  # as the floor of a quick calibration

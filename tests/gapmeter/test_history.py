@@ -14,7 +14,7 @@ import pytest
 from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.errors import UserError
-from gapmeter.runs.history import list_runs
+from gapmeter.runs.listing import list_runs
 from gapmeter.runs.sql import ask
 
 pytestmark = pytest.mark.whole_run
@@ -32,12 +32,11 @@ def runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     older = home / "20260101-000000-first-aaaaaa"
     for table in ("steps", "gaps"):
         (older / f"{table}.parquet").unlink()
-    sweep = {
-        "schema_version": 1,
-        "kind": "sweep",
-        "started_wall": "2026-01-03T00:00:00+0000",
-        "scenario": {"name": "s"},
-    }
+    common = ("schema_version", "status", "scenario", "scenario_digest", "command", "started_wall_ns", "started_ns",
+              "hardware", "versions", "git")  # fmt: skip
+    run = json.loads((older / "manifest.json").read_text())
+    sweep = {key: run[key] for key in common} | {"kind": "sweep", "repeat": 1, "points": [], "order": []}
+    sweep["started_wall"] = "2026-01-03T00:00:00+0000"
     written(home / "20260103-000000-smoke-sweep-cccccc" / "manifest.json", sweep)
     written(home / "20260104-000000-compare-dddddd" / "compare.json", {})
     killed = home / "20260105-000000-killed-eeeeee"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.command import Command
 from gapmeter.study.keys import REDACTED, Keys
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
 
@@ -64,7 +65,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_repeated_without_its_key(command: str) -> None:
-    assert Keys().out_of_command(command) == COMMANDS[command]
+    assert str(Keys().out_of_command(Command.parse(command))) == COMMANDS[command]
 
 
 @pytest.mark.whole_run

@@ -19,7 +19,7 @@ import pytest
 
 from gapmeter.loadgen.locust.figures import live_rows, supported
 from gapmeter.loadgen.locust.follow import Followed
-from gapmeter.loadgen.locust.tally import METRICS
+from gapmeter.loadgen.locust.totals import METRICS
 from gapmeter.records.histograms import new_histogram
 from tests.analysis.report_frames import write_run
 from tests.browser import Tab

@@ -7,30 +7,30 @@ from collections.abc import Sequence
 import numpy as np
 
 from gapmeter.analysis.capacity.trial import Count
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord
-from gapmeter.study.looks import Looks
-from gapmeter.study.stopping import Stop
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
+from gapmeter.study.monitor import TrialMonitor
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
-SLOS = ({"metric": "errors", "limit_share": 0.01, "text": "errors <= 1 %"},)
+SLOS = (Slo(metric="errors", percentile=None, limit_ns=None, limit_share=0.01, text="errors <= 1 %"),)
 
 
-def answered(index: int, due_ms: int, *pieces: bytes, retry: int = 0, outcome: Outcome = Outcome.OK) -> WireRecord:
+def answered(index: int, due_ms: int, *pieces: bytes, retry: int = 0, outcome: Outcome = Outcome.OK) -> RequestRecord:
     end_ns = (due_ms + 50) * MS
-    return WireRecord(
+    return RequestRecord(
         index=index, request_id=f"r-{index}.{retry}", worker=0, due_ns=due_ms * MS, sent_ns=due_ms * MS, end_ns=end_ns,
         outcome=outcome, status=200, retry=retry, output_tokens=2, body=b"".join(pieces),
         chunk_ns=np.full(len(pieces), end_ns, np.int64), chunk_bytes=np.array([*map(len, pieces)], np.uint32),
     )  # fmt: skip
 
 
-def well(index: int, due_ms: int, retry: int = 0) -> WireRecord:
+def well(index: int, due_ms: int, retry: int = 0) -> RequestRecord:
     return answered(index, due_ms, *sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"), retry=retry)
 
 
-def counted(events: Sequence[tuple[int, WireRecord]], at: int) -> Count | None:
+def counted(events: Sequence[tuple[int, RequestRecord]], at: int) -> Count | None:
     """What a look after ``at`` requests saw; None where there was none."""
     seen: list[Count] = []
 
@@ -38,8 +38,8 @@ def counted(events: Sequence[tuple[int, WireRecord]], at: int) -> Count | None:
         seen.extend(counts)
         return True
 
-    looks = Looks(SLOS, (at, 1000), 10.0, 0, enough)
-    assert looks.look(events) is (Stop.ABORT if seen else Stop.GO_ON)
+    monitor = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
+    assert monitor.is_enough(events) is bool(seen)
     return seen[0] if seen else None
 
 

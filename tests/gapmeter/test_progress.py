@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gapmeter.console.progress import JsonLines, Progress, ProgressLine, line
+from gapmeter.progress import JsonLines, Progress, ProgressLine, line
 
 NOW = Progress(
     phase="load", elapsed_s=65.2, remaining_s=24.6, asked_per_s=8.0, sent_per_s=8.02, done_per_s=7.5, issued=534,

@@ -7,20 +7,20 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from gapmeter import errors
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
-from gapmeter.options import Options, RunResult
+from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
-from gapmeter.records.wire import WireRecord
+from gapmeter.records.request import RequestRecord
 from gapmeter.scenarios import Scenario
+from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
-from gapmeter.study.stopping import Stop
 
 pytestmark = pytest.mark.whole_run
 
@@ -39,16 +39,9 @@ class Loaded:
     """What several loads of one server left."""
 
     root: Path
-    results: list[RunResult]
-    shortened: dict[Stop, RunResult]
+    results: list[Conclusion[RunResult]]
+    shortened: Conclusion[RunResult]
     pids: set[int]
-
-
-def more_than(count: int, how: Stop) -> Any:
-    def when(seen: Sequence[tuple[int, WireRecord]]) -> Stop:
-        return how if len(seen) > count else Stop.GO_ON
-
-    return when
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +53,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
             results.append(session.load(scenario(f"load.rate={40 + 10 * number}"), into=root / f"load-{number}"))
             pids |= {int(read_records(file).process["pid"]) for file in probe_files(results[-1])}
         long = scenario("load.requests=400", "workload.output_tokens=20")
-        shortened = {
-            how: session.load(long, into=root / how.name, stop_when=more_than(60, how))
-            for how in (Stop.AWAIT, Stop.ABORT)
-        }
+        shortened = session.load(long, into=root / "shortened", stop_when=lambda seen: len(seen) > 60)
     return Loaded(root, results, shortened, pids)
 
 
-def probe_files(result: RunResult) -> list[Path]:
+def probe_files(result: Conclusion[RunResult]) -> list[Path]:
     folder = RunFolder(result.folder)
     return folder.record_files(folder.probe)
 
@@ -76,9 +66,9 @@ def test_the_third_loads_ledgers_balance_and_hold_no_strangers_requests(loaded: 
     third = loaded.results[2]
     requests = pd.read_parquet(third.folder / "requests.parquet")
     ledger = pd.read_parquet(third.folder / "ledger.parquet")
-    assert third.summary["counts"]["succeeded"] == 30
-    assert third.summary["ledger"]["refused"] == []
-    assert third.summary["ledger"]["killed_processes"] == []
+    assert third.result.counts.succeeded == 30
+    assert third.result.ledger.refused == ()
+    assert third.result.ledger.killed_processes == ()
     stages = [name for name in ledger if name.endswith("_ns") and name not in ("transit_ns", "strict_ns", "total_ns")]
     stages.remove("hidden_host_ns")
     assert (ledger[stages].sum(axis=1) - ledger["total_ns"]).abs().max() == 0
@@ -90,40 +80,36 @@ def test_the_third_loads_ledgers_balance_and_hold_no_strangers_requests(loaded: 
 
 def test_the_loads_share_one_server_and_no_text(loaded: Loaded) -> None:
     assert len(loaded.pids) == len(probe_files(loaded.results[0])), "a process was started anew"
-    assert [result.summary["counts"]["succeeded"] for result in loaded.results] == [30] * 3
-    assert [RunFolder(result.folder).read_manifest()["repeat"] for result in loaded.results] == [0, 1, 2]
+    assert [result.result.counts.succeeded for result in loaded.results] == [30] * 3
+    assert [Manifest.read(result.folder).repeat for result in loaded.results] == [0, 1, 2]
     assert not (loaded.root / "server" / "probe").exists(), "each load has its part"
     assert all((result.folder / "logs" / "server.log").exists() for result in loaded.results)
 
 
-@pytest.mark.parametrize("how", [Stop.AWAIT, Stop.ABORT])
-def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_broken_one(
-    how: Stop, loaded: Loaded
-) -> None:
-    result = loaded.shortened[how]
-    complete = next(check for check in result.summary["checks"] if check["rule"] == "complete")
-    assert complete["status"] == "ok"
-    counts = result.summary["counts"]
-    assert 20 < counts["issued"] < 350
-    assert counts["failed"] == {}
-    assert counts["succeeded"] == counts["measured"] > 0
-    assert result.summary["ledger"]["refused"] == []
-    assert result.summary["shortened"]["in_flight"] == {Stop.AWAIT: "awaited", Stop.ABORT: "aborted"}[how]
+def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_broken_one(loaded: Loaded) -> None:
+    result = loaded.shortened.result
+    assert next(check for check in result.checks if check.rule == "complete").status == "ok"
+    counts = result.counts
+    assert 20 < counts.issued < 350
+    assert counts.failed == {}
+    assert counts.succeeded == counts.measured > 0
+    assert result.ledger.refused == ()
+    assert result.shortened is not None and result.shortened.in_flight == "aborted"
 
 
 def test_a_server_that_dies_is_noticed_in_the_load_and_by_the_next(tmp_path: Path) -> None:
     with open_session(scenario(), Options(runs=tmp_path, quiet=True), home=tmp_path / "server") as session:
         killed: list[int] = []
 
-        def kill(seen: Sequence[tuple[int, WireRecord]]) -> bool:
+        def kill(seen: Sequence[tuple[int, RequestRecord]]) -> bool:
             if len(seen) > 20 and session.process is not None and not killed:
                 killed.append(session.process.pid)
                 os.kill(killed[0], signal.SIGKILL)
             return False
 
         broken = session.load(scenario("load.requests=3000"), into=tmp_path / "broken", stop_when=kill)
-        assert broken.summary["verdict"] == "INVALID"
-        assert "the server ended" in RunFolder(broken.folder).read_manifest()["ended_because"]
+        assert broken.result.verdict == "INVALID"
+        assert "the server ended" in str(Manifest.read(broken.folder).ended_because)
         assert not session.alive()
         with pytest.raises(ValueError, match="another server"):
             session.load(scenario("server.max_batch=3"), into=tmp_path / "after")

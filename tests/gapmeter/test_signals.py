@@ -22,8 +22,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SLOW = "import sys, time\nprint('began', flush=True)\ntime.sleep(0.5)\nprint('whole', flush=True)\n"
 IMPORTS = """
 import sys
-from gapmeter.signals import hear
-hear()
+from gapmeter.signals import interrupt_on_signals
+interrupt_on_signals()
 try:
     import slow
     import time

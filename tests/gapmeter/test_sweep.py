@@ -18,15 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.sweep.result import SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
+from gapmeter.outputs import annotations_of
 from gapmeter.records import RunFolder, read_records
+from gapmeter.runs.baseline import Baseline, check_baseline
 from gapmeter.runs.explain import explain
-from gapmeter.runs.opened import open_run
-from gapmeter.runs.regression import commands_of, read_baseline
-from gapmeter.study.order import visits
+from gapmeter.runs.run import open_run
+from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
-from gapmeter.sweep import finished, resume_command, run_sweep
+from gapmeter.study.study import is_finished
+from gapmeter.study.sweep import order_of, run_sweep
 from tests.browser import Tab
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter
 from tests.pages import opens_well
@@ -47,8 +50,8 @@ def sweep_of(points: Any) -> tuple[str, str]:
 def test_every_point_is_visited_once_a_repeat_and_servers_follow_each_other(
     servers: list[str], repeats: int, seed: int
 ) -> None:
-    groups = visits(servers, repeats, seed)
-    assert groups == visits(servers, repeats, seed)
+    groups = order_of(servers, repeats, seed)
+    assert groups == order_of(servers, repeats, seed)
     assert len(groups) == len(set(servers)), "each server is started once"
     assert sorted(v for group in groups for v in group) == [(p, r) for p in range(len(servers)) for r in range(repeats)]
     for group in groups:
@@ -59,17 +62,8 @@ def test_every_point_is_visited_once_a_repeat_and_servers_follow_each_other(
 
 
 def test_points_are_not_run_in_the_order_of_their_values() -> None:
-    orders = {tuple(point for point, _ in visits(["one"] * 6, 1, seed)[0]) for seed in range(20)}
+    orders = {tuple(point for point, _ in order_of(["one"] * 6, 1, seed)[0]) for seed in range(20)}
     assert len(orders) > 10
-
-
-def test_the_command_that_resumes_can_be_typed() -> None:
-    folder = Path("runs/a b")
-    assert resume_command("gapmeter run x", folder) == "gapmeter run x --resume 'runs/a b'"
-    assert resume_command("gapmeter run x --resume runs/old", folder) == "gapmeter run x --resume 'runs/a b'"
-    assert resume_command("make loadtest SCENARIO=x", Path("runs/a")) == (
-        'make loadtest SCENARIO=x ARGS="--resume runs/a"'
-    )
 
 
 @pytest.fixture(scope="module")
@@ -180,13 +174,13 @@ def test_summary_and_page_are_made_again_from_the_points_folders(swept: Done, tm
 
 @pytest.mark.whole_run
 def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swept: Done) -> None:
-    lines = commands_of(swept.summary)
+    lines = annotations_of(Conclusion(swept.folder.path, SweepResult.read(swept.folder.path), swept.code))
     assert [line for line in lines if "is not valid" in line and "such_flag" in line.replace("-", "_")]
-    for use in (open_run, lambda path: explain(path, "prompt_tokens > 1", "rest", "ttft", as_json=False)):
+    for use in (open_run, lambda path: explain(path, "prompt_tokens > 1")):
         with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):
             use(swept.folder.path)
     with pytest.raises(UserError, match="is a sweep"):
-        read_baseline(swept.folder.path, None, (), resolve("smoke", ()))
+        check_baseline(Baseline(swept.folder.path, 0.05), resolve("smoke", ()))
 
 
 @pytest.mark.whole_run
@@ -222,7 +216,7 @@ def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> N
     (folder,) = tmp_path.iterdir()
     assert stopped.out.strip() == str(folder), "what is finished is reported"
     assert "Not finished." in (folder / "report.html").read_text()
-    done = {path for path in folder.glob("points/*/r1") if finished(path)}
+    done = {path for path in folder.glob("points/*/r1") if is_finished(path)}
     assert 1 <= len(done) < 3
     assert f"--resume {folder}" in stopped.err
     before = {path: (path / "manifest.json").stat().st_mtime_ns for path in done}
@@ -255,11 +249,11 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
         started.append(home.name)
         yield SimpleNamespace(alive=lambda: False, load=refuse)
 
-    monkeypatch.setattr("gapmeter.sweep.open_session", dead)
+    monkeypatch.setattr("gapmeter.study.study.open_session", dead)
     overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
     result = run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
     assert (started, result.exit_code) == (["1.0", "1.1"], UNREACHABLE)
-    assert [point["verdict"] for point in result.summary["sweep"]["points"]] == ["FAILED"] * 2
+    assert [point.verdict for point in result.result.sweep.points] == ["FAILED"] * 2
 
 
 def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:

@@ -15,14 +15,15 @@ import pandas as pd
 import pytest
 
 from gapmeter import errors
-from gapmeter.analysis.sweep import analyse_points
+from gapmeter.analysis.results import Manifest, ManifestBase
+from gapmeter.analysis.results.study import SweepManifest, SweepPoint
 from gapmeter.cli import main
-from gapmeter.compare import compare_folders
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import HASHES, archive
-from gapmeter.runs.sameness import Check, differing
-from gapmeter.runs.verify import check_all, verify
+from gapmeter.runs.verify import Check, check_all, differing, verify
+from gapmeter.study.comparison import compare_runs
+from gapmeter.study.sweep import analyse_points
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -99,7 +100,7 @@ def raise_version(run: Path) -> None:
         (lambda run: (run / "requests.parquet").write_text("no"), "requests.parquet", "cannot be read"),
         (lambda run: shutil.copy(run / "gaps.parquet", run / "more.parquet"), "more.parquet", "not of these records"),
         (lambda run: (run / "manifest.json").write_text("[]"), "manifest.json", "cannot be read"),
-        (raise_version, "format", "version 99 of the format; this gapmeter reads version 1"),
+        (raise_version, "format", "schema_version is 99, this gapmeter reads 1"),
     ],
 )  # fmt: skip
 def test_what_was_tampered_with_is_named(
@@ -109,7 +110,7 @@ def test_what_was_tampered_with_is_named(
     tamper(run)
     bad = failed(check_all(run))
     assert says in bad[name]
-    assert verify(run, as_json=True) == errors.NOT_VALID
+    assert main(["verify", str(run), "--json"]) == errors.NOT_VALID
 
 
 def test_figures_of_another_state_of_the_analysis_hold_if_they_are_the_same_and_it_is_said(run_copy: Copy) -> None:
@@ -144,9 +145,11 @@ def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tm
     home = RunFolder(tmp_path / "20260101-000000-smoke-sweep-aaaaaa")
     run = home.path / "points" / "001-rate=60" / "r1"
     shutil.copytree(run_copy(), run)
-    point = {"values": {"load.rate": 60}, "folder": "points/001-rate=60", "digest": "a"}
-    ours = json.loads((run / "manifest.json").read_text())
-    home.write_json(home.manifest, ours | {"kind": "sweep", "points": [point], "order": [[[0, 0]]]})
+    values = {"load.rate": 60}
+    point = SweepPoint(values=values, resolved=values, digest="a", folder="points/001-rate=60")
+    of_run = Manifest.read(run)
+    common = {name: getattr(of_run, name) for name in ManifestBase.model_fields}
+    SweepManifest(**common, repeat=1, points=(point,), order=(((0, 0),),)).write(home.path)
     analyse_points(home)
     assert failed(check_all(home.path)) == {}
     summary = json.loads(home.summary.read_text())
@@ -158,7 +161,7 @@ def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tm
 def test_a_comparison_is_made_again_from_the_runs_that_it_names(run_copy: Copy, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(run_copy(), tmp_path / name)
-    made = compare_folders([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
+    made = compare_runs([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
     assert failed(check_all(made.folder)) == {}
     document = json.loads((made.folder / "compare.json").read_text())
     document["sides"][1]["requests"] += 1
@@ -186,7 +189,7 @@ def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [".tar.gz", ".zip"])
 def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path, end: str) -> None:
     packed = archive(run_copy(), tmp_path / f"handed-over{end}")
-    assert verify(packed) == errors.OK
+    assert failed(verify(packed)) == {}
     with pytest.raises(UserError, match="exists; write another with -o"):
         archive(run_copy(), packed)
 
@@ -199,7 +202,7 @@ def test_a_changed_file_inside_an_archive_is_found(
     with zipfile.ZipFile(packed) as one, zipfile.ZipFile(again, "w") as other:
         for name in one.namelist():
             other.writestr(name, b"{}" if name.endswith("verdict.json") else one.read(name))
-    assert verify(again) == errors.NOT_VALID
+    assert main(["verify", str(again)]) == errors.NOT_VALID
     assert "verdict.json was changed" in capsys.readouterr().out
 
 
@@ -221,7 +224,7 @@ def test_no_key_goes_into_an_archive(run_copy: Copy, tmp_path: Path, monkeypatch
     for secret in (b"angled", b"environment-secret", b"pass-word"):
         assert secret not in everything
     assert b"started with REDACTED and REDACTED" in everything
-    assert verify(packed) == errors.OK
+    assert failed(verify(packed)) == {}
 
 
 def test_a_run_whose_records_hold_a_key_is_not_archived(
@@ -280,7 +283,7 @@ def test_an_archive_of_somebody_else_s_making_says_so(run_copy: Copy, tmp_path: 
     run = run_copy()
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         tar.add(run, run.name)
-    assert verify(tmp_path / "a.tar.gz") == errors.NOT_VALID
+    assert failed(verify(tmp_path / "a.tar.gz"))
     assert not (run / HASHES).exists()
 
 

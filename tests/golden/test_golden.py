@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gapmeter.analysis.results import RunResult
-from gapmeter.compare import compare_folders
 from gapmeter.report import bridge
-from gapmeter.run import report_again
+from gapmeter.study.comparison import compare_runs
+from gapmeter.study.run import report_again
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
@@ -49,6 +49,8 @@ ADDED = {
     **{
         f"summary.json: slo[{at}].beyond_half": "what the sentence of an SLO far from its limit says" for at in range(4)
     },
+    **{f"compare.json: comparisons[0].{key}": "what its sentences say" for key in ("telling", "changed.claim")},
+    "compare.json: comparisons[0].changed.unexplained": "why no stage is named",
     **{f"verdict.json: slo[{at}].beyond_half": "likewise" for at in range(4)},
 }
 # What analysis writes and is compared. Pages and the trace are not: they show what is in these.
@@ -141,7 +143,7 @@ def _compare_again(runs: Path, document: Path) -> None:
     told = json.loads(document.read_text())
     asked, folder = told["asked"], runs / document.parent.name
     sides = [[(folder / path).resolve() for path in side] for side in asked["folders"]]
-    again = compare_folders(
+    again = compare_runs(
         sides, asked["factors"], force=asked["force"], in_turn=asked["in_turn"], runs=runs, command=told["command"]
     )
     shutil.rmtree(folder, ignore_errors=True)
@@ -171,10 +173,41 @@ def compare(kept: Path, today: Path, intended: Mapping[str, str]) -> Compared:
 def _with_sentences(path: Path) -> Any:
     """A document of today as it was kept: with each sentence beside its figures, where ``words`` has them now."""
     document = json.loads(path.read_text())
-    if path.name not in ("summary.json", "verdict.json") or "words" not in document:
+    if "words" not in document:
         return document
+    if path.name == "compare.json":
+        return _comparison_with_sentences(document)
+    if document.get("kind") == "sweep":
+        return _sweep_with_sentences(document)
     whole = bridge.read_run(path.parent)
     return whole if path.name == RunResult.FILE else {key: whole[key] for key in ("headline", *document)}
+
+
+def _sweep_with_sentences(document: Any) -> Any:
+    """The same for a sweep."""
+    sweep, words = document["sweep"], document["words"]
+    sweep["headline"] = words["headline"]
+    for growth, sentence in zip(sweep["growth"], words["growth"], strict=True):
+        growth["sentence"] = sentence
+    for point, own in zip(sweep["points"], words["points"], strict=True):
+        for answer, sentence in zip(point["slo"], own["slo"], strict=True):
+            answer["sentence"] = sentence
+        for part in ("cost", "value"):
+            point["economy"][part]["sentence"] = own[part]
+    return document
+
+
+def _comparison_with_sentences(document: Any) -> Any:
+    """The same for a comparison."""
+    words = document["words"]
+    document["headline"] = words["headline"]
+    if words["method"]:
+        document["method"]["sentence"] = words["method"]
+    for pair, own in zip(document["comparisons"], words["comparisons"], strict=True):
+        pair["sentence"] = own["verdict"]
+        if pair["changed"]:
+            pair["changed"]["sentence"] = own["changed"]
+    return document
 
 
 def is_prose(place: str) -> bool:

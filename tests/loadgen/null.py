@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.swaps import Swaps
+from gapmeter.loadgen.plan import Plan, Swaps
 from gapmeter.servers.null.server import Schedule, Server
 
 PATH = "/v1/chat/completions"

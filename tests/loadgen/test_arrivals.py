@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from gapmeter.loadgen.arrivals import due_offsets, warmup_span
+from gapmeter.loadgen.arrivals import draw_arrivals, warmup_span
 from gapmeter.scenarios import Load
 
 S = 1_000_000_000
@@ -20,7 +20,7 @@ CLOSED = {"arrivals": "closed", "rate": None, "concurrency": 4}
 
 def drawn(seed: int = 1, warmup_ns: int = 0, **changes: object) -> NDArray[np.int64]:
     load = BASE.model_copy(update=changes)
-    return due_offsets(load, np.random.default_rng(seed), warmup_ns)
+    return draw_arrivals(load, np.random.default_rng(seed), warmup_ns).due_ns
 
 
 def gaps_s(due: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -13,9 +13,9 @@ from gapmeter.loadgen.address import Address, authorization
 from gapmeter.loadgen.client import Client
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.records import Outcome
+from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import Flag, WireRecord
-from gapmeter.servers.null.script import Script
+from gapmeter.servers.null.answers import PreparedAnswer
 from tests.loadgen.null import PATH, body, null_server
 
 
@@ -25,7 +25,7 @@ class Asking:
     def __init__(self, url: str) -> None:
         self.address = Address.of(url)
         self.client = Client(self.address, self._finished)
-        self.records: list[WireRecord] = []
+        self.records: list[RequestRecord] = []
         self._news = asyncio.Event()
         self._asked = 0
 
@@ -36,20 +36,20 @@ class Asking:
         self._asked += 1
         self.client.issue(exchange)
 
-    async def answered(self, count: int) -> list[WireRecord]:
+    async def answered(self, count: int) -> list[RequestRecord]:
         async with asyncio.timeout(10):
             while len(self.records) < count:
                 await self._news.wait()
                 self._news.clear()
         return self.records
 
-    async def ask(self, data: bytes | None = None) -> WireRecord:
+    async def ask(self, data: bytes | None = None) -> RequestRecord:
         before = len(self.records)
         self.issue(data)
         return (await self.answered(before + 1))[-1]
 
     def _finished(self, exchange: Exchange) -> None:
-        self.records.append(exchange.record(worker=0))
+        self.records.append(exchange.collect())
         self._news.set()
 
 
@@ -69,7 +69,7 @@ async def asking(url: str, warm: int = 1) -> AsyncIterator[Asking]:
 async def test_an_answer_is_kept_byte_for_byte_with_the_arrival_of_each_piece() -> None:
     async with null_server() as (_, url), asking(url) as one:
         record = await one.ask(body(5))
-    script = Script("chat", 1, 8, coded=False)
+    script = PreparedAnswer("chat", 1, 8, coded=False)
     assert record.body == script.start + bytes(script.tokens(0, 4)) + script.end(5)
     assert record.chunk_bytes.sum() == len(record.body)
     assert len(record.chunk_ns) == len(record.chunk_bytes)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gapmeter.records import Outcome
+from gapmeter.records.request import Flag
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import Flag
 from tests.loadgen.null import body, null_server
 from tests.loadgen.test_client import asking
 

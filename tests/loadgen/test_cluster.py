@@ -18,12 +18,12 @@ from hdrh.histogram import HdrHistogram
 
 from gapmeter.loadgen.cluster import Workers, make_cluster, report_path
 from gapmeter.loadgen.fleet import Fleet, NotStarted
-from gapmeter.loadgen.locust.shard import Shard
+from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
@@ -90,7 +90,7 @@ def cluster(what: Plan, url: str, folder: Path, *, patience_s: float = 30) -> It
             process.communicate()
 
 
-def records(folder: Path, code: int = FINISHED) -> list[WireRecord]:
+def records(folder: Path, code: int = FINISHED) -> list[RequestRecord]:
     files = [read_records(path) for path in sorted(folder.glob("*.gap"))]
     found = [decode(payload) for file in files for kind, payload in file.blobs if kind == code]
     return sorted(found, key=lambda record: record.index)
@@ -133,7 +133,7 @@ def clock_is_within_its_half_width(worker: dict[str, Any]) -> bool:
     return bool(worker["same_clock"] and near and worker["clock_offset_ns"] == 0 and worker["round_trips"] >= 10)
 
 
-def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_share_again(tmp_path: Path, null: str) -> None:
+def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_slice_again(tmp_path: Path, null: str) -> None:
     what = plan([index * 20 * MS for index in range(450)])
     with cluster(what, null, tmp_path, patience_s=6) as (fleet, crew):
         t0 = fleet.start()
@@ -204,10 +204,10 @@ def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_pat
         pass
 
 
-def test_a_share_begins_only_once_however_often_locust_starts_the_test(tmp_path: Path, null: str) -> None:
-    shard = Shard(plan([index * MS for index in range(20)]), null, None, tmp_path, (), "locust")
-    assert shard.ready.wait(20)
+def test_a_slice_begins_only_once_however_often_locust_starts_the_test(tmp_path: Path, null: str) -> None:
+    run = SliceRun(plan([index * MS for index in range(20)]), null, "locust", Call("", 0, (), None), tmp_path)
+    assert run.ready.wait(20)
     t0 = time.monotonic_ns() + 200 * MS
-    assert [shard.begin(t0), shard.begin(t0), shard.begin(t0 + MS)] == [True, False, False]
-    assert shard.over.wait(20)
+    assert [run.begin(t0), run.begin(t0), run.begin(t0 + MS)] == [True, False, False]
+    assert run.over.wait(20)
     assert [record.index for record in records(tmp_path, ISSUED)] == list(range(20))

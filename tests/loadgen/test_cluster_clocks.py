@@ -11,7 +11,7 @@ import pytest
 
 from gapmeter.loadgen.cluster import Workers, make_cluster
 from gapmeter.loadgen.worker import Exit
-from gapmeter.records.wire import on_clock
+from gapmeter.records.request import on_clock
 from tests.loadgen.null import plan
 from tests.loadgen.test_cluster import ROOT, Crew, null, records, told
 

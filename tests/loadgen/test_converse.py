@@ -14,15 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.loadgen.converse import Conversations
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.issue import issue_closed, issue_open
-from gapmeter.loadgen.plan import Plan, make_plan
-from gapmeter.loadgen.share import load_share, save_share
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.issue import issue
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from gapmeter.loadgen.users import Users
+from gapmeter.loadgen.users import Conversations, Users
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.wire import ISSUED, WireRecord
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import load_scenario
 from tests.loadgen.null import plan
 from tests.loadgen.test_issue import bed, seen
@@ -126,8 +125,8 @@ def test_shares_hold_whole_conversations_and_together_are_the_plan(
         assert all(b == a + 1 or b == 1 for a, b in pairwise(share.turns.tolist()))
         assert [share.local_index(share.global_index(i)) for i in range(len(share))] == list(range(len(share)))
         assert share.request_ids == [share.request_id(i) for i in range(len(share))]
-        save_share(share, tmp_path / "share.npz")
-        assert load_share(tmp_path / "share.npz").digest() == share.digest()
+        share.save(tmp_path / "share.npz")
+        assert Plan.load(tmp_path / "share.npz").digest() == share.digest()
     firsts = [share.due_ns[share.turns == 1] for share in shares]
     np.testing.assert_array_equal(np.sort(np.concatenate(firsts)), made.due_ns[made.turns == 1])
 
@@ -162,7 +161,7 @@ async def test_a_turn_is_due_a_think_time_after_the_answer_before_it_ended(tmp_p
     made = talks([3, 1, 2], pause_ns=3 * MS)
     async with bed(made, tmp_path) as on:
         t0 = time.monotonic_ns() + 5 * MS
-        await issue_open(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
     assert [r.turn for r in records] == [1, 2, 3, 1, 1, 2]
@@ -176,7 +175,7 @@ async def test_a_turn_is_due_a_think_time_after_the_answer_before_it_ended(tmp_p
 async def test_first_turns_do_not_wait_for_answers(tmp_path: Path) -> None:
     async with bed(talks([2] * 30, end_ns=100 * MS), tmp_path, fault="silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
-        await issue_open(on.session, t0)
+        await issue(on.session, t0)
         assert len(await seen(on.server, 30)) == 30
         assert time.monotonic_ns() >= t0 + 100 * MS
         issued = on.records(ISSUED)
@@ -186,7 +185,7 @@ async def test_first_turns_do_not_wait_for_answers(tmp_path: Path) -> None:
 
 async def test_what_follows_a_failed_turn_is_on_record_as_abandoned(tmp_path: Path) -> None:
     async with bed(talks([3, 1], pause_ns=2 * MS), tmp_path, fault="status_500") as on:
-        await issue_open(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records, issued = on.records(), on.records(ISSUED)
     assert [r.outcome for r in records] == [
@@ -200,7 +199,7 @@ async def test_what_follows_a_failed_turn_is_on_record_as_abandoned(tmp_path: Pa
 async def test_turns_that_would_be_due_after_the_end_are_counted_and_not_asked(tmp_path: Path) -> None:
     async with bed(talks([5, 5], pause_ns=30 * MS, end_ns=50 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue_open(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
         (note,) = [note for note in read_records(on.path).notes if note["type"] == "conversations"]
@@ -211,12 +210,12 @@ async def test_turns_that_would_be_due_after_the_end_are_counted_and_not_asked(t
 
 async def test_stopping_asks_no_further_turn(tmp_path: Path) -> None:
     async with bed(talks([3, 3], pause_ns=2 * MS), tmp_path, fault="stall") as on:
-        issuing = asyncio.ensure_future(issue_open(on.session, time.monotonic_ns()))
+        issuing = asyncio.ensure_future(issue(on.session, time.monotonic_ns()))
         await seen(on.server, 2)
         on.session.stop("enough")
         await issuing
         await on.session.drain()
-        records: list[WireRecord] = on.records()
+        records: list[RequestRecord] = on.records()
     assert [r.outcome for r in records] == [Outcome.ABORTED] * 2
 
 
@@ -277,7 +276,7 @@ def test_a_user_holds_one_conversation_after_another(
 async def test_a_closed_loops_user_asks_turn_after_turn_and_then_begins_anew(tmp_path: Path) -> None:
     made = talks([3, 1, 2, 2, 1], pause_ns=3 * MS, users=2)
     async with bed(made, tmp_path) as on:
-        await issue_closed(on.session, time.monotonic_ns() + 5 * MS)
+        await issue(on.session, time.monotonic_ns() + 5 * MS)
         await on.session.drain()
         records = {record.index: record for record in on.records()}
     assert [records[index].turn for index in range(9)] == made.turns.tolist()
@@ -291,7 +290,7 @@ async def test_a_closed_loops_user_asks_turn_after_turn_and_then_begins_anew(tmp
 
 async def test_a_failed_turn_frees_its_user_for_the_next_conversation(tmp_path: Path) -> None:
     async with bed(talks([3, 2], pause_ns=2 * MS, users=1), tmp_path, fault="status_500") as on:
-        await issue_closed(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records, issued = on.records(), on.records(ISSUED)
     lost = Outcome.ABANDONED

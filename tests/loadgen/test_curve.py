@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals
-from gapmeter.loadgen.curve import Curve, count_dispersion
+from gapmeter.loadgen.arrivals import Arrivals, Curve, count_dispersion, draw_arrivals
 from gapmeter.scenarios import Load
 from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step
 from gapmeter.scenarios.trace import Trace

@@ -17,16 +17,16 @@ import pytest
 from gapmeter.loadgen.fleet import GENERATORS, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records import Outcome, read_records
+from gapmeter.records.request import FINISHED, Flag, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import FINISHED, Flag, WireRecord, decode
-from gapmeter.servers.null.faults import FAULTS
+from gapmeter.servers.null.answers import FAULTS
 from tests.loadgen.null import body, null_server, plan
 
 MS = 1_000_000
 
 
-def issued(what: Plan, url: str, folder: Path, generator: str) -> list[WireRecord]:
+def issued(what: Plan, url: str, folder: Path, generator: str) -> list[RequestRecord]:
     """What a generator process makes of a plan, in the plan's order."""
     folder.mkdir(exist_ok=True)
     with make_fleet(what, url, None, folder, (), 1, warm=1, generator=generator) as fleet:
@@ -38,7 +38,7 @@ def issued(what: Plan, url: str, folder: Path, generator: str) -> list[WireRecor
     return sorted(found, key=lambda record: record.index)
 
 
-async def of_each(what: Plan, url: str, folder: Path) -> list[list[WireRecord]]:
+async def of_each(what: Plan, url: str, folder: Path) -> list[list[RequestRecord]]:
     """The same plan issued by each generator, one after the other."""
     return [await asyncio.to_thread(issued, what, url, folder / name, name) for name in sorted(GENERATORS)]
 

@@ -10,7 +10,7 @@ import pytest
 ORDER = """
 import socket, sys, time
 import gevent
-from gapmeter.loadgen.locust.loop import READ, GreenLoop
+from gapmeter.loadgen.locust.transport import READ, GreenLoop
 from gapmeter.records.timer import Timer
 
 seen, loop, pairs = [], GreenLoop(), [socket.socketpair() for _ in range(20)]

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from gapmeter.loadgen.address import Address
-from gapmeter.loadgen.issue import issue_closed, issue_open
+from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.pulse import Pulse
 from gapmeter.loadgen.session import Session
 from gapmeter.records import Outcome, RecordWriter, Span, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from gapmeter.servers.null.server import Server
 from tests.loadgen.null import null_server, plan
 
@@ -35,7 +35,7 @@ class Bed:
     server: Server
     path: Path
 
-    def records(self, code: int = FINISHED) -> list[WireRecord]:
+    def records(self, code: int = FINISHED) -> list[RequestRecord]:
         found = [decode(payload) for kind, payload in read_records(self.path).blobs if kind == code]
         return sorted(found, key=lambda record: record.index)
 
@@ -67,7 +67,7 @@ async def test_an_open_loop_issues_everything_though_nothing_is_ever_answered(tm
     what = plan([index * MS for index in range(100)])
     async with bed(what, tmp_path, fault="silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
-        await issue_open(on.session, t0)
+        await issue(on.session, t0)
         assert sorted(await seen(on.server, 100)) == what.request_ids
         assert on.session.client.in_flight == 100
         assert not on.records(FINISHED)
@@ -79,7 +79,7 @@ async def test_requests_are_never_early_and_leave_in_the_order_of_the_plan(tmp_p
     due = np.cumsum(np.random.default_rng(5).exponential(2 * MS, 80)).astype(int).tolist()
     async with bed(plan(due), tmp_path, warm=80) as on:
         t0 = time.monotonic_ns()
-        await issue_open(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
     assert [record.due_ns - t0 for record in records] == due
@@ -94,7 +94,7 @@ async def test_a_stall_does_not_move_what_was_due(tmp_path: Path) -> None:
     """The whole plan is in the past: all of it leaves at once, each with its own due time."""
     async with bed(plan([index * MS for index in range(200)]), tmp_path) as on:
         t0 = time.monotonic_ns() - 1000 * MS
-        await issue_open(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
     assert [record.due_ns for record in records] == [t0 + index * MS for index in range(200)]
@@ -103,14 +103,14 @@ async def test_a_stall_does_not_move_what_was_due(tmp_path: Path) -> None:
 
 async def test_an_empty_plan_is_over_at_once(tmp_path: Path) -> None:
     async with bed(plan([]), tmp_path) as on:
-        await issue_open(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         assert on.session.issued == 0
 
 
 async def test_stopping_aborts_what_is_in_flight_and_issues_nothing_more(tmp_path: Path) -> None:
     async with bed(plan([0, MS, 2 * MS, 3_600_000 * MS]), tmp_path, fault="stall") as on:
-        issuing = asyncio.ensure_future(issue_open(on.session, time.monotonic_ns()))
+        issuing = asyncio.ensure_future(issue(on.session, time.monotonic_ns()))
         await seen(on.server, 3)
         on.session.stop("enough")
         await issuing
@@ -123,8 +123,8 @@ async def test_stopping_aborts_what_is_in_flight_and_issues_nothing_more(tmp_pat
 async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_path: Path) -> None:
     async with bed(plan([0, MS], timeout_s=0.15), tmp_path, fault="stall") as on:
         t0 = time.monotonic_ns()
-        pulse = Pulse(on.session, t0)
-        await issue_open(on.session, t0)
+        pulse = Heartbeat(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         pulse.close()
         records = on.records()
@@ -137,8 +137,8 @@ async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_p
 async def test_lag_speed_and_cost_are_recorded_beside_the_requests(tmp_path: Path) -> None:
     async with bed(plan([0, 1100 * MS]), tmp_path) as on:
         t0 = time.monotonic_ns()
-        pulse = Pulse(on.session, t0)
-        await issue_open(on.session, t0)
+        pulse = Heartbeat(on.session, t0)
+        await issue(on.session, t0)
         pulse.stop_counting()
         pulse.close()
         file = read_records(on.path)
@@ -152,7 +152,7 @@ async def test_lag_speed_and_cost_are_recorded_beside_the_requests(tmp_path: Pat
     assert 0 < usage[-1]["cpu_ns"] < usage[-1]["wall_ns"]
 
 
-def overlapping(records: list[WireRecord]) -> int:
+def overlapping(records: list[RequestRecord]) -> int:
     """The most requests that were under way at one time."""
     edges = sorted([(r.write_ns, 1) for r in records] + [(r.end_ns, -1) for r in records])
     return int(np.cumsum([step for _, step in edges]).max())
@@ -160,7 +160,7 @@ def overlapping(records: list[WireRecord]) -> int:
 
 async def test_a_closed_loop_asks_each_body_once_with_no_more_in_flight_than_users(tmp_path: Path) -> None:
     async with bed(plan([-1] * 60, users=5, think_ns=MS), tmp_path) as on:
-        await issue_closed(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records = on.records()
     assert [record.request_id for record in records] == [f"r-{index:06d}" for index in range(60)]
@@ -171,7 +171,7 @@ async def test_a_closed_loop_asks_each_body_once_with_no_more_in_flight_than_use
 async def test_in_a_closed_loop_due_is_the_end_before_plus_the_think_time(tmp_path: Path) -> None:
     async with bed(plan([-1] * 10, users=1, think_ns=3 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue_closed(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
     assert records[0].due_ns == t0
@@ -181,7 +181,7 @@ async def test_in_a_closed_loop_due_is_the_end_before_plus_the_think_time(tmp_pa
 async def test_users_do_not_start_in_step(tmp_path: Path) -> None:
     async with bed(plan([-1] * 4, users=4, think_ns=40 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue_closed(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
     assert [record.due_ns - t0 for record in records[:4]] == [0, 10 * MS, 20 * MS, 30 * MS]
@@ -190,7 +190,7 @@ async def test_users_do_not_start_in_step(tmp_path: Path) -> None:
 async def test_a_closed_loop_that_lasts_a_time_goes_on_beyond_its_planned_bodies(tmp_path: Path) -> None:
     async with bed(plan([-1] * 3, users=2, end_ns=200 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue_closed(on.session, t0)
+        await issue(on.session, t0)
         await on.session.drain()
         records = on.records()
     assert len(records) > 6
@@ -201,23 +201,23 @@ async def test_a_closed_loop_that_lasts_a_time_goes_on_beyond_its_planned_bodies
 
 async def test_a_closed_loop_whose_answers_never_come_is_over_at_its_end(tmp_path: Path) -> None:
     async with bed(plan([-1] * 9, users=2, end_ns=100 * MS), tmp_path, fault="silent") as on:
-        await issue_closed(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         assert on.session.issued == on.session.client.in_flight == 2
 
 
 async def test_a_user_whose_request_failed_waits_before_it_asks_again(tmp_path: Path) -> None:
     async with bed(plan([-1] * 3, users=1), tmp_path, fault="status_500") as on:
-        await issue_closed(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records = on.records()
     assert [record.outcome for record in records] == [Outcome.HTTP_5XX] * 3
     assert all(b.due_ns - a.end_ns == 100 * MS for a, b in pairwise(records))
 
 
-async def test_a_share_without_users_asks_nothing(tmp_path: Path) -> None:
+async def test_a_slice_without_users_sends_nothing(tmp_path: Path) -> None:
     two = plan([-1] * 4, users=1)
     async with bed(two.slice(1, 2), tmp_path) as on:
-        await issue_closed(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         assert on.session.issued == 0
 
 
@@ -225,7 +225,7 @@ async def test_a_share_without_users_asks_nothing(tmp_path: Path) -> None:
 async def test_the_index_on_disk_is_the_place_in_the_whole_plan(tmp_path: Path, workers: int) -> None:
     share = plan([index * MS for index in range(9)]).slice(workers - 1, workers)
     async with bed(share, tmp_path) as on:
-        await issue_open(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records = on.records()
     assert [record.index for record in records] == list(range(workers - 1, 9, workers))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
+from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records import Outcome, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import null_server, plan
 
 MS = 1_000_000
@@ -26,14 +27,14 @@ def run(text: str, url: str, folder: Path, *, users: int = 2, seconds: float = 2
     file = folder / "mine.py"
     file.write_text(HEAD + text)
     what = plan([-1] * 4, users=users, end_ns=int(seconds * 1000) * MS).without_requests()
-    own = {"path": str(file), "model": "null", "dialect": "full"}
-    with make_fleet(what, url, None, folder, (), 1, warm=1, generator="locust", own=own) as fleet:
+    own = Locustfile(str(file), "null", "full")
+    with make_fleet(what, url, None, folder, (), 1, warm=1, generator="locust", locustfile=own) as fleet:
         fleet.start()
         fleet.wait(lambda: None, 0.05)
         return fleet.troubles(), fleet.record_paths[0]
 
 
-def records(path: Path, code: int = FINISHED) -> list[WireRecord]:
+def records(path: Path, code: int = FINISHED) -> list[RequestRecord]:
     found = [decode(payload) for kind, payload in read_records(path).blobs if kind == code]
     return sorted(found, key=lambda record: record.index)
 

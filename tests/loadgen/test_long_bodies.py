@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.issue import issue_open
-from gapmeter.loadgen.plan import Plan, make_plan
-from gapmeter.loadgen.share import load_share, save_share
+from gapmeter.loadgen.issue import issue
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import load_tokenizer
 from gapmeter.records import Outcome
 from gapmeter.scenarios import load_scenario
@@ -31,7 +31,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     tokenizer = load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
     made = make_plan(load_scenario("smoke", settings, {}), tokenizer, model_name="null")
     for body in made.bodies[:3]:
-        assert tokenizer.count_chat(json.loads(body)["messages"][0]["content"]) == TOKENS
+        assert tokenizer.counts([json.loads(body)["messages"][0]["content"]], "chat") == TOKENS
     return made
 
 
@@ -41,7 +41,7 @@ async def test_nothing_is_left_to_be_made_once_the_session_is(long: Plan, tmp_pa
     sizes = [len(body) for body in own.bodies]
     async with bed(own, tmp_path) as on:
         own.bodies.clear()
-        await issue_open(on.session, time.monotonic_ns())
+        await issue(on.session, time.monotonic_ns())
         await on.session.drain()
         records = on.records()
     assert min(sizes) > 100_000
@@ -51,8 +51,8 @@ async def test_nothing_is_left_to_be_made_once_the_session_is(long: Plan, tmp_pa
 
 def test_they_travel_to_another_process_as_they_are(long: Plan, tmp_path: Path) -> None:
     share = long.slice(1, 2)
-    save_share(share, tmp_path / "share.npz")
-    again = load_share(tmp_path / "share.npz")
+    share.save(tmp_path / "share.npz")
+    again = Plan.load(tmp_path / "share.npz")
     assert again.bodies == share.bodies
     assert again.digest() == share.digest()
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gapmeter.loadgen.errors import PlanError
-from gapmeter.loadgen.plan import Plan, make_plan
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
 from tests.loadgen.tiny_tokenizer import write_model

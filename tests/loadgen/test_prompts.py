@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapmeter.loadgen.errors import PlanError
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.prompts import make_prompts, survey
 from gapmeter.loadgen.tokenizer import PromptTokenizer, TransformersBackend, load_tokenizer
 from tests.loadgen.tiny_tokenizer import KINDS, write_model
@@ -43,9 +43,8 @@ def test_every_prompt_has_exactly_the_tokens_asked_for(
 ) -> None:
     tokenizer = tokenizers[name]
     prompts = make_prompts(tokenizer, kind, np.array(asked), share, stream(seed))
-    count = tokenizer.count_chat if kind == "chat" else tokenizer.count_text
     shortest = prompts.words.shortest
-    assert [count(text) for text in prompts.texts] == [max(tokens, shortest) for tokens in asked]
+    assert tokenizer.counts(prompts.texts, kind).tolist() == [max(tokens, shortest) for tokens in asked]
     assert prompts.tokens.tolist() == [max(tokens, shortest) for tokens in asked]
     assert prompts.lengthened == sum(tokens < shortest for tokens in asked)
     assert prompts.exact
@@ -72,17 +71,19 @@ def test_counts_are_those_of_transformers_one_step_call(tmp_path: Path, name: st
 def test_a_tokenizer_that_a_class_changes_as_it_loads_is_left_to_transformers(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    plain = load_tokenizer(folder).count_text("one")
+    plain = load_tokenizer(folder).counts(["one"], "completion")
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
     from transformers import AutoTokenizer
 
-    assert load_tokenizer(folder).count_text("one") == len(AutoTokenizer.from_pretrained(folder)("one")["input_ids"])
-    assert plain == load_tokenizer(write_model(tmp_path / "again")).count_text("one")
+    assert load_tokenizer(folder).counts(["one"], "completion") == len(
+        AutoTokenizer.from_pretrained(folder)("one")["input_ids"]
+    )
+    assert plain == load_tokenizer(write_model(tmp_path / "again")).counts(["one"], "completion")
 
 
 def test_a_long_prompt_is_exact_too(tokenizers: dict[str, PromptTokenizer]) -> None:
     prompts = make_prompts(tokenizers["byte-level"], "chat", np.array([32_000]), 0.0, stream(1))
-    assert tokenizers["byte-level"].count_chat(prompts.texts[0]) == 32_000
+    assert tokenizers["byte-level"].counts([prompts.texts[0]], "chat") == 32_000
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -129,10 +130,10 @@ def test_words_of_a_survey_cost_one_token_each_wherever_they_stand(tokenizers: d
     for name, tokenizer in tokenizers.items():
         words = survey(tokenizer, "chat")
         assert set(words.starters) <= set(words.joined), name
-        assert tokenizer.count_chat(words.starters[0]) == words.shortest
+        assert tokenizer.counts([words.starters[0]], "chat") == words.shortest
         for starter in words.starters[:20]:
             text = words.joiner.join([starter, *reversed(words.joined)])
-            assert tokenizer.count_chat(text) == words.overhead + 1 + len(words.joined), name
+            assert tokenizer.counts([text], "chat") == words.overhead + 1 + len(words.joined), name
 
 
 def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> 
     with pytest.raises(PlanError, match=says):
         make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
     made = make_prompts(tokenizer, "completion", np.array([50]), 0.0, stream(1))
-    assert tokenizer.count_text(made.texts[0]) == 50
+    assert tokenizer.counts(made.texts, "completion").tolist() == [50]
 
 
 def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) -> None:

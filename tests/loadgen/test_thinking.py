@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gapmeter.loadgen.plan import Plan, make_plan
-from gapmeter.loadgen.thinking import draw_pauses, mean_pause_ns
+from gapmeter.loadgen.draws import draw_pauses, mean_pause_ns
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.planner import make_plan
 from gapmeter.scenarios import load_scenario
 from gapmeter.scenarios.distributions import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
 

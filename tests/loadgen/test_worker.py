@@ -19,12 +19,11 @@ import pytest
 
 from gapmeter.loadgen.fleet import GENERATORS, Fleet, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.share import load_share, save_share
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, RecordFile, read_records
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, decode
 from tests.loadgen.null import plan
 
 MS = 1_000_000
@@ -64,7 +63,7 @@ def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
     return fleet.wait(look, 0.02)
 
 
-def records(file: RecordFile, code: int = FINISHED) -> list[WireRecord]:
+def records(file: RecordFile, code: int = FINISHED) -> list[RequestRecord]:
     return [decode(payload) for kind, payload in file.blobs if kind == code]
 
 
@@ -89,8 +88,8 @@ def same(one: Plan, other: Plan) -> bool:
 @pytest.mark.parametrize("whole", [plan([1, 5, 9, 12, 40]), plan([-1] * 5, users=4, end_ns=9, think_ns=3), plan([])])
 def test_a_share_on_disk_is_the_share(tmp_path: Path, whole: Plan) -> None:
     for share in (whole, whole.slice(1, 3)):
-        save_share(share, tmp_path / "share.npz")
-        assert same(load_share(tmp_path / "share.npz"), share)
+        share.save(tmp_path / "share.npz")
+        assert same(Plan.load(tmp_path / "share.npz"), share)
 
 
 def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, generator: str, null: str) -> None:
@@ -178,23 +177,6 @@ def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
     file = read_records(fleet.record_paths[0])
     assert file.complete
     assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
-
-
-def test_a_process_that_finishes_early_issues_nothing_more_and_awaits_what_is_in_flight(
-    tmp_path: Path, generator: str, null: str
-) -> None:
-    what = plan([0, 100 * MS, 3_600_000 * MS], tokens=40)
-    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
-        tail, seen = RecordTail(fleet.record_paths[0]), []
-        fleet.start()
-        until(lambda: (seen.extend(tail.poll()), sum(code == ISSUED for code, _ in seen))[1] == 2)
-        fleet.finish_early()
-        assert fleet.wait(lambda: None, 0.02) == [Exit.DONE]
-        assert fleet.troubles() == []
-    file = read_records(fleet.record_paths[0])
-    assert file.complete
-    assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.OK)]
-    assert [len(parse_answer(record).token_ns) for record in records(file)] == [40, 40]
 
 
 def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, generator: str, null: str) -> None:
@@ -289,7 +271,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
 
 def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([0, MS, 3_600_000 * MS])
-    save_share(what, tmp_path / "share.npz")
+    what.save(tmp_path / "share.npz")
     with np.load(tmp_path / "share.npz") as arrays:
         changed = {name: arrays[name] for name in arrays.files}
     plain = json.loads(changed["plain"].tobytes()) | {"timeout_ns": "a word"}

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.records import Outcome, RecordWriter, read_records
-from gapmeter.records.chunks import chunks
 from gapmeter.records.reader import NotRecords, frames
-from gapmeter.records.stream import events, parse_answer
-from gapmeter.records.wire import WireRecord
-from gapmeter.servers.null.script import Script
-from gapmeter.servers.null.script import chunk as http_chunk
+from gapmeter.records.request import RequestRecord
+from gapmeter.records.stream import chunks, events, parse_answer
+from gapmeter.servers.null.answers import PreparedAnswer
+from gapmeter.servers.null.answers import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
 from tests.records.test_excerpt import load
 from tests.records.test_stream import comparable
@@ -46,7 +45,7 @@ def mutated(data: st.DataObject, whole: bytes) -> bytes:
 
 def answers() -> st.SearchStrategy[bytes]:
     """HTTP answers of our own null server, and of the corpus."""
-    script = Script("chat", 1, 8, coded=True)
+    script = PreparedAnswer("chat", 1, 8, coded=True)
     good = [HEAD + script.start + bytes(script.tokens(0, k - 1)) + script.end(k) for k in (1, 2, 8)]
     return st.sampled_from([*good, *(path.read_bytes() for path in CORPUS)])
 
@@ -97,8 +96,10 @@ def test_the_same_bytes_are_the_same_answer_in_whatever_pieces_they_come(data: s
 @given(body=st.binary(max_size=300), data=st.data())
 def test_a_body_means_the_same_in_whatever_pieces_it_comes(body: bytes, data: st.DataObject) -> None:
     pieces = cut(data, body)
-    whole = WireRecord(0, "r", 0, 0, outcome=Outcome.OK, body=body, end_ns=99, **_stamped([body] if body else []))
-    parts = WireRecord(0, "r", 0, 0, outcome=Outcome.OK, body=body, end_ns=99, **_stamped(pieces))
+    whole = RequestRecord(
+        index=0, request_id="r", outcome=Outcome.OK, body=body, end_ns=99, **_stamped([body] if body else [])
+    )
+    parts = RequestRecord(index=0, request_id="r", outcome=Outcome.OK, body=body, end_ns=99, **_stamped(pieces))
     assert comparable(parse_answer(whole)) == comparable(parse_answer(parts))
     assert [text for _, text in events(whole)] == [text for _, text in events(parts)]
 

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from gapmeter.records import RecordWriter, read_records
+from gapmeter.records.request import FINISHED, RequestRecord, encode
 from gapmeter.records.tail import RecordTail
-from gapmeter.records.wire import FINISHED, WireRecord, encode
 
 
 def test_a_file_with_reserved_room_is_cut_to_its_records(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_records_written_while_pages_are_readied_and_the_file_grows_are_all_ther
     try:
         for index in range(400):
             body = bytes([index % 256]) * 50_000
-            writer.blob(FINISHED, encode(WireRecord(index=index, request_id="r", worker=0, due_ns=0, body=body)))
+            writer.blob(FINISHED, encode(RequestRecord(index=index, request_id="r", worker=0, due_ns=0, body=body)))
     finally:
         over.set()
         thread.join()

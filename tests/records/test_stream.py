@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.records import Outcome
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import Answer, events, parse_answer
-from gapmeter.records.wire import WireRecord
 
 
-def wire(pieces: list[bytes], stamps: list[int] | None = None) -> WireRecord:
-    return WireRecord(
+def wire(pieces: list[bytes], stamps: list[int] | None = None) -> RequestRecord:
+    return RequestRecord(
         index=0, request_id="r", worker=0, due_ns=0, status=200, outcome=Outcome.OK, body=b"".join(pieces),
         chunk_ns=np.array(stamps or [10 * (i + 1) for i in range(len(pieces))], np.int64),
         chunk_bytes=np.array([len(piece) for piece in pieces], np.uint32), end_ns=10 * len(pieces),

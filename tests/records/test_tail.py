@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.tail import RecordTail, dropped_records
-from gapmeter.records.wire import FINISHED, ISSUED, WireRecord, encode
 
 
-def record(index: int, size: int = 10) -> WireRecord:
-    return WireRecord(
+def record(index: int, size: int = 10) -> RequestRecord:
+    return RequestRecord(
         index=index, request_id=f"r-{index}", worker=0, due_ns=index, outcome=Outcome.OK, body=b"x" * size,
         chunk_ns=np.array([index], np.int64), chunk_bytes=np.array([size], np.uint32),
     )  # fmt: skip

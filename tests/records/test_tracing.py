@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.exchange import Exchange
-from gapmeter.records import tracing
+from gapmeter.records.request import trace_ids, traceparent
 
 
 @given(st.text())
 def test_a_traceparent_has_the_form_that_the_standard_asks_for(request_id: str) -> None:
-    match = re.fullmatch(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01", tracing.traceparent(request_id))
-    assert match and (int(match[1], 16), int(match[2], 16)) == tracing.ids(request_id)
-    assert all(tracing.ids(request_id))
+    match = re.fullmatch(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01", traceparent(request_id))
+    assert match and (int(match[1], 16), int(match[2], 16)) == trace_ids(request_id)
+    assert all(trace_ids(request_id))
 
 
 def test_only_a_traced_request_carries_the_header_and_each_try_has_its_own() -> None:
@@ -25,5 +25,5 @@ def test_only_a_traced_request_carries_the_header_and_each_try_has_its_own() -> 
     first = Exchange(0, "r1", address.request("/v1", b"{}", "r1", traced=True))
     again = first.again()
     for exchange in (first, again):
-        assert f"\r\ntraceparent: {tracing.traceparent(exchange.request_id)}\r\n".encode() in exchange.data
+        assert f"\r\ntraceparent: {traceparent(exchange.request_id)}\r\n".encode() in exchange.data
     assert first.data.count(b"traceparent") == again.data.count(b"traceparent") == 1

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.report import write_report
 from tests.analysis.report_frames import write_run
@@ -245,6 +247,14 @@ def test_a_run_without_any_success_is_still_reported(tmp_path: Path) -> None:
     page = _page(write_run(tmp_path / "r", count=40, rate=10.0, warmup=0, failures=40, error="HTTP 500"))
     assert next(a for _, a in page.elements if "data-verdict" in a)["data-verdict"] == "INVALID"
     assert len([a for a in page.all("text") if "failed" in a.get("class", "").split()]) == 2 * 40
+
+
+def test_every_figure_and_table_says_where_it_is_from(run: Any, page: Page) -> None:
+    line = RunResult.read(run.path).provenance.line()
+    figures = page.source.split("<figure")[1:]
+    assert len(figures) > 30
+    assert all(escape(line) in figure.partition("</figure>")[0] for figure in figures)
+    assert page.source.count('class="table"') >= len(figures) - 8
 
 
 def test_every_chart_has_a_name_a_description_and_unique_ids(page: Page) -> None:

@@ -158,7 +158,7 @@ def test_the_engines_counters_are_drawn_as_what_they_rose_by(well: RunFolder, tm
     looks = [(0, 0, 100, 0), (1, 0, 200, 0), (2, 2, 300, 25), (3, 2, 300, 25), (4, 2, 500, 75)]
     names = ("preemptions", "prefix_queries", "prefix_hits")
     sources = {"gpu": {"gpus": [], "every_ns": S}, "engine": {"every_ns": S}}
-    rows = {
+    rows: dict[str, list[dict[str, Any]]] = {
         "sampler": [{"at_ns": 0, "type": "start", "sources": sources}],
         "engine": [
             {"at_ns": second * S, "running": 4.0, "took_ns": 9, **dict(zip(names, counts, strict=True))}

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from gapmeter.records import Outcome, RecordFile, Span, read_records
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.wire import WireRecord
-from gapmeter.servers.null.faults import FAULTS
-from gapmeter.servers.null.script import Script
+from gapmeter.servers.null.answers import FAULTS, PreparedAnswer
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
@@ -50,7 +49,7 @@ def ask(port: int, request_id: str = "a", path: str = "/v1/chat/completions", **
 
 
 def tokens(entity: bytes) -> int:
-    record = WireRecord(
+    record = RequestRecord(
         index=0, request_id="", worker=0, due_ns=0, body=entity, chunk_ns=np.array([1]),
         chunk_bytes=np.array([len(entity)], np.uint32),
     )  # fmt: skip
@@ -162,7 +161,7 @@ def test_an_unknown_fault_is_a_usage_error_that_names_those_there_are() -> None:
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 @pytest.mark.parametrize("coded", [True, False])
 def test_a_script_is_the_same_bytes_however_it_is_sliced(kind: str, coded: bool) -> None:
-    script = Script(kind, 3, 12, coded=coded)
+    script = PreparedAnswer(kind, 3, 12, coded=coded)
     whole = bytes(script.tokens(0, 9))
     assert whole == b"".join(bytes(script.tokens(at, at + 1)) for at in range(9))
     assert script.length(10) == len(script.start + whole + script.end(10))

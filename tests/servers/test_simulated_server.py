@@ -18,8 +18,8 @@ import pytest
 
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
 from gapmeter.servers.launch import ServerFailed, launch
-from gapmeter.servers.simulated import ServerOptions, simulated_command
-from gapmeter.servers.simulated.options import parse_options
+from gapmeter.servers.simulated import simulated_command
+from gapmeter.servers.simulated.options import ServerOptions, parse_options
 from gapmeter.servers.simulated.scheduler import Limits
 from tests.servers.simulated_run import Asked, Server, ask, eventually, session, simulated
 
@@ -151,7 +151,7 @@ async def test_when_the_engine_process_is_killed_clients_are_told_and_the_server
     assert asked.error
     assert asked.finish_reason is None
     assert server.process.exit_code == 1
-    assert "engine's process ended" in (tmp_path / "server.log").read_text()
+    assert "engine process ended" in (tmp_path / "server.log").read_text()
 
 
 async def test_nothing_is_left_when_the_api_process_is_killed(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_settings_are_on_record(finished: tuple[Server, list[Asked]]) -> None:
 def test_flags_become_options_and_a_command_becomes_flags() -> None:
     args = {"forward_ms": 2.5, "asynchronous": True, "kv_blocks": 128, "fault_die_at": 7, "chunked_prefill": False}
     spec = simulated_command("python", "/models/m", "name", 1234, 6, "float32", args)
-    options = parse_options(spec.command[3:])
+    options = parse_options(spec.command[4:])
     assert options == ServerOptions(
         model=Path("/models/m"), served_name="name", port=1234, max_model_len=2048,
         limits=Limits(max_sequences=6, asynchronous=True, kv_blocks=128, chunked_prefill=False),
@@ -313,7 +313,7 @@ def test_a_mistake_in_the_flags_is_one_sentence_that_names_it(
     args: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse_options(simulated_command("python", None, "sim", 1, 4, "any", args).command[3:])
+        parse_options(simulated_command("python", None, "sim", 1, 4, "any", args).command[4:])
     assert re.search(f"error: .*({reason})", capsys.readouterr().err)
 
 

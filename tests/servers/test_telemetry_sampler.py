@@ -70,7 +70,7 @@ def test_processes_and_metrics_are_sampled_and_what_is_not_here_is_told_once(ser
     found = read(tmp_path)
     assert found.ended and found.broken_lines == 0
     rows = found.tables["processes"]
-    assert {"gapmeter.servers.simulated", "gapmeter.servers.simulated.process"} <= set(rows["name"])
+    assert {"gapmeter.servers.simulated", "gapmeter.servers.simulated.engine"} <= set(rows["name"])
     assert (rows["rss_bytes"] > 1 << 20).all() and (rows["threads"] >= 1).all()
     for _, mine in rows.groupby("pid"):
         assert mine["cpu_ns"].is_monotonic_increasing and mine["at_ns"].is_monotonic_increasing

@@ -1,26 +1,22 @@
-"""What needs neither torch nor a model: the command line, and the frames between the two processes."""
+"""What needs neither torch nor a model: the command line and its mistakes."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gapmeter.servers.transformers import transformers_command
-from gapmeter.servers.transformers.channel import Frames, encode
-from gapmeter.servers.transformers.options import EngineOptions
+from gapmeter.servers.transformers.settings import EngineSettings
 
 
 def _words(args: dict[str, Any]) -> list[str]:
     spec = transformers_command("py", "/m", "name", 80, 4, "bfloat16", args, (2, 3))
-    assert spec.command[:3] == ("py", "-P", "-m", "gapmeter.servers.transformers")
-    return list(spec.command[3:])
+    assert spec.command[:4] == ("py", "-P", "-m", "gapmeter.servers.transformers")
+    return list(spec.command[4:])
 
 
 def test_the_command_names_model_address_batch_and_precision() -> None:
@@ -58,45 +54,9 @@ def test_the_model_s_threads_are_as_many_as_the_cores(monkeypatch: pytest.Monkey
     assert "OMP_NUM_THREADS" not in transformers_command("py", "/m", "n", 1, 1, "float32", {}, ()).env
 
 
-def test_engine_options_survive_the_way_into_the_other_process() -> None:
-    options = EngineOptions("/m", "float32", 8, 2048, 512, 0, 64, "fifo", True, None, "auto", 1, 0)
-    assert EngineOptions.from_json(options.to_json()) == options
-
-
-_PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.lists(st.tuples(st.text(max_size=5), _PLAIN), max_size=6), st.data())
-def test_frames_arrive_whole_and_in_order_however_they_are_cut(messages: list[Any], data: st.DataObject) -> None:
-    stream = b"".join(encode(*message) for message in messages)
-    here, there = socket.socketpair()
-    with here, there:
-        frames, read = Frames(there), []
-        while stream:
-            size = data.draw(st.integers(1, len(stream)))
-            here.sendall(stream[:size])
-            stream = stream[size:]
-            read += list(frames.read())
-        assert read == messages and not frames.closed
-        here.close()
-        assert list(frames.read()) == [] and frames.closed
-
-
-def test_a_message_larger_than_one_read_arrives() -> None:
-    here, there = socket.socketpair()
-    message = ("add", list(range(300_000)))
-    with here, there:
-        here.setblocking(False)
-        frames, stream, read = Frames(there), encode(*message), []
-        while stream or not read:
-            if stream:
-                stream = stream[here.send(stream[: 1 << 16]) :]
-            read += list(frames.read())
-    assert read == [message]
+def test_engine_settings_survive_the_way_into_the_other_process() -> None:
+    options = EngineSettings("/m", "float32", 8, 2048, 512, 0, 64, "fifo", True, None, "auto", 1, 0)
+    assert EngineSettings.from_json(options.to_json()) == options
 
 
 # what is wrong, the flags, what standard error says

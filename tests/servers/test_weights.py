@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gapmeter.servers.cpu_peaks import last_level_cache, measure_peaks
 from gapmeter.servers.models import resolve_model
-from gapmeter.servers.peaks import last_level_cache, measure_peaks
 from gapmeter.servers.weights import describe_weights
 
 CONFIG: dict[str, Any] = {

@@ -133,18 +133,18 @@ PATCHES = {
     "gapmeter.loadgen.session:Session.send": _sending,
     "gapmeter.loadgen.client:Connection.data_received": _before("loop held when an answer comes", _ends_answer),
     # the Transformers server
-    "gapmeter.servers.api.http:StampedHandler.data_received": _before("loop held when a request comes"),
-    "gapmeter.servers.api.ask:parse_ask": _before("parse"),
+    "gapmeter.servers.api.stamps:StampedHandler.data_received": _before("loop held when a request comes"),
+    "gapmeter.servers.api.completion_request:parse_request": _before("parse"),
     "gapmeter.servers.api.text:TextModel.template": _before("template"),
     "gapmeter.servers.api.text:TextModel.encode": _before("tokenize"),
-    "gapmeter.servers.transformers.client:TransformersEngine.submit": _before("hand over"),
+    "gapmeter.servers.engine_client:EngineClient.submit": _before("hand over"),
     f"{_CB}scheduler:FIFOScheduler.schedule_batch": _before("schedule"),
     f"{_CB}input_outputs:ContinuousBatchingIOs.prepare_batch_tensors": _before("prepare inputs"),
     "transformers.models.llama.modeling_llama:LlamaForCausalLM.forward": _before("forward"),
     f"{_CB}model_runner:ModelRunner._sample": _before("sample"),
-    "gapmeter.servers.transformers.client:TransformersEngine._readable": _before("loop held when outputs come"),
+    "gapmeter.servers.engine_client:EngineClient._readable": _before("loop held when outputs come"),
     "gapmeter.servers.api.text:Decoder.push": _before("detokenize"),
-    "gapmeter.servers.api.answer:Events.piece": _before("format"),
+    "gapmeter.servers.api.answer:AnswerJson.event": _before("format"),
     # vLLM
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.__init__": _around_bound(
         "loop held when a request comes", "data_received"

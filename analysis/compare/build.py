@@ -1,0 +1,300 @@
+"""From the runs of two sides or more to their comparison. The first side is the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from string import ascii_uppercase
+
+from gapmeter.analysis.compare import claims, protocol
+from gapmeter.analysis.compare.claims import Claim, Verdict
+from gapmeter.analysis.compare.differences import Differences, compare_sides
+from gapmeter.analysis.compare.protocol import Protocol
+from gapmeter.analysis.compare.result import (
+    BLOCKS,
+    FACTOR,
+    FORCED,
+    MIXED,
+    NOT_COMPARABLE,
+    NOTED,
+    VALID,
+    VALIDITY,
+    Asked,
+    ClaimedFigure,
+    Comparability,
+    Comparison,
+    DecileFigure,
+    DifferenceFigure,
+    Fact,
+    FailedShares,
+    Method,
+    MetricComparison,
+    PairComparison,
+    SideFacts,
+    StageDifference,
+    StageDifferences,
+)
+from gapmeter.analysis.compare.sides import AnalysedRun, Side
+from gapmeter.analysis.compare.table import side_table
+from gapmeter.analysis.judge.floor import floor_of
+from gapmeter.analysis.ledger.tail import owner_of
+from gapmeter.analysis.numbers import share
+from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.results.run import Provenance
+from gapmeter.analysis.stats.difference import POWER, Difference
+from gapmeter.analysis.stats.estimate import CONFIDENCE
+
+_LONGEST_NAME = 40  # characters of a value that stands in table heads
+_DECILES = tuple(float(p) for p in range(10, 100, 10))
+_SHOWN = (50.0, 90.0, 95.0, 99.0, 99.9)
+_STAGE_PERCENTILES = (50.0, 99.0)
+_REAL = frozenset({"prefill", "decode", "queue", "scheduling", "tokenize", "input_prep", "sampling", "network_in"})
+_FEW_RUNS = (
+    "one run a side: the intervals hold for these runs, and do not contain how much a repeated run differs on this "
+    "machine; gapmeter compare --run SCENARIO --a KEY=VALUE --b KEY=VALUE --pairs 2 measures that too"
+)
+
+
+def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") -> Comparison:
+    """Compare two sides or more.
+
+    ``asked.factors`` are the keys that may differ; ``force`` compares what must not be; ``in_turn``: the runs were made
+    in turn (A B B A), so that a drift of the machine meets both sides alike. Raises ValueError for fewer than two.
+    """
+    if len(sides) < 2:
+        raise ValueError("a comparison has two sides or more")
+    letters = [ascii_uppercase[i] if i < 26 else f"run {i + 1}" for i in range(len(sides))]
+    protocols = [_protocol(sides[0], side, asked.factors) for side in sides[1:]]
+    comparable = all(each.comparable for each in protocols)
+    result = Comparison(
+        verdict=NOT_COMPARABLE,
+        comparable=comparable,
+        forced=asked.force and not comparable,
+        command=command,
+        sides=tuple(_side(letter, side) for letter, side in zip(letters, sides, strict=True)),
+        protocol=tuple(
+            Comparability(
+                side=letter, comparable=each.comparable, factors=each.factors, recognized=each.recognized,
+                facts=each.facts,
+            )
+            for letter, each in zip(letters[1:], protocols, strict=True)
+        ),
+        comparisons=(),
+        provenance=_provenance(sides, command, comparable=comparable, forced=asked.force),
+        asked=asked,
+    )  # fmt: skip
+    if not (comparable or asked.force):
+        return result
+    slos = slos_of(sides[0].first)
+    percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in METRICS}
+    runs = [[each.run for each in side.runs] for side in sides]
+    found = [compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES) for own in runs[1:]]
+    verdicts = claims.judge(found, floors_of(each for side in sides for each in side.runs), slos)
+    words = {verdict.word for verdict in verdicts}
+    names = [_names(letters[0], letter, each) for letter, each in zip(letters[1:], protocols, strict=True)]
+    pairs = zip(names, found, verdicts, sides[1:], strict=True)
+    figures = {
+        "verdict": FORCED if result.forced else (words.pop() if len(words) == 1 else MIXED).upper(),
+        "comparisons": tuple(_pair(pair, each, verdict, sides, side) for pair, each, verdict, side in pairs),
+        "table": side_table(letters, sides),
+        "method": Method(
+            estimate="Harrell-Davis", interval="stationary block bootstrap, t", confidence=CONFIDENCE, power=POWER,
+            resamples=found[0].resamples, correction="Holm", family=verdicts[0].family, in_turn=asked.in_turn,
+        ),
+        "warnings": tuple(_warnings(sides, found)),
+    }  # fmt: skip
+    return result.model_copy(update=figures)
+
+
+def slos_of(run: AnalysedRun) -> list[tuple[str, float]]:
+    """Metric and percentile of each of a run's SLOs that has one."""
+    return [(slo.metric, slo.percentile) for slo in run.manifest.slo if slo.percentile and slo.metric in METRICS]
+
+
+def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
+    """The load tester's own error at p50 and p99 in ns, the largest of the runs'; nothing where it is unmeasured."""
+    known = [floor for each in runs if (floor := floor_of(each.manifest)) is not None]
+    if not known:
+        return {}
+
+    def most(metric: str, percentile: str) -> float:
+        return max(getattr(floor, f"{metric}_{percentile}_ms") for floor in known) * 1e6
+
+    return {metric: (most(metric, "p50"), most(metric, "p99")) for metric in ("ttft", "itl", "e2e")}
+
+
+# May they be compared?
+
+
+def _protocol(baseline: Side, side: Side, factors: Sequence[str]) -> Protocol:
+    """Of the two sides' first runs; within a side nothing may differ at all."""
+    found = _check(baseline.first, side.first, factors)
+    strays = [
+        Fact(key=f"{fact.key}, within a side", a=fact.a, b=fact.b, meaning=BLOCKS)
+        for own in (baseline, side)
+        for each in own.runs[1:]
+        for fact in _check(own.first, each).facts
+        if fact.meaning != NOTED and fact.key != VALIDITY
+    ]
+    facts = [fact for fact in found.facts if fact.key != VALIDITY]
+    a, b = _soundness(baseline), _soundness(side)
+    sound = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
+    return Protocol(found.factors, found.recognized, (*strays, *facts, *sound))
+
+
+def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Protocol:
+    return protocol.check(a.manifest, b.manifest, a.result, b.result, factors)
+
+
+def _soundness(side: Side) -> str:
+    """``valid``, or what is wrong with which of its runs."""
+    bad = [(each.run.name, protocol.unsound_because(each.manifest, each.result)) for each in side.runs]
+    several = len(side.runs) > 1
+    return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or VALID
+
+
+def _names(a: str, b: str, found: Protocol) -> tuple[str, str]:
+    """What the sides are called: their letter, and the factor's value where there is a short one."""
+    facts = [fact for fact in found.facts if fact.meaning == FACTOR]
+    if len(facts) != 1 or max(len(facts[0].a), len(facts[0].b)) > _LONGEST_NAME:
+        return a, b
+    key = facts[0].key.rpartition(".")[2]
+    return f"{a} ({key} {facts[0].a})", f"{b} ({key} {facts[0].b})"
+
+
+# The parts of the result
+
+
+def _side(letter: str, side: Side) -> SideFacts:
+    manifest = side.first.manifest
+    return SideFacts(
+        name=letter,
+        runs=tuple(each.run.name for each in side.runs),
+        scenario=manifest.scenario.get("name"),
+        digest=manifest.scenario_digest,
+        verdicts=tuple(each.result.verdict for each in side.runs),
+        requests=side.requests,
+        failed=side.failed,
+    )
+
+
+def _pair(
+    names: tuple[str, str], found: Differences, verdict: Verdict, sides: Sequence[Side], side: Side
+) -> PairComparison:
+    devices = {each.manifest.device for own in sides for each in own.runs}
+    device = devices.pop() if len(devices) == 1 else "device"
+    by_figure = {(claim.metric, claim.percentile): claim for claim in verdict.claims}
+    return PairComparison(
+        a=names[0],
+        b=names[1],
+        verdict=verdict.word,
+        telling=verdict.telling.figure if verdict.telling else None,
+        paired=found.paired,
+        why_not_paired=found.why_not_paired,
+        requests=found.counts,
+        runs=found.runs,
+        block_requests=found.block,
+        metrics={metric: _metric(metric, found, verdict, by_figure) for metric in METRICS},
+        errors=FailedShares(a_share=sides[0].failed_share, b_share=side.failed_share),
+        stages={event: _stages(event, found) for event in found.stages},
+        unmeasured=found.unmeasured,
+        changed=claims.what_changed(found, verdict, device),
+        device=device,
+    )
+
+
+def _metric(
+    metric: str, found: Differences, verdict: Verdict, claimed: Mapping[tuple[str, float], Claim]
+) -> MetricComparison:
+    own = found.metrics[metric]
+    return MetricComparison(
+        verdict=verdict.metrics[metric],
+        percentiles={
+            percentile_key(p): _claimed(each, claimed.get((metric, p)))
+            for p, each in own.items()
+            if p in _SHOWN or (metric, p) in claimed
+        },
+        shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES),
+    )
+
+
+def _figure(found: Difference) -> DifferenceFigure:
+    ends = found.estimate.known[1:] if found.supported else None
+    return DifferenceFigure(
+        a_ms=_ms(found.a) if found.supported else None,
+        b_ms=_ms(found.b) if found.supported else None,
+        difference_ms=_ms(found.value),
+        ci_ms=(ends[0] / 1e6, ends[1] / 1e6) if ends else None,
+        relative=found.value / found.a if found.a and found.value is not None else None,
+        relative_ci=(ends[0] / found.a, ends[1] / found.a) if ends and found.a else None,
+        p=found.p,
+        df=found.df,
+        why=found.why,
+    )
+
+
+def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
+    return ClaimedFigure(
+        **dict(_figure(found)),
+        in_family=claim is not None,
+        p_adjusted=claim.p_adjusted if claim else None,
+        confirmed=claim is not None and claim.confirmed,
+        least_ms=_ms(claim.least_ns) if claim else None,
+        floor_ms=_ms(claim.floor_ns) if claim else None,
+    )
+
+
+def _stages(event: str, found: Differences) -> StageDifferences:
+    rows = []
+    for name, each in found.stages[event].items():
+        share = found.shares[event][name]
+        percentiles = found.stage_percentiles.get(event, {}).get(name, {})
+        rows.append(
+            StageDifference(
+                stage=name,
+                owner=owner_of(name),
+                **dict(_figure(each)),
+                share=share.value if share else None,
+                share_ci=share.known[1:] if share else None,
+                percentiles={percentile_key(p): _figure(own) for p, own in percentiles.items()},
+            )
+        )
+    return StageDifferences(total=_figure(found.totals[event]), stages=tuple(rows))
+
+
+def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[str]:
+    if all(len(side.runs) == 1 for side in sides):
+        yield _FEW_RUNS
+    failed = [side.failed_share for side in sides]
+    if max(failed) - min(failed) > 0.01:
+        yield (
+            f"between {share(min(failed))} and {share(max(failed))} of the requests failed: latencies are those of "
+            "successes, and a side that drops its slowest requests looks faster"
+        )
+    for each in found:
+        lost = set(each.unmeasured.get("last_token", ())) & _REAL
+        if lost and len(lost) < len(_REAL):
+            yield f"not measured on both sides, so part of unexplained: {', '.join(sorted(lost))}"
+            return
+
+
+def _provenance(sides: Sequence[Side], command: str, *, comparable: bool, forced: bool) -> Provenance:
+    """Of all runs together."""
+    known = [side.first.result.provenance for side in sides]
+    hardware = [side.first.manifest.hardware for side in sides]
+    validity = "valid" if comparable else FORCED if forced else "not compared"
+    together = {
+        "digest": ", ".join(dict.fromkeys(each.digest for each in known)),
+        "engine": ", ".join(dict.fromkeys(each.engine for each in known)),
+        "hardware": ", ".join(dict.fromkeys(hardware_words(each.gpus, each.cpu, each.cores) for each in hardware)),
+        "load": ", ".join(dict.fromkeys(each.load for each in known)),
+        "n": " and ".join(str(side.requests) for side in sides),
+        "validity": validity,
+        "command": command or "gapmeter compare",
+    }
+    return known[0].model_copy(update=together)
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6

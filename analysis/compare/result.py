@@ -1,0 +1,317 @@
+"""What a comparison found: ``compare.json`` of its folder.
+
+The first side is the baseline; every other one is compared with it. Times are in ms, shares fractions; None means that
+the samples cannot support a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal
+
+from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
+from gapmeter.analysis.results.distribution import percentile_of_key
+from gapmeter.analysis.results.run import Provenance
+
+COMPARISON_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
+
+NOT_COMPARABLE: Final = "NOT COMPARABLE"
+FORCED: Final = "NOT COMPARABLE, forced"
+
+FASTER: Final = "faster"
+SLOWER: Final = "slower"
+MIXED: Final = "mixed"
+NOTHING: Final = "no difference found"
+UNKNOWN: Final = "not estimable"
+Word = Literal["faster", "slower", "mixed", "no difference found", "not estimable"]
+
+FACTOR: Final = "factor"
+FOLLOWS: Final = "follows"
+NOTED: Final = "noted"
+BLOCKS: Final = "blocks"
+VALIDITY: Final = "validity"
+VALID: Final = "valid"
+
+NAMES: Final[Mapping[str, str]] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
+
+Interval = tuple[float, float]
+
+
+class Fact(Result):
+    """One thing that differs: its key, its value on either side, in words, and what that means for the comparison."""
+
+    key: str
+    a: str
+    b: str
+    meaning: Literal["factor", "follows", "noted", "blocks"]
+
+
+class Comparability(Result):
+    """May one side be compared with the baseline? ``factors``: what may differ, ``recognized``: since it alone does."""
+
+    side: str
+    comparable: bool
+    factors: tuple[str, ...]
+    recognized: bool
+    facts: tuple[Fact, ...]
+
+    @property
+    def blocking(self) -> tuple[Fact, ...]:
+        return tuple(fact for fact in self.facts if fact.meaning == BLOCKS)
+
+
+class SideFacts(Result):
+    """One side: runs of the same thing. ``requests`` counts those that were measured."""
+
+    name: str
+    runs: tuple[str, ...]
+    scenario: str | None
+    digest: str
+    verdicts: tuple[str, ...]
+    requests: int
+    failed: int
+
+
+class FigureName(Result):
+    """Which figure is meant."""
+
+    metric: str
+    percentile: float
+
+    def __str__(self) -> str:
+        return f"{NAMES[self.metric]} p{self.percentile:g}"
+
+
+class DifferenceFigure(Result):
+    """B minus A of one figure with its 95 % interval, also as a share of A's value; ``why`` there is none.
+
+    ``p`` is two-sided, with ``df`` degrees of freedom.
+    """
+
+    a_ms: Number
+    b_ms: Number
+    difference_ms: Number
+    ci_ms: Interval | None
+    relative: Number
+    relative_ci: Interval | None
+    p: Number
+    df: Number
+    why: str
+
+
+class ClaimedFigure(DifferenceFigure):
+    """What Holm's correction left of it; a figure outside the family is shown, never claimed.
+
+    ``least_ms``: the smallest difference that would have been found with 80 % probability; ``floor_ms``: the load
+    tester's own error.
+    """
+
+    in_family: bool
+    p_adjusted: Number
+    confirmed: bool
+    least_ms: Number
+    floor_ms: Number
+
+
+class DecileFigure(DifferenceFigure):
+    percentile: float
+
+
+class MetricComparison(Result):
+    """One metric: percentiles by their names, and every decile."""
+
+    verdict: Word
+    percentiles: Mapping[str, ClaimedFigure]
+    shift: tuple[DecileFigure, ...]
+
+
+class StageDifference(DifferenceFigure):
+    """Of a stage's mean. ``share``: of the whole difference; ``percentiles``: of the stage itself, by their names."""
+
+    stage: str
+    owner: str
+    share: Number
+    share_ci: Interval | None
+    percentiles: Mapping[str, DifferenceFigure]
+
+
+class StageDifferences(Result):
+    """The mean ledgers' difference: stages in the order of the timeline, which add up to ``total``."""
+
+    total: DifferenceFigure
+    stages: tuple[StageDifference, ...]
+
+
+class FailedShares(Result):
+    a_share: float
+    b_share: float
+
+
+class Change(Result):
+    """What accounts for the difference of the means to one event.
+
+    ``stage`` has the largest share of it; ``cause`` the largest share among stages that are work and not a wait for
+    others' work (None where no such stage changed beyond its interval and has a tenth of the difference). Shares are of
+    the whole difference. Where no stage is named, ``unexplained`` says why: nothing was claimed, the mean does not
+    change beyond its interval, or it moves the other way than ``claim``, the surest figure.
+    """
+
+    metric: str
+    event: str
+    stage: str | None = None
+    owner: str | None = None
+    share: Number = None
+    share_ci: Interval | None = None
+    cause: str | None = None
+    cause_owner: str | None = None
+    cause_share: Number = None
+    claim: FigureName | None = None
+    unexplained: Literal["no claim", "uncertain", "opposite"] | None = None
+
+
+class PairComparison(Result):
+    """One side against the baseline; ``a`` and ``b`` are what they are called.
+
+    ``telling``: the figure that says it best. ``unmeasured``: by event, stages that not every run measured. ``device``:
+    what computed the forwards, in a word.
+    """
+
+    a: str
+    b: str
+    verdict: Word
+    telling: FigureName | None
+    paired: bool
+    why_not_paired: str
+    requests: tuple[int, int]
+    runs: tuple[int, int]
+    block_requests: float
+    metrics: Mapping[str, MetricComparison]
+    errors: FailedShares
+    stages: Mapping[str, StageDifferences]
+    unmeasured: Mapping[str, tuple[str, ...]]
+    changed: Change | None
+    device: str
+
+    def family(self) -> list[tuple[FigureName, ClaimedFigure]]:
+        """The figures that may be claimed, in their order."""
+        return [
+            (FigureName(metric=metric, percentile=percentile_of_key(key)), figure)
+            for metric, known in self.metrics.items()
+            for key, figure in known.percentiles.items()
+            if figure.in_family
+        ]
+
+
+class SideEstimate(Result):
+    """A percentile of all runs of a side, with its order-statistic interval."""
+
+    value_ms: Number
+    ci_ms: Interval | None
+    why: str
+
+
+class SidePart(Result):
+    """A figure that only some runs have, with its interval; ``why`` this one has none."""
+
+    value: Number
+    ci: tuple[Number, Number] | None
+    why: str
+
+
+class SideRow(Result):
+    """One side in the table of all; ``figures`` are by name, such as ``ttft_p99``."""
+
+    name: str
+    runs: tuple[str, ...]
+    device: str
+    engine: str
+    load: str
+    digest: str
+    verdict: str
+    requests: int
+    figures: Mapping[str, SideEstimate]
+    capacity: SidePart
+    cost: SidePart
+    energy: SidePart
+
+
+class FigureSpread(Result):
+    """``relative``: by how much the largest exceeds the smallest."""
+
+    low_ms: float
+    high_ms: float
+    relative: float
+
+
+class DeviceSpread(Result):
+    """How far sides that ran the same scenario on devices of one name lie apart."""
+
+    device: str
+    sides: tuple[str, ...]
+    figures: Mapping[str, FigureSpread]
+
+
+class SideTable(Result):
+    """All sides: latency, capacity, cost and energy of each."""
+
+    rows: tuple[SideRow, ...]
+    devices: tuple[DeviceSpread, ...]
+
+
+class Method(Result):
+    """How the differences were made. ``family``: the number of figures that the correction is over."""
+
+    estimate: str
+    interval: str
+    confidence: float
+    power: float
+    resamples: int
+    correction: str
+    family: int
+    in_turn: bool
+
+
+class Asked(Result):
+    """What the comparison was asked to be; ``folders``: the runs of each side, from the comparison's own folder."""
+
+    factors: tuple[str, ...] = ()
+    force: bool = False
+    in_turn: bool = False
+    folders: tuple[tuple[str, ...], ...] | None = left_out()
+
+
+class PairWords(Result):
+    """What was found, and what changed."""
+
+    verdict: str
+    changed: str | None
+
+
+class ComparisonWords(Result):
+    """The comparison in sentences, for people who read the file."""
+
+    headline: str
+    comparisons: tuple[PairWords, ...]
+    method: str | None
+
+
+class Comparison(ResultFile):
+    """Two sides or more. ``comparisons`` and what rests on them are there where the sides are comparable, or forced."""
+
+    FILE: ClassVar[str] = "compare.json"
+    REMEDY: ClassVar[str] = "compare the runs again: gapmeter compare"
+
+    schema_version: Literal[2] = COMPARISON_VERSION
+    verdict: str
+    comparable: bool
+    forced: bool
+    command: str
+    sides: tuple[SideFacts, ...]
+    protocol: tuple[Comparability, ...]
+    comparisons: tuple[PairComparison, ...]
+    table: SideTable | None = left_out()
+    method: Method | None = left_out()
+    warnings: tuple[str, ...] = ()
+    provenance: Provenance
+    asked: Asked
+    words: ComparisonWords | None = left_out()

@@ -1,0 +1,136 @@
+"""Two bootstraps of requests that follow one another: how far a figure would move if the same run were drawn again.
+
+A moving queue makes neighbors alike, so requests drawn one by one would promise too much. Whole stretches of the run
+are drawn instead, longer than what one request tells of the next.
+
+*Means of groups of one run* (``drawn_means``): stretches of equal length, side by side, drawn with replacement
+(non-overlapping block bootstrap, Carlstein 1986, Annals of Statistics 14); intervals by the percentile method.
+
+*Figures of two runs* (``draw``): blocks of geometric length, wrapped around the end (stationary bootstrap, Politis and
+Romano 1994, JASA 89). The mean length is Politis and White's (2004) automatic choice in the corrected form of Patton,
+Politis and White (2009): b = (2 G^2 / D)^(1/3) n^(1/3) with G = sum of lambda(k/M) |k| R(k), D = 2 g(0)^2, g(0) = sum
+of lambda(k/M) R(k), R the autocovariances and lambda the flat-top window; M is twice the lag from which on the
+autocorrelations stay within 2 sqrt(log10(n) / n).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from gapmeter.analysis.stats.dependence import autocorrelation_time
+from gapmeter.analysis.stats.estimate import TAIL, Estimate, Floats
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+DRAWS = 1000
+FEWEST_STRETCHES = 5
+_FEWEST_BLOCKS = 12
+_INDEX = np.int32
+
+
+def stretches(series: Floats) -> Ints:
+    """Number each element's stretch. ``series``: one value a request, in the order in which they were due.
+
+    A stretch is four times the integrated autocorrelation time long, at least the cube root of n; there are at least
+    twelve (fewer only below twelve values), so the length is an underestimate where the run is short beside it.
+    """
+    n = len(series)
+    length = max(4 * autocorrelation_time(series), n ** (1 / 3))
+    blocks = int(np.clip(n / max(length, 1.0), min(_FEWEST_BLOCKS, max(n, 1)), max(n, 1)))
+    return (np.arange(n) * blocks) // max(n, 1)
+
+
+def drawn_means(values: Floats, member: Bools, stretch: Ints, seed: int = 0) -> Floats | None:
+    """Means of ``values`` (n, k) over the members, in 1,000 draws of stretches: shape (draws, k).
+
+    The same seed and stretches give the same draws, so that two groups of one run can be subtracted draw by draw.
+    NaN where a draw holds no member; None when the members lie in fewer than five stretches, too few to tell.
+    """
+    blocks = int(stretch.max(initial=-1)) + 1
+    counts = np.bincount(stretch[member], minlength=blocks).astype(np.float64)
+    if np.count_nonzero(counts) < FEWEST_STRETCHES:
+        return None
+    sums = np.zeros((blocks, values.shape[1]))
+    np.add.at(sums, stretch[member], values[member])
+    times = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float64)
+    drawn = (times @ counts)[:, None]
+    empty = np.full((DRAWS, values.shape[1]), np.nan)
+    return np.asarray(np.divide(times @ sums, drawn, out=empty, where=drawn > 0), dtype=np.float64)
+
+
+def with_draws(value: float, drawn: Floats | None) -> Estimate:
+    """A figure with the middle 95 % of its draws; without ends where there are none, or a tenth of them say nothing."""
+    told = np.zeros(0) if drawn is None else drawn[np.isfinite(drawn)]
+    if drawn is None or not len(told) or len(told) < 0.9 * len(drawn):
+        return Estimate(value, None, None, why="too few stretches of the run tell of it")
+    low, high = np.quantile(told, [TAIL, 1 - TAIL])
+    return Estimate(value, float(low), float(high))
+
+
+def share_with_draws(value: float, drawn: Floats | None, sign: float = 1.0) -> Estimate:
+    """A part's share of a whole difference. ``drawn``: both in every draw, shape (draws, 2).
+
+    A draw in which the whole goes the other way than ``sign`` says nothing.
+    """
+    if drawn is None:
+        return with_draws(value, None)
+    same = drawn[:, 1] * sign > 0
+    return with_draws(value, np.where(same, drawn[:, 0] / np.where(same, drawn[:, 1], 1.0), np.nan))
+
+
+def block_length(series: Floats) -> float:
+    """Politis and White's mean block length for one series in time order; 1 for a constant or a very short one."""
+    n = len(series)
+    centred = series - series.mean() if n else series
+    if n < 16 or not centred.any():
+        return 1.0
+    spectrum = fft.rfft(centred, fft.next_fast_len(2 * n, real=True))
+    covariance = fft.irfft(np.abs(spectrum) ** 2)[:n] / n
+    look = max(5, math.ceil(math.sqrt(math.log10(n))))
+    most = min(n - 1, math.ceil(math.sqrt(n)) + look)
+    small = np.abs(covariance[1 : most + 1] / covariance[0]) < 2 * math.sqrt(math.log10(n) / n)
+    lag = _first_run(small, look)
+    window = min(2 * lag, most)
+    k = np.arange(window + 1)
+    weight = np.clip(2 * (1 - k / window), 0.0, 1.0) if window else np.ones(1)
+    both = np.where(k == 0, 1.0, 2.0) * weight * covariance[: window + 1]
+    spread = 2 * both.sum() ** 2
+    if spread <= 0:
+        return 1.0
+    length = (2 * float((both * k).sum()) ** 2 / spread) ** (1 / 3) * n ** (1 / 3)
+    return float(np.clip(length, 1.0, math.ceil(min(3 * math.sqrt(n), n / 3))))
+
+
+def _first_run(small: NDArray[np.bool_], length: int) -> int:
+    """The lag before the first ``length`` small autocorrelations in a row; else the last lag that is not small."""
+    run = 0
+    for at, each in enumerate(small):
+        run = run + 1 if each else 0
+        if run == length:
+            return at + 1 - length
+    large = np.flatnonzero(~small)
+    return int(large[-1]) + 1 if len(large) else 0
+
+
+def draw(n: int, length: float, resamples: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Indices of ``resamples`` stationary resamples of ``n`` values in a row: shape (resamples, n)."""
+    starts = rng.integers(0, n, (resamples, n), dtype=_INDEX)
+    if length <= 1:
+        return starts
+    fresh = rng.random((resamples, n), dtype=np.float32) < 1 / length
+    fresh[:, 0] = True
+    at = np.arange(n, dtype=_INDEX)
+    began = np.maximum.accumulate(np.where(fresh, at, 0), axis=1)
+    return np.asarray((np.take_along_axis(starts, began, axis=1) + at - began) % n, dtype=_INDEX)
+
+
+def counts_of(drawn: NDArray[np.int32]) -> Floats:
+    """How often each value was drawn: shape (resamples, n)."""
+    resamples, n = drawn.shape
+    flat = drawn.astype(np.int64) + np.arange(resamples)[:, None] * n
+    return np.bincount(flat.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)

@@ -1,0 +1,157 @@
+"""Exact bounds of counts: of a share, of the rank of a percentile, of a rate; and what a longer run would know.
+
+A share of values beyond a limit is binomial, and its bounds are Clopper and Pearson's (1934, Biometrika 26) in their
+beta form, which takes real numbers: n_eff stands for n, and exceedances are counted in the same coin. "p99 <= limit"
+says that at most 1 % of values exceed the limit, so that the ranks between which a percentile lies and the test of a
+promise about it are one statement. A rate's bounds are Garwood's (1936, Biometrika 28), in their gamma form.
+
+*Far below a limit* that no value has reached, less evidence is enough. Slow requests of two kinds could have been
+missed. Those that come alone are told by the plain number of values. Those that come in bursts, as queues make them,
+also show below the limit: where the tail falls at least as 1 / x^2 from half the limit on (a queue's falls
+exponentially), it is enough that at most four times the allowed share exceeds half the limit. Neither tells of a stall
+that never happened.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from scipy import optimize, special
+
+from gapmeter.analysis.stats.dependence import later
+from gapmeter.analysis.stats.estimate import TAIL
+
+HALF_TIMES = 4.0  # so many times the allowed share may exceed half the limit
+FEWEST_FAR = 100.0  # independent values: below, n_eff itself is not known well enough
+_MOST_GROWTH = 1024.0  # a sample that would have to grow more is of no reasonable size
+
+
+def share_bounds(hits: float, count: float) -> tuple[float, float]:
+    """Clopper-Pearson 95 % bounds of a share, ``hits`` of ``count``; real numbers allowed."""
+    if count <= 0:
+        return 0.0, 1.0
+    low = float(special.betaincinv(hits, count - hits + 1, TAIL)) if hits > 0 else 0.0
+    high = float(special.betaincinv(hits + 1, count - hits, 1 - TAIL)) if hits < count else 1.0
+    return low, high
+
+
+def rate_bounds(count: float, seconds: float, dispersion: float = 1.0) -> tuple[float, float]:
+    """Garwood's 95 % bounds of a Poisson rate, events per second, from ``count / dispersion`` events.
+
+    ``dispersion``: of arrivals that are more (above 1) or less even than Poisson's; 0: as even as can be, no interval.
+    """
+    rate = count / seconds
+    if dispersion <= 0:
+        return rate, rate
+    events = count / dispersion
+    low = float(special.gammaincinv(events, TAIL)) if events > 0 else 0.0
+    high = float(special.gammaincinv(events + 1, 1 - TAIL))
+    return low / events * rate, high / events * rate
+
+
+@functools.lru_cache(maxsize=4096)
+def decisive_counts(n_eff: float, share: float) -> tuple[float | None, float | None]:
+    """How many of ``n_eff`` values may exceed a limit before the share above it is proven.
+
+    First: the most exceedances (a real number) for which the upper bound of the share above is still at most
+    ``share``; None when even no exceedance proves it. Second: the fewest for which its lower bound is above ``share``;
+    None when even all do not. Each bound is one-sided at 97.5 %.
+    """
+
+    def upper(k: float) -> float:
+        return float(special.betainc(k + 1, n_eff - k, share)) - (1 - TAIL)
+
+    def lower(k: float) -> float:
+        return float(special.betainc(k, n_eff - k + 1, share)) - TAIL
+
+    tolerable = damning = None
+    if upper(0.0) >= 0:
+        tolerable = float(optimize.brentq(upper, 0.0, n_eff * (1 - 1e-12)))
+    if n_eff > 0 and lower(n_eff) <= 0:
+        damning = float(optimize.brentq(lower, 1e-12, n_eff))
+    return tolerable, damning
+
+
+def interval_ranks(count: int, n_eff: float, percentile: float) -> tuple[int | None, int | None]:
+    """1-based ranks of the interval's ends among ``count`` sorted values, None where there is no such value.
+
+    The upper end is the least value of which at most ``tolerable`` values lie above, the lower end the greatest
+    that at least ``damning`` values reach.
+    """
+    tolerable, damning = decisive_counts(n_eff, 1 - percentile / 100)
+    scale = count / n_eff
+    high = None if tolerable is None else count - math.floor(tolerable * scale + 1e-9)
+    low = None if damning is None else count - math.ceil(damning * scale - 1e-9) + 1
+    return (low if low and low >= 1 else None), high
+
+
+def values_needed(percentile: float) -> int:
+    """The least number of independent values whose extremes enclose a percentile with 95 % confidence.
+
+    Both (1-q)^n and q^n at most 2.5 %: 368 for p99, 3,688 for p99.9.
+    """
+    share = 1 - percentile / 100
+    return math.ceil(math.log(TAIL) / math.log(max(share, 1 - share)) - 1e-9)
+
+
+def chance_of_so_few(over: float, count: int, n_eff: float, share: float) -> float:
+    """P(at most ``over`` of ``count`` values, worth ``n_eff``, beyond a limit) if so large a ``share`` of all were."""
+    if not count or share <= 0:
+        return 1.0
+    found = over * n_eff / count
+    return 1.0 if found >= n_eff else float(special.betainc(n_eff - found, found + 1, 1 - share))
+
+
+def chance_of_so_many(over: float, count: int, n_eff: float, share: float) -> float:
+    """P(at least ``over`` of ``count`` values, worth ``n_eff``, beyond a limit) if so small a ``share`` of all were."""
+    if not count or not over or share >= 1:
+        return 1.0
+    found = over * n_eff / count
+    return float(special.betainc(found, n_eff - found + 1, share))
+
+
+def far_applies(n_eff: float, share: float) -> bool:
+    """Whether ``n_eff`` independent values and an allowed ``share`` beyond the limit can be argued from half of it."""
+    return n_eff >= FEWEST_FAR and HALF_TIMES * share < 1
+
+
+def chance_far_below(over_half: float, count: int, n_eff: float, share: float) -> float:
+    """P(no value beyond the limit and so few beyond its half) if the share beyond the limit were ``share``.
+
+    Of ``count`` values, worth ``n_eff``, none exceeds the limit and ``over_half`` its half. 1 where it does not apply.
+    """
+    if not far_applies(n_eff, share):
+        return 1.0
+    alone = chance_of_so_few(0.0, count, float(count), share)
+    return max(alone, chance_of_so_few(over_half, count, n_eff, HALF_TIMES * share))
+
+
+def growth_to_decide(hits: int, count: int, n_eff: float, share: float, plain: float | None = None) -> float | None:
+    """By what factor the sample must grow until a share is proven above or below ``share``, if it stays what it is.
+
+    ``plain``: what it is worth by its autocorrelation time alone (``Series.plain``). None when a thousandfold sample
+    would not do: the truth is too close to the limit.
+    """
+
+    def decided(worth: float) -> bool:
+        tolerable, damning = decisive_counts(worth, share)
+        k = hits / count * worth
+        return (tolerable is not None and k <= tolerable) or (damning is not None and k >= damning)
+
+    return growth(n_eff, max(plain or n_eff, n_eff), decided, _MOST_GROWTH)
+
+
+def growth(n_eff: float, plain: float, enough: Callable[[float], bool], most: float) -> float | None:
+    """By what factor a sample must grow until what it will be worth is enough; None if that is more than ``most``."""
+    worth = later(n_eff, plain)
+    if enough(n_eff):
+        return 1.0
+    if not enough(worth(most)):
+        return None
+    low, high = 1.0, most
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(worth(middle)) else (middle, high)
+    return high

@@ -1,0 +1,221 @@
+"""A series of values that are not independent, and what it says: percentiles, a mean, a share, each with its interval.
+
+Latencies of neighbouring requests are alike (they met the same queue), so n requests say less than n independent
+ones. The count that they are worth is n_eff = n / tau; a percentile's interval is the exact order-statistic (binomial)
+one with n_eff in place of n.
+
+dependence.py measures that count, from the indicator "above the quantile", by two estimates: of the dependence
+that is strong (short) and of the one that lasts (long). A quantile further in is met more often and so knows its
+dependence better:
+
+- from p95 on, short at the 90th and the 95th, long at the 95th;
+- from p75, short at the 90th, long at the 50th; below, both at the 50th. A run that met fewer than a hundred spells
+  above the 90th (or the 50th) does not know how long these are: then short at the 50th, 75th, 90th and 95th counts too.
+
+The smallest is n_eff, for all percentiles of that range. Where no neighbours are alike, short says nothing.
+docs/results has the coverage on queues whose quantiles are known, and where it falls short.
+
+One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter.analysis.stats.dependence import autocorrelation_time, exceedances, neighbours_alike
+from gapmeter.analysis.stats.estimate import Estimate, Floats, t_quantile
+from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
+from gapmeter.analysis.stats.hdr import nearest_rank
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_FEW_SPELLS = 100
+_LEAST_OF_SEVERAL = 0.6
+_LEVELS = (50.0, 75.0, 90.0, 95.0)
+# One percentile of each part of a series that has an n_eff of its own, whose bounds hold for those below or above it.
+_ABOVE, _BELOW = (75.0, 95.0), (50.0, 90.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """How many independent values a series is worth: ``tail`` from p95 on, ``body`` from p75, ``middle`` below.
+
+    ``plain_body`` and ``plain_tail``: the same by the autocorrelation time alone, which a longer run of the kind would
+    come near; for forecasts only.
+    """
+
+    middle: float
+    body: float
+    tail: float
+    plain_body: float = 0.0
+    plain_tail: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Values of one thing in the order in which their requests were due: shape (n,), without NaN.
+
+    Infinity stands for an answer that never came. ``clusters``: of pooled values (token gaps), arrays of shape (n,)
+    that number each value's cluster in time order (0, 1, ...). ``known``: what they are worth, where it need not be
+    measured; ``what`` they are called where there are too few. Raises ValueError for NaN.
+    """
+
+    values: Floats
+    clusters: Sequence[Ints] = ()
+    known: Worth | None = None
+    what: str = "values"
+
+    def __post_init__(self) -> None:
+        if np.isnan(self.values).any():
+            raise ValueError("a series holds NaN; leave out what was not measured before asking for percentiles")
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @functools.cached_property
+    def ordered(self) -> Floats:
+        """The values, ascending."""
+        return np.sort(self.values)
+
+    @functools.cached_property
+    def worth(self) -> Worth:
+        """Measured when it is first asked for; by each way of clustering, of which the least counts."""
+        if self.known is not None:
+            return self.known
+        if not self.count:
+            return Worth(0.0, 0.0, 0.0)
+        groupings: Sequence[Ints | None] = self.clusters or [None]
+        found = [self._worth(grouping) for grouping in groupings]
+        return Worth(*(min(each) for each in zip(*found, strict=True)))
+
+    def n_eff(self, percentile: float) -> float:
+        """How many independent values this percentile rests on."""
+        if percentile >= 95:
+            return self.worth.tail
+        return self.worth.body if percentile >= 75 else self.worth.middle
+
+    def plain(self, percentile: float) -> float:
+        """What a run must grow from in a forecast: at least ``n_eff``, and that where nothing else is known.
+
+        The least of several estimates lies below each of them, however long the run; on M/M/1 by two fifths.
+        """
+        plain = self.worth.plain_tail if percentile >= 95 else self.worth.plain_body
+        return max(self.n_eff(percentile), _LEAST_OF_SEVERAL * plain)
+
+    def percentile(self, percentile: float) -> Estimate:
+        """A percentile, by HdrHistogram's rank, and its interval by order statistics.
+
+        What bounds a higher percentile from above bounds this one, and what bounds a lower one from below: where the
+        tail is worth more values than the body, whose slow drift means nothing there, its bounds hold for the body too.
+        """
+        if not self.count:
+            return Estimate(None, None, None, 0.0, self._too_few(percentile))
+        n_eff = self.n_eff(percentile)
+        lows = [self._ends(p)[0] for p in (percentile, *_BELOW) if p <= percentile]
+        highs = [self._ends(p)[1] for p in (percentile, *_ABOVE) if p >= percentile]
+        low = max((end for end in lows if end is not None), default=None)
+        high = min((end for end in highs if end is not None), default=None)
+        why = "" if low is not None and high is not None else self._too_few(percentile)
+        return Estimate(self._at(percentile), low, high, n_eff, why)
+
+    def more_values(self, percentile: float) -> int:
+        """How many more values of the same kind would give a percentile both ends of its interval; 0 when it has them.
+
+        Without any value, as many as independent ones would take.
+        """
+        needed = values_needed(percentile)
+        if not self.count:
+            return needed
+        if self.percentile(percentile).supported:
+            return 0
+        n_eff = self.n_eff(percentile)
+        factor = growth(n_eff, self.plain(percentile), lambda worth: worth >= needed, needed / n_eff + 1)
+        return max(1, math.ceil((factor - 1) * self.count - 1e-6)) if factor else 1
+
+    def curve(self, points: int = 400) -> list[tuple[float, Estimate]]:
+        """Percentiles evenly spaced on the HDR axis (log of 1 / (1 - q)), up to the last one that is supported."""
+        if not self.count:
+            return []
+        decades = np.linspace(0, math.log10(max(self.count, 10)), points)[1:]
+        along = ((percentile, self.percentile(percentile)) for percentile in (100 * (1 - 10**-d) for d in decades))
+        return [(percentile, found) for percentile, found in along if found.supported]
+
+    def mean(self) -> Estimate:
+        """The mean with Student's interval, n_eff = n / tau for n."""
+        if self.count < 2:
+            return Estimate(float(self.values[0]) if self.count else None, None, None, None, f"too few {self.what}")
+        mean, deviation = float(self.values.mean()), float(self.values.std(ddof=1))
+        if deviation == 0:
+            return Estimate(mean, mean, mean, float(self.count))
+        n_eff = max(self.count / autocorrelation_time(self.values), 2.0)
+        half = t_quantile(n_eff - 1) * deviation / math.sqrt(n_eff)
+        return Estimate(mean, mean - half, mean + half, n_eff)
+
+    def _at(self, percentile: float) -> float:
+        return float(self.ordered[nearest_rank(percentile, self.count) - 1])
+
+    def _ends(self, percentile: float) -> tuple[float | None, float | None]:
+        ranks = interval_ranks(self.count, self.n_eff(percentile), percentile)
+        low, high = (float(self.ordered[rank - 1]) if rank else None for rank in ranks)
+        return low, high
+
+    def _too_few(self, percentile: float) -> str:
+        n_eff = self.n_eff(percentile)
+        few = "less than one independent value"
+        independent = few if n_eff < 1 else f"{n_eff:,.0f} independent one{'s' * (n_eff >= 1.5)}"
+        worth = f", worth {independent}," if n_eff < 0.95 * self.count else ""
+        return f"{self.count:,} {self.what}{worth} do not support p{percentile:g}"
+
+    def _worth(self, clusters: Ints | None) -> tuple[float, float, float, float, float]:
+        """As ``Worth`` has them, by one way of clustering."""
+        at = {level: exceedances(self.values, self._at(level), clusters) for level in _LEVELS}
+        lasting = {level: at[level].long() for level in (50.0, 95.0)}
+        plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
+        if not neighbours_alike(self.values, clusters):
+            return lasting[50.0], lasting[50.0], min(lasting.values()), *plain
+        short = {level: at[level].short() for level in _LEVELS}
+
+        def below_p95(level: float) -> float:
+            worth = min(short[level], lasting[50.0])
+            return worth if at[level].spells(worth) >= _FEW_SPELLS else min(worth, *short.values())
+
+        return below_p95(50.0), below_p95(90.0), min(short[90.0], short[95.0], lasting[95.0]), *plain
+
+
+def pooled(series: Sequence[Series], what: str = "values") -> Series:
+    """Several runs' values as one series: worth what they are worth together."""
+    worths = [each.worth for each in series]
+    known = Worth(sum(w.middle for w in worths), sum(w.body for w in worths), sum(w.tail for w in worths))
+    return Series(np.concatenate([each.values for each in series]), known=known, what=what)
+
+
+def share_of(flags: Bools) -> Estimate:
+    """The share of requests that are so, in due order, with Clopper and Pearson's bounds; n_eff = n / tau for n."""
+    if not len(flags):
+        return Estimate(None, 0.0, 1.0, 0.0, "no requests")
+    n_eff = len(flags) / autocorrelation_time(flags.astype(np.float64))
+    share = float(flags.mean())
+    low, high = share_bounds(share * n_eff, n_eff)
+    return Estimate(share, low, high, n_eff)
+
+
+def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
+    """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbours.
+
+    A block is twice the median gap wide (a gap is about a step), and there are at most 4,096 of them. Gaps that
+    never ended (infinite) count where they are placed, not in the width.
+    """
+    if not len(at_ns):
+        return np.zeros(0, dtype=np.int64)
+    finite = values_ns[np.isfinite(values_ns)]
+    start, span = int(at_ns.min()), int(at_ns.max() - at_ns.min())
+    width = max(1, int(2 * np.median(finite)) if len(finite) else 1, span // 4096 + 1)
+    return (at_ns - start) // width

@@ -1,0 +1,100 @@
+"""This machine: its hardware and versions, and which cores the load generator and the server get."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Core numbers. Empty server cores mean that the server is not ours to place."""
+
+    generator: tuple[int, ...]
+    server: tuple[int, ...]
+    shared: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+
+def place(processes: int, *, local_server: bool, share: bool = False) -> Placement:
+    """Give the generator's processes the last cores of this process's affinity, the server the others.
+
+    With too few cores for both, or where the user wants it (``share``), both get all of them and ``shared`` says so:
+    the report warns.
+    """
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    if not local_server:
+        return Placement(cores[-processes:], (), shared=len(cores) < processes)
+    if share or len(cores) <= processes:
+        return Placement(cores, cores, shared=True)
+    return Placement(cores[-processes:], cores[:-processes], shared=False)
+
+
+def cores_except(generator: Sequence[int]) -> tuple[int, ...]:
+    """All cores that this process may use but the generator's; all of them where it has every one."""
+    usable = os.sched_getaffinity(0)
+    return tuple(sorted(usable - set(generator) or usable))
+
+
+def describe_hardware() -> dict[str, Any]:
+    """CPU, memory and GPUs, in words."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": psutil.cpu_count(logical=True),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "gpus": _gpus(),
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a result."""
+    versions = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpus() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    listed = output_of(query)
+    return [line.strip() for line in listed.splitlines()] if listed else []
+
+
+def output_of(command: list[str]) -> str:
+    """What a command printed, or nothing when it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def suspended_ns() -> int:
+    """How long the machine was suspended since it was started: one of the clocks goes on meanwhile."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()

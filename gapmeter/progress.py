@@ -1,0 +1,201 @@
+"""Progress of a run on standard error: one redrawn line on a terminal, a plain line every 10 s elsewhere, or JSON.
+
+It shares the generator's machine, so it asks for a snapshot only when a line is due: four times a second at most
+on a terminal.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TextIO
+
+from gapmeter.analysis.numbers import duration, significant
+from gapmeter.loadgen.plan import Plan
+from gapmeter.records.follow import RATE_WINDOW_NS, Follower, phase
+from gapmeter.scenarios import Scenario, Slo
+
+REDRAW_S = 0.25
+PLAIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is known at one moment of a run. Rates are requests per second over the last few seconds.
+
+    ``phase`` is a word (warm-up, load, drain); ``remaining_s`` None when the end is not known (a count of requests);
+    ``slo`` names the rolling percentile, for instance ``p99 TTFT``, ``value_ms`` is None until there is one.
+    """
+
+    phase: str
+    elapsed_s: float
+    remaining_s: float | None
+    asked_per_s: float
+    sent_per_s: float
+    done_per_s: float
+    issued: int
+    done: int
+    failed: int
+    in_flight: int
+    slo: str = "p99 TTFT"
+    value_ms: float | None = None
+    limit_ms: float | None = None
+    lag_p99_ms: float | None = None
+
+
+def line(now: Progress, width: int) -> str:
+    """One line of at most ``width`` columns; what matters least is left off first."""
+    left = f", {_clock(now.remaining_s)} left" if now.remaining_s is not None else ""
+    rates = "/".join(_rate(r) for r in (now.asked_per_s, now.sent_per_s, now.done_per_s))
+    parts = [
+        f"{now.phase} {_clock(now.elapsed_s)}{left}",
+        f"asked/sent/done {rates} per s",
+        f"in flight {now.in_flight}",
+        _percentile(now),
+        f"{now.failed} failed" if now.failed else "no errors",
+        f"lag p99 {duration(now.lag_p99_ms, 2)}",
+        f"{now.done:,} of {now.issued:,} done",
+    ]
+    text = parts[0]
+    for part in parts[1:]:
+        if len(text) + 3 + len(part) <= width:
+            text += f" · {part}"
+    return text[:width]
+
+
+def _percentile(now: Progress) -> str:
+    if now.limit_ms is None or now.value_ms is None:
+        return f"{now.slo} {duration(now.value_ms)}"
+    sign = ">" if now.value_ms > now.limit_ms else "≤"
+    return f"{now.slo} {duration(now.value_ms)} {sign} {duration(now.limit_ms)}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def _rate(per_second: float) -> str:
+    return significant(per_second, 2) if per_second < 10 else f"{per_second:,.0f}"
+
+
+class ProgressLine:
+    """Writes snapshots to a stream, no oftener than they can be read."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._terminal = stream.isatty()
+        self._drawn = False
+        self._next_s = clock() + (0.0 if self._terminal else PLAIN_S)
+
+    @property
+    def interval_s(self) -> float:
+        """How often it is worth asking whether a line is due."""
+        return REDRAW_S if self._terminal else PLAIN_S
+
+    def offer(self, take: Callable[[], Progress]) -> bool:
+        """Show a snapshot if one is due; ``take`` is called only then."""
+        now = self._clock()
+        if now < self._next_s:
+            return False
+        self._next_s = now + self.interval_s
+        self._write(take())
+        return True
+
+    def _write(self, snapshot: Progress) -> None:
+        if self._terminal:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r{line(snapshot, width)}\x1b[K")
+            self._drawn = True
+        else:
+            self._stream.write(f"{line(snapshot, 200)}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Clear the redrawn line, so that what follows starts on a clean one."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = False
+
+
+class JsonLines:
+    """One JSON object a second, for a program that watches; its keys are the fields of ``Progress``."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock, self._next_s = stream, clock, clock()
+
+    def offer(self, take: Callable[[], Progress]) -> bool:
+        """Write a snapshot if one is due; ``take`` is called only then."""
+        now = self._clock()
+        if now < self._next_s:
+            return False
+        self._next_s = now + 1.0
+        self._stream.write(json.dumps({"type": "progress", **asdict(take())}) + "\n")
+        self._stream.flush()
+        return True
+
+    def close(self) -> None:
+        """Nothing is left to clear."""
+
+
+class Watch:
+    """Progress on standard error. It reads only when a line is due.
+
+    ``as_json``: a JSON object a second, for a program that watches.
+    """
+
+    def __init__(self, follower: Follower, scenario: Scenario, plan: Plan, t0_ns: int, *, as_json: bool) -> None:
+        self._follower = follower
+        self._line = JsonLines(sys.stderr) if as_json else ProgressLine(sys.stderr)
+        self._plan, self._t0 = plan, t0_ns
+        self._slo = next((slo for slo in scenario.slo if slo.metric == "ttft"), None)
+        self._due = (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
+
+    def update(self) -> None:
+        """Show a line if one is due."""
+        self._line.offer(self._snapshot)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _snapshot(self) -> Progress:
+        seen = self._follower
+        seen.poll()
+        now = time.monotonic_ns()
+        percentile = self._slo.percentile if self._slo and self._slo.percentile else 99.0
+        end_ns = self._t0 + self._plan.end_ns
+        return Progress(
+            phase=phase(now, self._t0, self._plan.warmup_ns, self._plan.end_ns),
+            elapsed_s=(now - self._t0) / 1e9,
+            remaining_s=max((end_ns - now) / 1e9, 0.0) if self._plan.end_ns else None,
+            asked_per_s=self._asked(now),
+            sent_per_s=seen.sent_per_s(now),
+            done_per_s=seen.done_per_s(now),
+            issued=seen.issued,
+            done=seen.done,
+            failed=seen.failed.total(),
+            in_flight=seen.in_flight,
+            slo=f"p{percentile:g} TTFT",
+            value_ms=seen.percentile("ttft", percentile),
+            limit_ms=_limit_ms(self._slo),
+            lag_p99_ms=seen.percentile("lag", 99.0),
+        )
+
+    def _asked(self, now: int) -> float:
+        """Planned rate over the last seconds; a closed loop asks for nothing of its own."""
+        if not self._due:
+            return self._follower.sent_per_s(now)
+        since = max(now - RATE_WINDOW_NS, self._t0)
+        count = bisect.bisect_right(self._due, now) - bisect.bisect_right(self._due, since)
+        return count / max((now - since) / 1e9, 1e-9)
+
+
+def _limit_ms(slo: Slo | None) -> float | None:
+    return slo.limit_ns / 1e6 if slo is not None and slo.limit_ns is not None else None

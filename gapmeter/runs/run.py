@@ -1,0 +1,153 @@
+"""A run's folder as Python values: ``import gapmeter; run = gapmeter.open("runs/…")``. Its tables, report, exports."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gapmeter import errors
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.errors import UserError
+from gapmeter.records import RunFolder
+from gapmeter.runs.damage import manifest_of, rederivable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PARTS = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
+
+
+class Run:
+    """One analysed run. Tables are read when they are first asked for; docs/exports.md lists their columns."""
+
+    def __init__(self, folder: RunFolder, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    @cached_property
+    def result(self) -> RunResult:
+        """Every figure with its interval, as docs/how-it-measures.md names them. Raises UserError for a damaged one."""
+        with rederivable(self.folder.path):
+            return RunResult.read(self.folder.path)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The same as ``summary.json`` has it: plain values."""
+        return self.result.to_json()
+
+    @property
+    def verdict(self) -> str:
+        """PASS, FAIL, INCONCLUSIVE or INVALID."""
+        return self.result.verdict
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row an attempt, with the client's stamps, ns."""
+        return self._table("requests")
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """Two rows a request (to its first and last token), a column a stage, ns."""
+        return self._table("ledger")
+
+    @cached_property
+    def gaps(self) -> pd.DataFrame:
+        """A row a gap between two tokens, a column a stage, ns."""
+        return self._table("gaps")
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """A row a stretch of a request's wait: whose it was, from when to when, ns."""
+        return self._table("timeline")
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row a step of the engine. Raises UserError where no probe recorded any."""
+        return self._table("steps")
+
+    def report(self) -> Report:
+        """The report; a notebook shows it."""
+        return Report(self.folder.report)
+
+    def export(
+        self, *, csv: Path | None = None, prometheus: Path | None = None, perfetto: Path | None = None,
+        otlp: str | None = None,
+    ) -> Iterator[str]:  # fmt: skip
+        """Write what is asked for; yields each file, or how many spans went to ``otlp``. Raises UserError."""
+        if csv is not None:
+            from gapmeter.report.export.csv import write_csv
+
+            yield from map(str, self._exported(lambda: write_csv(self.folder, csv)))
+        if prometheus is not None:
+            from gapmeter.report.export.prometheus import prometheus as text_of
+
+            result = self.result
+            self._exported(lambda: prometheus.write_text(text_of(result), encoding="utf-8"))
+            yield str(prometheus)
+        if perfetto is not None:
+            from gapmeter.report.export.perfetto import write_trace
+
+            self._exported(lambda: write_trace(self.folder, perfetto))
+            yield str(perfetto)
+        if otlp is not None:
+            from gapmeter.report.export.otlp import NoOpenTelemetry, send
+
+            try:
+                yield f"{self._exported(lambda: send(self.folder, otlp))} spans to {otlp}"
+            except NoOpenTelemetry as error:
+                raise UserError(str(error), errors.USAGE) from error
+
+    def _exported(self, write: Callable[[], Any]) -> Any:
+        try:
+            with rederivable(self.folder.path):
+                return write()
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            reason = error.strerror or str(error).splitlines()[0]
+            raise UserError(f"not exported: {where}{reason}", errors.USAGE) from error
+
+    def __repr__(self) -> str:
+        return f"<run {self.folder.path.name}: {self.verdict}>"
+
+    def _table(self, name: str) -> pd.DataFrame:
+        import pandas as pd
+
+        path = self.folder.path / f"{name}.parquet"
+        if not path.exists():
+            raise UserError(
+                f"{self.folder.path} has no {name}.parquet: nothing of that kind was recorded", errors.USAGE
+            )
+        return pd.read_parquet(path)
+
+
+class Report:
+    """``report.html``, shown by a notebook as a page of its own, whose styles and script touch nothing around it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:900px;border:0"></iframe>'
+
+
+def open_run(path: str | Path) -> Run:
+    """Open an analysed run's folder. Raises UserError when it is none."""
+    manifest = require_one_run(Path(path))
+    folder = RunFolder(Path(path))
+    if not folder.summary.exists():
+        raise UserError(f"{path} has not been analysed; gapmeter report {path}", errors.USAGE)
+    return Run(folder, manifest)
+
+
+def require_one_run(path: Path) -> Manifest:
+    """Its manifest. Raises UserError for a sweep or a search, whose runs it names, and as ``manifest_of``."""
+    manifest = manifest_of(path)
+    if isinstance(manifest, Manifest):
+        return manifest
+    what, place = _PARTS[manifest.kind]
+    runs = sorted(found.parent for found in (path / place).rglob("manifest.json"))
+    example = f", for instance {runs[0]}" if runs else ""
+    raise UserError(f"{path} is {what}; name one of its runs under {place}/{example}", errors.USAGE)

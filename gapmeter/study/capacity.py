@@ -1,0 +1,222 @@
+"""Capacity: one server kept up, trials at rates that a search asks for, each only as long as its verdict needs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gapmeter import errors
+from gapmeter.analysis.capacity import search
+from gapmeter.analysis.capacity.read import goal_of, read_outcome, read_trials
+from gapmeter.analysis.capacity.result import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
+from gapmeter.analysis.capacity.trial import Enough, Outcome, Trial
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results.manifest import Manifest, TrialPlace
+from gapmeter.analysis.results.study import SearchFacts, SearchManifest, TrialNote
+from gapmeter.errors import UserError, reason_of
+from gapmeter.options import Options
+from gapmeter.records import RunFolder
+from gapmeter.scenarios import Scenario
+from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.keys import Keys
+from gapmeter.study.manifest import describe, slos_of
+from gapmeter.study.monitor import TrialMonitor
+from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
+from gapmeter.study.session import Session
+from gapmeter.study.study import Study, Visit, make_folder
+from gapmeter.study.study import resume as resume_study
+
+SEARCH = "capacity"
+_WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
+_AROUND_S = 3.0  # what a trial takes before its first request and after its last
+_LONGEST = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityGoal:
+    """What is to be found. ``target_rps`` is a load to plan servers for, None for none.
+
+    ``headroom`` and ``within`` are shares; ``budget_s`` is how long trials may take in all.
+    """
+
+    target_rps: float | None = None
+    headroom: float = 0.2
+    spare: int = 0
+    confidence: float = 0.95
+    within: float = 0.1
+    budget_s: float = 420.0
+
+
+def find_capacity(
+    name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
+    resume: Path | None = None,
+) -> Conclusion[CapacityResult]:  # fmt: skip
+    """Search the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
+
+    Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
+    of the same scenario, whose trials count, also against the budget.
+    """
+    scenario = resolve(name, overrides)
+    check_searchable(scenario, name)
+    study = _begun(name, overrides, scenario, options, goal, resume)
+    options.say(f"capacity of {scenario.name}, within {goal.budget_s:g} s of trials: {study.path}")
+    earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
+    home = study.path / (f"server-{earlier + 1}" if earlier else "server")
+    try:
+        with study.server(scenario, home) as session:
+            ended = _search(Trials(study, session, scenario))
+    except KeyboardInterrupt:
+        ended = INTERRUPTED
+    except UserError as error:
+        if not study.manifest.capacity.trials:
+            study.note(status="incomplete", ended_because=str(error))
+            raise
+        ended = DIED
+    status = "complete" if ended not in (INTERRUPTED, DIED) else "incomplete"
+    study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
+    return report_capacity(study.path, quiet=options.quiet)
+
+
+def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityResult]:
+    """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
+    manifest = SearchManifest.read(path)
+    if manifest.capacity.ended is None:  # it was killed
+        ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
+        manifest = manifest.model_copy(update={"capacity": ended})
+        manifest.write(path)
+    try:
+        result = analyse_search(RunFolder(path))
+    except OSError as error:
+        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
+    if not quiet:
+        from gapmeter.report import capacity, terminal
+        from gapmeter.report.document import Facts
+
+        again = Command.parse(manifest.command)
+        links = [("report", str(path / "report.html")), ("again", str(again))]
+        if minutes := capacity.minutes_to_go_on(result.capacity):
+            links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
+        why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
+        document = capacity.document(result, manifest)
+        terminal.show(document, sys.stderr, links=Facts(links), end=f"exit={result.exit_code} {why}")
+    return Conclusion(path, result, result.exit_code)
+
+
+def analyse_search(folder: RunFolder) -> CapacityResult:
+    """What a search found, with its page, into its folder. Raises NotReadable, OSError."""
+    from gapmeter.analysis.capacity.build import analyse_capacity
+    from gapmeter.report import capacity, html
+
+    result = analyse_capacity(folder)
+    result = result.model_copy(update={"words": capacity.words_of(result)})
+    result.write(folder.path)
+    page = html.page(capacity.document(result, SearchManifest.read(folder.path)))
+    folder.report.write_text(page, encoding="utf-8")
+    return result
+
+
+class Trials:
+    """Runs trials for real: each is a run of its own under ``trials``, on one server that stays up."""
+
+    def __init__(self, study: Study[SearchManifest], session: Session, scenario: Scenario) -> None:
+        self.study, self._session, self._scenario = study, session, scenario
+        self._slos = study.manifest.slo
+
+    def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
+        """One trial at ``rate``; see ``analysis.capacity.trial.Oracle``."""
+        scenario = at_rate(self._scenario, rate, looks[-1], number)
+        place = f"trials/{number:02d}-{rate:.4g}rps"
+        path = self.study.path / place
+        command = self.study.command.as_run(
+            "load.arrivals=poisson", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}"
+        )
+        of = TrialPlace(folder=str(self.study.path), trial=number)
+        monitor = TrialMonitor(self._slos, looks, rate, _warmup_ns(scenario), enough)
+        interrupted, died, reason = False, None, None
+        began_s = time.monotonic()
+        try:
+            visit = Visit(scenario, number, path, command, capacity_of=of)
+            result = self.study.visit(self._session, visit, monitor.is_enough)
+            interrupted = result.exit_code == errors.INTERRUPTED
+            if not self._session.alive():
+                died = Manifest.read(path).ended_because or "the server ended"
+        except UserError as error:
+            reason = str(error)
+            died = reason if error.exit_code == errors.UNREACHABLE else None
+        note = TrialNote(
+            rate=rate, folder=place, looks=tuple(looks), ended=monitor.ended, from_ns=monitor.from_ns,
+            seconds=time.monotonic() - began_s, interrupted=interrupted, died=died, reason=reason,
+        )  # fmt: skip
+        facts = self.study.manifest.capacity
+        self.study.note(capacity=facts.model_copy(update={"trials": (*facts.trials, note)}))
+        return read_outcome(path, self._slos, note)[0]
+
+
+def at_rate(scenario: Scenario, rate: float, most: int, number: int) -> Scenario:
+    """The scenario as a trial: Poisson at ``rate``, long enough for ``most`` requests that count, its own arrivals."""
+    trial = {
+        "arrivals": "poisson", "rate": rate, "burstiness": None, "onoff": None, "diurnal": None, "requests": None,
+        "duration_ns": round(most / rate * 1e9), "warmup_ns": _warmup_ns(scenario),
+    }  # fmt: skip
+    load = scenario.load.model_copy(update=trial)
+    return scenario.model_copy(update={"load": load, "seed": scenario.seed * 1000 + number})
+
+
+def _warmup_ns(scenario: Scenario) -> int:
+    return _WARMUP_NS if scenario.load.warmup_ns is None else scenario.load.warmup_ns
+
+
+def _begun(
+    name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
+) -> Study[SearchManifest]:
+    """A fresh study, or an earlier one with the goal of now."""
+    if resume is not None:
+        folder, manifest = RunFolder(resume), resume_study(resume, scenario, SearchManifest)
+        # A trial that was interrupted, or whose server died, is run again.
+        trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
+        facts = manifest.capacity.model_copy(update={**asdict(goal), "trials": trials, "ended": None})
+        manifest = manifest.model_copy(update={"capacity": facts})
+        for path in (resume / "trials").glob("*"):
+            if f"trials/{path.name}" not in {trial.folder for trial in trials}:
+                shutil.rmtree(path)
+    else:
+        folder = make_folder(options.runs, scenario, SEARCH)
+        keys = Keys.within(scenario.to_dict(), options.api_key)
+        command = options.command or Command.of("capacity", name, overrides)
+        assert scenario.load.rate is not None
+        facts = SearchFacts(
+            **asdict(goal), start=scenario.load.rate, longest=_LONGEST,
+            lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
+        )  # fmt: skip
+        manifest = SearchManifest(**describe(scenario, command, keys), slo=slos_of(scenario), capacity=facts)
+    manifest.write(folder.path)
+    return Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
+
+
+def _search(trials: Trials) -> Ended:
+    """Trials until the search has ended, after those that are done; returns how."""
+    study = trials.study
+    goal, say = goal_of(study.manifest), study.options.say
+    done = [each.trial for each in read_trials(study.path, study.manifest)]
+    while not isinstance(ask := search.next_trial(goal, done), str):
+        number, seconds = len(done) + 1, ask.most / ask.rate
+        say(f"trial {number}: {ask.rate:.4g} req/s, for {seconds:.0f} s at most")
+        done.append(trial := search.run_trial(goal, trials, ask, number))
+        say(f"trial {number}: {ask.rate:.4g} req/s {_verdict(trial, goal)}")
+    return ask
+
+
+def _verdict(trial: Trial, goal: search.Goal) -> str:
+    outcome, finding = trial.outcome, trial.finding
+    if trial.verdict == INVALID:
+        return f"not valid: {outcome.died or outcome.invalid}"
+    count, slo = outcome.counts[finding.promise], goal.promises[finding.promise].text
+    word = "fails" if finding.leaning == FAILS else "holds"
+    if trial.verdict not in (FAILS, HOLDS):
+        word = f"undecided, leaning to {word}"
+    sure = f"{100 * finding.confidence:.0f} %"
+    return f"{word} ({sure}): {slo}, {count.over:g} of {count.count} beyond, {outcome.seconds:.0f} s"

@@ -1,0 +1,137 @@
+"""Runs compared: those that are there, or a scenario's own, made in turn under two sets of changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gapmeter import errors
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results import NotReadable, RunResult
+from gapmeter.errors import UserError, reason_of
+from gapmeter.options import Options
+from gapmeter.records import RunFolder
+from gapmeter.runs.damage import UNDERIVABLE, in_a_line
+from gapmeter.runs.run import require_one_run
+from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.resolve import asks_for_model, resolve
+
+if TYPE_CHECKING:
+    from gapmeter.analysis.compare.result import Asked, Comparison
+    from gapmeter.analysis.compare.sides import AnalysedRun
+
+DOCUMENT = "compare.json"
+
+
+def compare_runs(
+    sides: Sequence[Sequence[Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
+    runs: Path = Path("runs"), command: str = "",
+) -> Conclusion[Comparison]:  # fmt: skip
+    """Compare runs by their folders, each side one or several, and write ``compare.json`` and ``report.html``.
+
+    Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
+    read together.
+    """
+    seen: set[Path] = set()
+    for path in (path for side in sides for path in side):
+        if path.resolve() in seen:
+            raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
+        seen.add(path.resolve())
+    from gapmeter.analysis.compare.result import Asked
+    from gapmeter.report import comparison
+
+    result, version = derive(sides, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
+    names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
+    try:
+        folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+    except OSError as error:
+        raise UserError(f"no comparison's folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
+    folders = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
+    result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": folders})})
+    try:
+        result = comparison.write(folder, result, version)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {reason_of(error)}", errors.USAGE) from error
+    return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
+
+
+def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[Comparison, str]:
+    """A comparison from the runs' folders alone, and the version of gapmeter that ran the baseline.
+
+    Raises UserError as ``compare_runs`` does.
+    """
+    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.compare.sides import Side
+
+    read = [Side(tuple(_read(path) for path in side)) for side in sides]
+    for side, paths in zip(read, sides, strict=True):
+        for each, path in zip(side.runs, paths, strict=True):
+            if not each.run.count:
+                raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
+    return compare(read, asked, command), read[0].first.manifest.versions.get("gapmeter", "")
+
+
+def compare_in_turn(
+    scenario: str, a: Sequence[str], b: Sequence[str], pairs: int = 2, overrides: Sequence[str] = (),
+    options: Options = Options(), *, factors: Sequence[str] = (), force: bool = False, command: str = "",
+) -> Conclusion[Comparison]:  # fmt: skip
+    """Run a scenario under two sets of overrides in the order A B B A …, so that a drift meets both sides alike.
+
+    Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, and when one is
+    interrupted.
+    """
+    factors = [*factors, *_keys_of([*a, *b])]
+    changes = [[*overrides, *a], [*overrides, *b]]
+    scenarios = [resolve(scenario, each) for each in changes]  # a mistake is told before a second goes into imports
+    from gapmeter.study.study import Visit, visit_in_turn
+
+    made: list[list[Path]] = [[], []]
+    order = list(order_of(pairs))
+
+    def visits() -> Iterator[Visit]:
+        for number, side in enumerate(order, 1):
+            options.say(f"run {number} of {len(order)}: {'AB'[side]}, {' '.join((a, b)[side])}")
+            yield Visit(scenarios[side], 0, command=Command.of("run", scenario, changes[side]))
+
+    quiet = Options(runs=options.runs, quiet=True, api_key=options.api_key, probe_dir=options.probe_dir)
+    asked_for = asks_for_model([*overrides, *a, *b])
+    for side, conclusion in zip(order, visit_in_turn(visits(), quiet, model_asked_for=asked_for), strict=False):
+        if conclusion.exit_code == errors.INTERRUPTED:
+            whole = len(made[0]) + len(made[1])
+            raise UserError(f"interrupted; {whole} runs are whole, in {options.runs}", errors.INTERRUPTED)
+        made[side].append(conclusion.folder)
+    return compare_runs(made, factors, force=force, in_turn=True, runs=options.runs, command=command)
+
+
+def order_of(pairs: int) -> Iterator[int]:
+    """0 for A and 1 for B: A B, then B A, and so on. The mean place of both sides is the same for even ``pairs``."""
+    for number in range(pairs):
+        yield from (0, 1) if number % 2 == 0 else (1, 0)
+
+
+def _keys_of(overrides: Sequence[str]) -> list[str]:
+    """The scenario's keys that overrides set. Raises UserError for one that sets nothing."""
+    for override in overrides:
+        if "=" not in override:
+            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
+    return list(dict.fromkeys(override.partition("=")[0].strip() for override in overrides))
+
+
+def _read(path: Path) -> AnalysedRun:
+    from gapmeter.analysis.compare.sides import read_run
+
+    require_one_run(path)
+    try:
+        return read_run(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = Path(str(error.filename or RunResult.FILE)).name
+        text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: gapmeter report {path}"
+        raise UserError(text, errors.USAGE) from error
+    except NotReadable as error:
+        raise UserError(f"not comparable: {error}", errors.USAGE) from error
+    except (OSError, *UNDERIVABLE) as error:
+        text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
+        raise UserError(text, errors.USAGE) from error

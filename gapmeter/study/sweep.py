@@ -1,0 +1,267 @@
+"""A sweep: every point of a scenario's grid is a run of its own, on a server that is started anew only where it must.
+
+What is finished is never run twice: ``resume`` takes up a folder where an interruption left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gapmeter import errors
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results.manifest import SweepPlace
+from gapmeter.analysis.results.study import SweepManifest
+from gapmeter.analysis.sweep.result import SweepResult
+from gapmeter.errors import UserError, reason_of
+from gapmeter.options import Options, tell
+from gapmeter.records import RunFolder
+from gapmeter.scenarios import Point, Scenario
+from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.keys import Keys
+from gapmeter.study.manifest import describe
+from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
+from gapmeter.study.session import Session
+from gapmeter.study.study import Study, Visit, is_finished, make_folder, resume, server_key
+
+SWEEP = "sweep"
+_OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
+
+Place = tuple[int, int]  # a point and a repeat, both from 0
+
+
+def order_of(servers: Sequence[Hashable], repeats: int, seed: int) -> list[list[Place]]:
+    """Which point is run when: a list for each server that is started. ``servers``: each point's, equal for one.
+
+    A machine's speed drifts: with points in the order of their values the drift would look like an effect. Every
+    repeat visits all points of its server in an order of its own before the next one begins; the servers' order is
+    drawn too. The same seed gives the same order.
+    """
+    rng = random.Random(f"sweep {seed}")
+    by_server: dict[Hashable, list[int]] = {}
+    for point, server in enumerate(servers):
+        by_server.setdefault(server, []).append(point)
+    groups = list(by_server.values())
+    rng.shuffle(groups)
+    return [[(point, repeat) for repeat in range(repeats) for point in rng.sample(group, len(group))]
+            for group in groups]  # fmt: skip
+
+
+def run_sweep(
+    name: str, overrides: Sequence[str] = (), options: Options = Options(), resume: Path | None = None
+) -> Conclusion[SweepResult]:
+    """Run all points of a scenario's sweep, each ``repeat`` times, and put them side by side.
+
+    A point that cannot be run (its server does not start, say) is a failed point with its reason, and the sweep goes
+    on. ``resume``: the folder of an earlier, interrupted one of the same scenario. After Ctrl-C what was finished by
+    then is reported, with exit code INTERRUPTED. Raises UserError for what the user can mend.
+    """
+    sweep = _prepared(name, tuple(overrides), options, resume)
+    study, runs = sweep.study, sum(map(len, sweep.order))
+    options.say(f"sweep of {len(sweep.points)} points, {runs} runs: {study.path}")
+    try:
+        for number, group in enumerate(sweep.order, 1):
+            sweep.run_group(number, group)
+    except KeyboardInterrupt:
+        study.note(status="interrupted")
+        again = study.command.resumed(study.path)
+        if not any(is_finished(sweep.path(place)) for group in sweep.order for place in group):
+            text = f"interrupted before a point was finished; go on with: {again}"
+            raise UserError(text, errors.INTERRUPTED) from None
+        tell(f"interrupted; what is finished is kept, go on with: {again}")
+        return report_sweep(study.path, quiet=options.quiet, code=errors.INTERRUPTED)
+    study.note(status="complete")
+    return report_sweep(study.path, quiet=options.quiet)
+
+
+def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) -> Conclusion[SweepResult]:
+    """Summary and page of a sweep from its points' folders.
+
+    ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
+    """
+    try:
+        result = analyse_points(RunFolder(path))
+    except OSError as error:
+        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
+    code = result.exit_code if code is None else code
+    if not quiet:
+        from gapmeter.report import sweep, terminal
+        from gapmeter.report.document import Facts
+
+        meanings = {errors.OK: "every point was measured", errors.NOT_VALID: "not every point is a valid measurement"}
+        document = sweep.document(result, SweepManifest.read(path))
+        links = Facts([("report", str(path / "report.html"))])
+        terminal.show(document, sys.stderr, links=links, end=f"exit={code} {meanings.get(code, errors.MEANING[code])}")
+    return Conclusion(path, result, code)
+
+
+def analyse_points(folder: RunFolder) -> SweepResult:
+    """What the points say together, with its page, into the sweep's folder. Raises NotReadable, OSError."""
+    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are told before
+    from gapmeter.report import sweep
+
+    return sweep.write(folder, analyse_sweep(folder))
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """What is run, and where it lies."""
+
+    name: str
+    overrides: tuple[str, ...]
+    scenario: Scenario
+    points: tuple[Point, ...]
+    order: list[list[Place]]
+    study: Study[SweepManifest]
+
+    @cached_property
+    def numbers(self) -> dict[Place, int]:
+        """Of each run among all, the same after a resumption."""
+        return {place: number for number, place in enumerate(place for group in self.order for place in group)}
+
+    def path(self, place: Place) -> Path:
+        """The folder of one run."""
+        point, repeat = place
+        return self.study.path / _folder_name(point, self.points[point].values) / f"r{repeat + 1}"
+
+    def run_group(self, number: int, group: Sequence[Place]) -> None:
+        """All runs of one server; a server that dies is started again for what is left."""
+        left = [place for place in group if not is_finished(self.path(place))]
+        attempts = 0
+        while left:
+            home = self.study.path / "servers" / f"{number}.{attempts}"
+            attempts += 1
+            try:
+                with self.study.server(self.points[left[0][0]].scenario, home) as session:
+                    self._run(session, left.pop(0))  # even on a dead one: each start takes a run off the list
+                    while left and session.alive():
+                        self._run(session, left.pop(0))
+            except UserError as error:
+                for place in left:
+                    self._note_failure(place, error)
+                return
+
+    def _run(self, session: Session, place: Place) -> None:
+        """One run. Raises KeyboardInterrupt when it was interrupted."""
+        point = self.points[place[0]]
+        self.study.options.say(self._title(place, ended=False))
+        of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
+        visit = Visit(point.scenario, self.numbers[place], self.path(place), self._command(point), sweep=of)
+        try:
+            result = self.study.visit(session, visit)
+        except UserError as error:
+            self._note_failure(place, error)
+            return
+        if result.exit_code == errors.INTERRUPTED:
+            raise KeyboardInterrupt
+        if result.result.verdict == "INVALID":
+            why = "; ".join(result.result.invalid_reasons)
+            self.study.options.say(f"{self._title(place, ended=True)} is not valid: {why}; going on")
+
+    def _note_failure(self, place: Place, error: UserError) -> None:
+        """Say why there is no run, in the point's folder too; what would befall every point ends the sweep."""
+        if error.exit_code == errors.USAGE:
+            raise error
+        path = self.path(place)
+        path.mkdir(parents=True, exist_ok=True)
+        RunFolder(path).write_json(path / "failed.json", {"reason": str(error), "exit_code": error.exit_code})
+        self.study.options.say(f"{self._title(place, ended=False)} failed: {error}")
+
+    def _title(self, place: Place, *, ended: bool) -> str:
+        point, repeat = place
+        values = ", ".join(f"{key} {_spelled(value)}" for key, value in self.points[point].values.items())
+        runs = [self.path(each) for group in self.order for each in group]
+        number = sum(map(is_finished, runs)) + (not ended)
+        of = f", repeat {repeat + 1} of {self.scenario.repeat}" if self.scenario.repeat > 1 else ""
+        return f"run {number} of {len(runs)}: {values}{of}"
+
+    def _command(self, point: Point) -> Command:
+        """What runs this point alone."""
+        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
+        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+        return Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
+
+
+def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: Path | None) -> _Sweep:
+    scenario, points = resolve(name, overrides), resolve_points(name, overrides)
+    _refuse_what_runs_already(points)
+    order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
+    if resumed is not None:
+        folder, manifest = RunFolder(resumed), resume(resumed, scenario, SweepManifest)
+    else:
+        folder = make_folder(options.runs, scenario, SWEEP)
+        _mention_unfinished(options, scenario, folder.path)
+        manifest = _manifest(scenario, points, order, options.command or Command.of("run", name, overrides), options)
+        manifest.write(folder.path)
+    study = Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
+    return _Sweep(name, overrides, scenario, points, order, study)
+
+
+def _manifest(
+    scenario: Scenario, points: Sequence[Point], order: list[list[Place]], command: Command, options: Options
+) -> SweepManifest:
+    swept = list(dict.fromkeys(key for point in points for key in point.values))
+    keys = Keys.within(scenario.to_dict(), options.api_key)
+    described = [
+        keys.out_of_value(
+            {
+                "values": dict(point.values),
+                "resolved": _resolved(point, swept),
+                "digest": point.scenario.digest(),
+                "folder": _folder_name(number, point.values),
+            }
+        )
+        for number, point in enumerate(points)
+    ]
+    return SweepManifest.model_validate(
+        {**describe(scenario, command, keys), "repeat": scenario.repeat, "points": described, "order": order}
+    )
+
+
+def _refuse_what_runs_already(points: Sequence[Point]) -> None:
+    """A server that is not ours stays as it is: points that differ in its settings would be the same one."""
+    for point in points:
+        fixed = [key for key in point.values if key.startswith(_OURS)]
+        if point.scenario.server.engine == "attach" and fixed:
+            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
+            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
+
+
+def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
+    """A sweep that is begun again may have been meant to go on."""
+    for path in sorted(options.runs.glob(f"*-{scenario.name}-{SWEEP}-{scenario.digest()[:6]}*"), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            if path != own and SweepManifest.read(path).status != "complete":
+                options.say(
+                    f"an unfinished sweep of the same lies in {path}; to take it up instead, add --resume {path}"
+                )
+                return
+
+
+def _resolved(point: Point, keys: Sequence[str]) -> dict[str, Any]:
+    """What a point has at every swept key, also at those that it leaves to the scenario; None where that is unset."""
+    resolved: dict[str, Any] = {}
+    for key in keys:
+        value: Any = point.scenario.to_dict()
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        resolved[key] = point.values.get(key, value)
+    return resolved
+
+
+def _folder_name(point: int, values: Mapping[str, object]) -> str:
+    """Where the runs of a point lie: numbered, and named by its values."""
+    words = "-".join(f"{key.rpartition('.')[2]}={_spelled(value)}" for key, value in values.items())
+    return f"points/{point + 1:03d}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', words)[:80]}"
+
+
+def _spelled(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

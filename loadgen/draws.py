@@ -1,0 +1,74 @@
+"""Token counts and think times drawn from a scenario's distributions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter.scenarios.distributions import (
+    Constant,
+    ExponentialPause,
+    FixedPause,
+    Lengths,
+    Lognormal,
+    LognormalPause,
+    LognormalTimes,
+    Pause,
+    Sampled,
+    Uniform,
+    UniformPause,
+)
+
+Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
+
+
+def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``count`` token counts, int64, each at least 1.
+
+    A log-normal with median m and 95th percentile q is exp(N(ln m, s)) with s = ln(q / m) / z95, rounded.
+    """
+    match lengths:
+        case Constant(root=tokens):
+            return np.full(count, tokens, np.int64)
+        case Uniform(range=(low, high)):
+            return rng.integers(low, high, count, np.int64, endpoint=True)
+        case Lognormal(shape=shape):
+            drawn = np.rint(rng.lognormal(math.log(shape.median), math.log(shape.p95 / shape.median) / Z95, count))
+            return np.clip(drawn, 1, shape.max or 10_000_000).astype(np.int64)
+        case Sampled(values=values):
+            return rng.choice(np.array(values, np.int64), count)
+
+
+def draw_pauses(pause: Pause, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``count`` think times in ns, int64, none below 0.
+
+    A log-normal with median m and 95th percentile q is exp(N(ln m, s)) with s = ln(q / m) / z95.
+    """
+    match pause:
+        case FixedPause(root=ns):
+            return np.full(count, ns, np.int64)
+        case ExponentialPause(mean_ns=mean_ns):
+            return np.rint(rng.exponential(mean_ns, count)).astype(np.int64)
+        case UniformPause(range_ns=(low_ns, high_ns)):
+            return rng.integers(low_ns, high_ns, count, np.int64, endpoint=True)
+        case LognormalPause(shape=shape):
+            drawn = rng.lognormal(math.log(shape.median_ns), _spread(shape), count)
+            return np.rint(np.minimum(drawn, shape.max_ns or 2**62)).astype(np.int64)
+
+
+def mean_pause_ns(pause: Pause) -> int:
+    """The distribution's mean; that of a log-normal, exp(ln m + s² / 2), without its cap."""
+    match pause:
+        case FixedPause(root=ns) | ExponentialPause(mean_ns=ns):
+            return ns
+        case UniformPause(range_ns=(low_ns, high_ns)):
+            return (low_ns + high_ns) // 2
+        case LognormalPause(shape=shape):
+            mean = shape.median_ns * math.exp(_spread(shape) ** 2 / 2)
+            return round(min(mean, shape.max_ns or mean))
+
+
+def _spread(shape: LognormalTimes) -> float:
+    return math.log(shape.p95_ns / shape.median_ns) / Z95

@@ -1,0 +1,197 @@
+"""What a master and its workers tell each other.
+
+Control goes in small messages beside Locust's own: one type of message, a word in each. Plans and records go by HTTP:
+
+    GET /slices/K     worker K's slice of the plan
+    PUT /records/K    its record file, when all has been issued
+    PUT /results/K    how that went (``Result``, JSON); with it the worker is done
+
+A token that is drawn for each run, and that only the workers of the run are told, decides who may. It keeps strays out;
+nothing is encrypted, as in Locust itself: a master belongs on loopback or a private network.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import gevent
+from gevent import pywsgi
+
+from gapmeter.loadgen.locust.totals import Report
+
+TYPE = "gapmeter"
+VERSION = 2
+_PIECE_BYTES = 1 << 20
+_SILENCE_S = 10.0  # a network that is cut says nothing: try again
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker offers itself. ``clock``: see ``clocks.clock_name``."""
+
+    version: int
+    host: str
+    pid: int
+    clock: str
+    locust: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the master has a worker issue: slice ``worker`` of ``workers``, whose digest it must have."""
+
+    worker: int
+    workers: int
+    url: str
+    generator: str
+    digest: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a worker's slice went. ``restarts``: how often Locust started the test again."""
+
+    troubles: list[str]
+    restarts: int
+    report: Report
+
+    @classmethod
+    def read(cls, text: bytes) -> Result:
+        """Raises ValueError, TypeError or KeyError for something else."""
+        value = json.loads(text)
+        return cls(value["troubles"], value["restarts"], Report(**value["report"]))
+
+
+class NotTaken(RuntimeError):
+    """The master has refused a request; the text says why."""
+
+
+class FileServer:
+    """The master's side: slices out of ``folder``, records into it. Raises OSError when the port is taken.
+
+    ``expects`` says whether a worker's records are still wanted, ``finished`` is told its result.
+    """
+
+    def __init__(
+        self, host: str, port: int, folder: Path, expects: Callable[[int], bool],
+        finished: Callable[[int, Result], None],
+    ) -> None:  # fmt: skip
+        self.token = secrets.token_urlsafe(32)
+        self._folder, self._expects, self._finished = folder, expects, finished
+        self._server = pywsgi.WSGIServer((host, port), self._serve, log=None, error_log=None)
+        self._server.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def slice_path(self, worker: int) -> Path:
+        return self._folder / f"worker-{worker}.plan.npz"
+
+    def close(self) -> None:
+        self._server.stop(timeout=1)
+
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, path = self._answer(environ)
+        size = path.stat().st_size if path is not None else 0
+        start_response(status, [("Content-Length", str(size)), ("Content-Type", "application/octet-stream")])
+        return _pieces(path) if path is not None else ()
+
+    def _answer(self, environ: dict[str, Any]) -> tuple[str, Path | None]:
+        """Status, and the file to send, if any."""
+        token = environ.get("HTTP_AUTHORIZATION", "").encode()
+        if not hmac.compare_digest(token, f"Bearer {self.token}".encode()):
+            return "403 Forbidden", None
+        kind, _, number = environ["PATH_INFO"].removeprefix("/").partition("/")
+        worker = int(number) if number.isdecimal() else -1
+        if not self._expects(worker):
+            return "410 Gone", None
+        match environ["REQUEST_METHOD"], kind:
+            case "GET", "slices":
+                return "200 OK", self.slice_path(worker)
+            case "PUT", "records":
+                return ("204 No Content" if self._take_records(worker, environ) else "400 Bad Request"), None
+            case "PUT", "results":
+                self._finished(worker, Result.read(environ["wsgi.input"].read()))
+                return "204 No Content", None
+        return "404 Not Found", None
+
+    def _take_records(self, worker: int, environ: dict[str, Any]) -> bool:
+        """Whether they arrived as they were sent. Two attempts may overlap: each writes a file of its own."""
+        part = self._folder / f"worker-{worker}.gap.{secrets.token_hex(4)}.part"
+        digest = hashlib.sha256()
+        try:
+            with part.open("wb") as file:
+                while data := environ["wsgi.input"].read(_PIECE_BYTES):
+                    file.write(data)
+                    digest.update(data)
+                    gevent.sleep(0)
+            if _content_digest(digest.digest()) != environ.get("HTTP_CONTENT_DIGEST"):
+                return False
+            os.replace(part, self._folder / f"worker-{worker}.gap")
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A worker's side. Calls block; they raise OSError when the master does not answer, NotTaken when it refuses."""
+
+    host: str
+    order: Order
+
+    def fetch_slice(self, into: Path) -> None:
+        with into.open("wb") as file:
+            self._ask("GET", "slices", into=file)
+
+    def hand_in(self, records: Path, result: Result) -> None:
+        """The record file first: with its result the worker is done."""
+        with records.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        with records.open("rb") as file:
+            self._ask("PUT", "records", file, {"Content-Digest": _content_digest(digest)}, size=records.stat().st_size)
+        body = json.dumps(asdict(result)).encode()
+        self._ask("PUT", "results", body, size=len(body))
+
+    def _ask(
+        self, method: str, kind: str, body: BinaryIO | bytes | None = None, headers: dict[str, str] | None = None, *,
+        size: int = 0, into: BinaryIO | None = None,
+    ) -> None:  # fmt: skip
+        connection = http.client.HTTPConnection(self.host, self.order.port, timeout=_SILENCE_S)
+        sent = {"Authorization": f"Bearer {self.order.token}", "Content-Length": str(size), **(headers or {})}
+        try:
+            connection.request(method, f"/{kind}/{self.order.worker}", body, sent)
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise NotTaken(f"the master answered {answer.status} {answer.reason} to {method} /{kind}")
+            while data := answer.read(_PIECE_BYTES):
+                if into is not None:
+                    into.write(data)
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error)) from error
+        finally:
+            connection.close()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(_PIECE_BYTES):
+            yield data
+
+
+def _content_digest(sha256: bytes) -> str:
+    """The header of RFC 9530."""
+    return f"sha-256=:{base64.b64encode(sha256).decode()}:"

@@ -1,0 +1,196 @@
+"""A scenario's plan, drawn from its seed: arrivals, prompts and answer lengths, with every body encoded."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
+from gapmeter.loadgen.content import PATHS, Content, Seeds, Stream, ask_once, ask_own
+from gapmeter.loadgen.conversation import ask_conversations
+from gapmeter.loadgen.draws import draw_lengths, draw_pauses, mean_pause_ns
+from gapmeter.loadgen.plan import Plan, Swaps
+from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.distributions import FixedPause
+from gapmeter.scenarios.model import Load, Scenario, Workload
+
+_CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
+
+
+def make_plan(
+    scenario: Scenario,
+    tokenizer: PromptTokenizer | None,
+    *,
+    model_name: str,
+    repeat: int = 0,
+    id_prefix: str = "gap",
+    dialect: str | None = None,
+) -> Plan:
+    """Draw the whole plan from the scenario's seed.
+
+    ``tokenizer`` None: prompts are counted in words, and ``prompt_tokens_exact`` is False. ``repeat`` n is the same
+    trace (arrivals, lengths) with fresh text, so that a repeat does not measure the prefix cache. ``id_prefix`` must
+    differ between runs against one server. ``dialect`` None means the scenario's.
+    Raises PlanError when it cannot be made as asked.
+    """
+    load, seeds = scenario.load, Seeds(scenario.seed, repeat)
+    warmup_ns, warmup_requests = warmup_span(load)
+    arrivals = _due(scenario, seeds, warmup_ns, warmup_requests)
+    if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
+        remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
+        raise PlanError(f"no request falls into the measured part; write {remedy}")
+    content = _MAKERS[scenario.workload.kind](scenario, tokenizer, len(arrivals.due_ns), seeds)
+    count = len(content.asks)
+    sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)
+    bodies = [
+        encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
+        for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
+    ]
+    due_ns = _first_turns(arrivals.due_ns, content.turns)
+    return Plan(
+        loop=load.loop,
+        path=content.path,
+        due_ns=due_ns,
+        bodies=bodies,
+        request_ids=[f"{id_prefix}-{index:06d}" for index in range(count)],
+        prompt_tokens=content.prompt_tokens,
+        output_tokens=content.output_tokens,
+        prompt_tokens_exact=content.exact,
+        warmup_ns=warmup_ns,
+        warmup_requests=_warm(warmup_requests, content.turns),
+        end_ns=_end(load, arrivals.due_ns, warmup_ns, has_turns=len(content.turns) > 0),
+        concurrency=load.concurrency or 0,
+        think_time_ns=mean_pause_ns(load.think_time),
+        timeout_ns=load.timeout_ns,
+        stall_ns=load.stall_ns or 0,
+        retries=load.retries,
+        retry_pause_ns=load.retry_pause_ns,
+        traceparent=load.traceparent,
+        worker=0,
+        workers=1,
+        id_prefix=id_prefix,
+        swaps=_swaps(content, bodies),
+        notes=(*content.notes, *_growing(load, content, warmup_ns)),
+        rate_knots=arrivals.knots,
+        count_dispersion=arrivals.dispersion,
+        prefix_share=_prefix_share(content) if load.loop == "open" else None,
+        turns=content.turns,
+        pauses_ns=_pauses(load, count, seeds),
+    )
+
+
+_MAKERS = {"chat": ask_once, "completion": ask_once, "conversation": ask_conversations, "file": ask_own}
+
+
+def encode_body(
+    workload: Workload, model_name: str, ask: dict[str, object], output_tokens: int, seed: int, dialect: str
+) -> bytes:
+    """One request's JSON; ``ask`` is its messages or its prompt.
+
+    The full dialect makes the answer exactly ``output_tokens`` long (``ignore_eos``, ``min_tokens``) and asks for the
+    running token count in every chunk; plain has neither.
+    """
+    body: dict[str, object] = {"model": model_name, **ask}
+    stream_options = {"include_usage": True}
+    body |= {"max_tokens": output_tokens, "temperature": workload.temperature, "seed": seed, "stream": True}
+    if dialect == "full":
+        body |= {"min_tokens": output_tokens, "ignore_eos": True}
+        stream_options["continuous_usage_stats"] = True
+    body["stream_options"] = stream_options
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _first_turns(due_ns: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The due times of conversations' first turns; when the others are due depends on the answers before them."""
+    if not len(turns):
+        return due_ns
+    out = np.full(len(turns), -1, np.int64)
+    out[turns == 1] = due_ns
+    return out
+
+
+def _warm(conversations: int, turns: NDArray[np.int64]) -> int:
+    """A warm-up of so many requests, or of all turns of so many conversations."""
+    if not len(turns) or not conversations:
+        return conversations
+    return int(np.append(np.flatnonzero(turns == 1), len(turns))[conversations])
+
+
+def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
+    """Think times that differ; nothing where they are all the same."""
+    if isinstance(load.think_time, FixedPause):
+        return np.zeros(0, np.int64)
+    return draw_pauses(load.think_time, count, seeds.rng(Stream.THINKING))
+
+
+def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
+    """A note where the load still grows while it is measured: turns grow more frequent until conversations end."""
+    if not len(content.turns) or (load.loop == "closed" and load.requests is not None):
+        return []
+    each = len(content.turns) / int(np.count_nonzero(content.turns == 1))
+    lasts_ns = (each - 1) * mean_pause_ns(load.think_time)
+    if lasts_ns <= warmup_ns:
+        return []
+    grows = "the load still grows" if load.loop == "open" else "histories still grow"
+    text = (
+        f"a conversation's think times alone take {lasts_ns / 1e9:.3g} s on average, the warm-up takes "
+        f"{warmup_ns / 1e9:.3g} s: {grows} while it is measured; write a longer load.warmup"
+    )
+    return [text]
+
+
+def _prefix_share(content: Content) -> float:
+    return float(content.repeated.sum()) / max(int(content.prompt_tokens.sum()), 1)
+
+
+def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int) -> Arrivals:
+    """Due times of requests, or of conversations."""
+    load = scenario.load
+    if load.loop == "open":
+        return draw_arrivals(load, seeds.rng(Stream.ARRIVALS), warmup_ns)
+    if load.requests is not None:
+        return _unknown(warmup_requests + load.requests)
+    # How many requests a closed loop will send is not known beforehand; past these, bodies come round changed.
+    span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
+    guess = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
+    if scenario.workload.kind == "conversation":
+        each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
+        guess = math.ceil(guess / float(each))
+    return _unknown(guess)
+
+
+def _unknown(count: int) -> Arrivals:
+    """A closed loop's: when each is due depends on the answers before it."""
+    return Arrivals(np.full(count, -1, np.int64), (), 0.0)
+
+
+def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, has_turns: bool) -> int:
+    """0 where the plan ends with its last answer: a number of conversations run to their ends."""
+    if load.duration_ns is not None:
+        return warmup_ns + load.duration_ns
+    return int(due_ns[-1]) + 1 if load.loop == "open" and not has_turns else 0
+
+
+def _swaps(content: Content, bodies: list[bytes]) -> Swaps:
+    """Where each body's first own word stands.
+
+    Texts are lower-case ASCII, so that a text stands in its body character for character. A starter costs one token
+    at a text's start and within it, so it may stand in for any first own word.
+    """
+    openings = content.openings
+    if openings is None:
+        return Swaps(np.full((len(bodies), 3), -1, np.int64), ())
+    key = "content" if content.path == PATHS["chat"] else "prompt"
+    starters = openings.starters
+    index_of = {word: index for index, word in enumerate(starters)}
+    rows = np.full((len(bodies), 3), -1, np.int64)
+    for row, text, (word, at), body in zip(rows, openings.texts, openings.firsts, bodies, strict=True):
+        if word:
+            opening = f'"{key}":"'
+            start = body.index(f'{opening}{text}"'.encode()) + len(opening) + at
+            row[:] = start, start + len(word), index_of.get(word, 0)
+    return Swaps(rows, tuple(word.encode() for word in starters))

@@ -1,0 +1,229 @@
+"""A sweep's pictures: throughput against latency, and latency over stage stacks, point by point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gapmeter.analysis.numbers import bounds, duration, share, significant
+from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.stages import UNEXPLAINED
+from gapmeter.analysis.sweep.result import Point, SweepResult, figure_name
+from gapmeter.report.charts import Axis, Plot, Scale, bar, limit, line, points, written
+from gapmeter.report.charts import Point as Dot
+from gapmeter.report.charts import Text as Label
+from gapmeter.report.pictures import Limit, segment
+from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
+
+_DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
+_MARKS = {"PASS": "point met", "FAIL": "point missed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What the pictures show: one metric of every point, curve by curve."""
+
+    result: SweepResult
+    metric: str
+
+    @property
+    def level(self) -> float | None:
+        """The percentile that is drawn; None for the mean."""
+        return self.result.sweep.levels[self.metric]
+
+    @property
+    def name(self) -> str:
+        """What is drawn, as ``p95 TTFT``."""
+        return figure_name(self.metric, self.level)
+
+    @property
+    def limit(self) -> Limit | None:
+        """The objective on the highest percentile."""
+        known = [
+            (slo.percentile or 0.0, (slo.limit_ms, slo.text))
+            for slo in self.result.slo
+            if slo.metric == self.metric and slo.limit_ms is not None
+        ]
+        return max(known)[1] if known else None
+
+    @property
+    def points(self) -> list[Point]:
+        """Those with figures."""
+        return [point for point in self.result.sweep.in_order() if isinstance(point, Point)]
+
+    @property
+    def lines(self) -> list[list[Point]]:
+        """The points that each curve's line runs through: none where they have no order, or are no measurement."""
+        sweep = self.result.sweep
+        members = [[sweep.points[at] for at in series.points] for series in sweep.series]
+        ordered = sweep.key is not None
+        return [[one for one in own if ordered and isinstance(one, Point) and one.on_curves] for own in members]
+
+    def value(self, point: Point) -> float | None:
+        return point.metrics[self.metric].at_level(self.level).value_ms
+
+    def height(self, point: Point) -> float | None:
+        """Where a point is drawn: at its percentile, or where its sample supports none, with a ? at its mean."""
+        value = self.value(point)
+        return point.metrics[self.metric].mean_ms if value is None else value
+
+    def interval(self, point: Point) -> tuple[float, float] | None:
+        low, high = point.metrics[self.metric].at_level(self.level).ci_ms or (None, None)
+        return None if low is None or high is None else (low, high)
+
+    def is_knee(self, point: Point) -> bool:
+        return any(knee.point == point.index for knee in self.result.sweep.knees)
+
+    def stages(self, point: Point) -> dict[str, float]:
+        """The mean ledger, in ms."""
+        found = point.stages.get(self.metric)
+        return dict(found.stages_ms) if found else {}
+
+    def stages_shown(self) -> list[str]:
+        """Those that any column has something of, in the order of the timeline."""
+        most: dict[str, float] = {}
+        for point in self.points:
+            for stage, ms in self.stages(point).items():
+                most[stage] = max(most.get(stage, 0.0), ms)
+        return [stage for stage, ms in most.items() if ms > 0 or stage == UNEXPLAINED]
+
+    def scale(self, shown: Sequence[Point], *more: float | None) -> Scale:
+        """From these points and their intervals."""
+        ends = [end for point in shown for end in (self.height(point), *(self.interval(point) or ()))]
+        return Scale.fitting([end for end in (*ends, *more) if end is not None], self.limit[0] if self.limit else None)
+
+    def dot(self, point: Point, x: float, x_ends: tuple[float, float] | None = None, label: str = "") -> Dot:
+        """Filled where its SLOs hold, ringed where not decided, crossed where it is no measurement."""
+        value, ends, tokens = self.value(point), self.interval(point), point.tokens_per_s
+        y = self.height(point) or 0.0
+        if value is None:
+            title = f"{point.label}: {self.name} not estimable, mean {duration(y)}, {point.verdict}"
+            return Dot(x, y, x_ends, None, "strong halo", label=label, title=title, sign="?")
+        known = f" ({bounds(*ends)})" if ends else ""
+        rate = significant(tokens) if tokens else "–"
+        title = f"{point.label}: {self.name} {duration(value)}{known}, {rate} tokens/s, {point.verdict}"
+        if point.verdict == INVALID:
+            return Dot(x, y, x_ends, ends, "failed", label=label, title=title, sign="✕")
+        return Dot(
+            x, y, x_ends, ends, _MARKS.get(point.verdict, "point open"), 6 if self.is_knee(point) else 4.5, label,
+            title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
+        )  # fmt: skip
+
+    def repeats(self, point: Point, x: float) -> list[Dot]:
+        """The lowest and the highest of the repeats' own values."""
+        ends = point.between[self.metric].at_level(self.level) if point.between else None
+        return [Dot(x, end, css="dot", size=2) for end in ends or ()]
+
+
+@dataclass(frozen=True, slots=True)
+class Tradeoff:
+    """Throughput against latency: what more load brings, and what it costs."""
+
+    curves: Curves
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        curves = self.curves
+        at = {p.index: rate for p in curves.points if (rate := p.tokens_per_s) and curves.height(p) is not None}
+        shown = [point for point in curves.points if point.index in at]
+        steady = {point.index: _ends(point) for point in shown}
+        most = [ends[1] if (ends := steady[index]) else rate for index, rate in at.items()]
+        x = Axis(Scale.linear(most, room=0.14), title="output tokens per second")
+        plot = Plot(x, Axis(curves.scale(shown), "ms"), height=300)
+        dots = [
+            curves.dot(p, at[p.index], steady[p.index], f"{p.label}{' ◂ knee' if curves.is_knee(p) else ''}")
+            for p in shown
+        ]
+        drawn = [
+            line(plot, [(at[p.index], value) for p in own if p.index in at and (value := curves.value(p)) is not None],
+                 dash=_DASHES[number % len(_DASHES)])
+            for number, own in enumerate(curves.lines)
+        ]  # fmt: skip
+        return plot.chart(
+            name, f"Throughput against {curves.metric.upper()}",
+            f"{curves.name} against output tokens per second, {len(shown)} points.",
+            *drawn, limit(plot, f"SLO {curves.limit[1]}", y=curves.limit[0], near=dots) if curves.limit else NOTHING,
+            points(plot, [dot for p in shown for dot in curves.repeats(p, at[p.index])]), points(plot, dots),
+            self._names(plot, at), stamp=stamp,
+        )  # fmt: skip
+
+    def _names(self, plot: Plot, at: dict[int, float]) -> Fragment:
+        """Each curve's name at its first point."""
+        sweep, names = self.curves.result.sweep, []
+        for series in sweep.series:
+            members = [point for point in map(sweep.points.__getitem__, series.points) if isinstance(point, Point)]
+            for point in [p for p in members if p.index in at][:1] if series.name else ():
+                top = plot.down(self.curves.height(point) or 0.0)
+                names.append([Label(series.name, plot.across(at[point.index]), top - 24, css="strong halo")])
+        return written(names)
+
+
+def _ends(point: Point) -> tuple[float, float] | None:
+    low, high = point.throughput.steady_ci or (None, None)
+    return None if low is None or high is None else (low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class PointByPoint:
+    """Latency and p50 beside it, and beneath on the same order a column a point: its mean ledger, stage by stage."""
+
+    curves: Curves
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        return group([self._latency(f"{name}-latency", stamp), self._columns(f"{name}-columns", stamp)])
+
+    def _axis(self, *, labels: bool) -> Axis:
+        sweep = self.curves.result.sweep
+        knees = {knee.point for knee in sweep.knees}
+        groups = [
+            [f"{point.label}{' ◂ knee' if at in knees else ''}{'' if isinstance(point, Point) else ' ✕'}"
+             for at in series.points for point in [sweep.points[at]]]
+            for series in sweep.series
+        ]  # fmt: skip
+        return Axis(Scale.categories(groups), labels=labels)
+
+    def _places(self) -> dict[int, int]:
+        return {point.index: at for at, point in enumerate(self.curves.result.sweep.in_order())}
+
+    def _latency(self, name: str, stamp: str | None) -> Fragment:
+        curves, places = self.curves, self._places()
+        shown = [point for point in curves.points if curves.height(point) is not None]
+        middles = {point.index: point.metrics[curves.metric].p50_ms for point in shown}
+        plot = Plot(self._axis(labels=False), Axis(curves.scale(shown, *middles.values()), "ms"), height=150)
+        dots = [curves.dot(point, places[point.index]) for point in shown]
+        drawn = []
+        for own in curves.lines:
+            for css, values in (
+                ("curve thin faint", [(p.index, middles.get(p.index)) for p in own]),
+                ("curve", [(p.index, curves.value(p)) for p in own]),
+            ):
+                known = [(places[index], value) for index, value in values if value is not None]
+                drawn.append(line(plot, known, css) if len(known) > 1 else NOTHING)
+        return plot.chart(
+            name, f"{curves.metric.upper()} by point",
+            f"{curves.name} with its 95 % interval and p50, point by point.",
+            *drawn, limit(plot, f"SLO {curves.limit[1]}", y=curves.limit[0], near=dots) if curves.limit else NOTHING,
+            points(plot, [dot for p in shown for dot in curves.repeats(p, places[p.index])]), points(plot, dots),
+            stamp=stamp,
+        )  # fmt: skip
+
+    def _columns(self, name: str, stamp: str | None) -> Fragment:
+        curves, places = self.curves, self._places()
+        ledgers = [(point, curves.stages(point)) for point in curves.points]
+        y = Axis(Scale.linear([sum(stages.values()) for _, stages in ledgers], room=0.1), "ms")
+        plot = Plot(self._axis(labels=True), y, height=190)
+        thick, drawn = min(0.62 / max(len(places), 1), 0.09), []
+        for point, stages in ledgers:
+            total, place = sum(stages.values()), places[point.index]
+            pieces = [
+                segment(stage, ms, curves.result.device, share(ms / total) if total else "", of=f"{point.label}, ")
+                for stage, ms in stages.items() if ms > 0 or stage == UNEXPLAINED
+            ]  # fmt: skip
+            pieces = [replace(one, least_px=None, data={**one.data, "data_point": point.index}) for one in pieces]
+            top = plot.down(sum(max(ms, 0.0) for ms in stages.values())) - 5
+            drawn.append(bar(plot, place, pieces, thick))
+            drawn.append(el("text", duration(total), x=percent(plot.across(place)), y=top, class_="tick middle"))
+        said = "; ".join(f"{point.label} {duration(sum(stages.values()))}" for point, stages in ledgers)
+        metric = curves.metric.upper()
+        return plot.chart(
+            name, f"Mean {metric} by stage", f"Mean {metric} by stage, point by point: {said}", *drawn, stamp=stamp
+        )

@@ -1,0 +1,81 @@
+"""Resamples follow the run's own dependence, and percentiles of them are Harrell and Davis's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapmeter.analysis.stats import bootstrap
+from gapmeter.analysis.stats.harrell_davis import harrell_davis, pooled_harrell_davis
+
+values = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=60)
+
+
+@given(values, st.sampled_from([1.0, 25.0, 50.0, 90.0, 99.0]))
+def test_a_harrell_davis_percentile_lies_among_the_values_and_follows_their_scale(given: list[float], p: float) -> None:
+    row = np.array([given])
+    found = harrell_davis(row, [p])[0, 0]
+    assert min(given) * (1 - 1e-9) <= found <= max(given) * (1 + 1e-9)
+    assert harrell_davis(3 * row, [p])[0, 0] == pytest.approx(3 * found)
+
+
+def test_harrell_and_davis_of_the_median_of_three_is_the_beta_mixture() -> None:
+    """a = b = 2: I_x(2, 2) = 3 x^2 - 2 x^3, so the weights are 7/27, 13/27, 7/27."""
+    assert harrell_davis(np.array([[1.0, 10.0, 100.0]]), [50])[0, 0] == pytest.approx((707 + 130) / 27)
+
+
+def test_values_that_are_missing_are_left_out_row_by_row() -> None:
+    rows = np.array([[1.0, np.nan, 3.0], [1.0, 2.0, 3.0], [np.nan] * 3])
+    found = harrell_davis(rows, [50])[:, 0]
+    assert found[:2] == pytest.approx([2.0, 2.0])
+    assert math.isnan(found[2])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(1.0, 1e6), min_size=200, max_size=300))
+def test_pooled_percentiles_are_those_of_the_values_written_out(given: list[float]) -> None:
+    kept, column = np.unique(given, return_inverse=True)
+    counts = np.bincount(column, minlength=len(kept)).astype(np.float64)[None]
+    pooled = pooled_harrell_davis(kept, counts, [50, 90])[0]
+    assert pooled == pytest.approx(harrell_davis(np.sort(given)[None], [50, 90])[0], rel=1e-3)
+
+
+def test_blocks_are_longer_the_more_alike_neighbours_are() -> None:
+    rng = np.random.default_rng(1)
+    noise = rng.standard_normal(2000)
+    alike = np.convolve(noise, np.ones(20), "same")
+    assert bootstrap.block_length(noise) < 5
+    assert bootstrap.block_length(alike) > 15
+    assert bootstrap.block_length(np.ones(100)) == 1
+
+
+def test_a_resample_is_made_of_runs_of_neighbours() -> None:
+    drawn = bootstrap.draw(100, 10, 400, np.random.default_rng(1))
+    follows = (np.diff(drawn, axis=1) % 100 == 1).mean()
+    assert drawn.min() == 0
+    assert drawn.max() == 99
+    assert follows == pytest.approx(0.9, abs=0.02)
+    assert (bootstrap.counts_of(drawn).sum(axis=1) == 100).all()
+
+
+def test_stretches_follow_one_another_and_grow_with_what_neighbors_share() -> None:
+    rng = np.random.default_rng(5)
+    alone = bootstrap.stretches(rng.normal(size=1000))
+    shared = bootstrap.stretches(np.repeat(rng.normal(size=50), 20))
+    assert (np.diff(alone) >= 0).all()
+    assert alone.max() > 3 * shared.max() > 0
+
+
+def test_means_of_drawn_stretches_are_around_the_mean() -> None:
+    values = np.random.default_rng(2).normal(10, 1, (400, 1))
+    drawn = bootstrap.drawn_means(values, np.ones(400, dtype=bool), bootstrap.stretches(values[:, 0]))
+    assert drawn is not None
+    low, high = bootstrap.with_draws(values.mean(), drawn[:, 0]).ends
+    assert low is not None
+    assert high is not None
+    assert low < values.mean() < high
+    assert high - low < 0.5

@@ -1,0 +1,93 @@
+"""Bounds of counts are the textbook's, where these are whole numbers, and nothing is claimed with too few."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gapmeter.analysis.stats.exact import chance_far_below, growth_to_decide, interval_ranks, rate_bounds, share_bounds
+from gapmeter.analysis.stats.hdr import nearest_rank
+
+
+@given(st.integers(1, 3000), st.sampled_from([50.0, 90.0, 95.0, 99.0, 99.9]))
+def test_interval_ranks_of_independent_values_are_the_textbook_binomial_ones(count: int, percentile: float) -> None:
+    low, high = interval_ranks(count, float(count), percentile)
+    level = percentile / 100
+    below = stats.binom(count, level)
+    ranks = np.arange(1, count + 1)
+    lows = ranks[below.cdf(ranks - 1) <= 0.025]
+    highs = ranks[below.sf(ranks - 1) <= 0.025]
+    assert low == (lows.max() if len(lows) else None)
+    assert high == (highs.min() if len(highs) else None)
+
+
+@given(st.integers(1, 5000), st.floats(0.02, 1.0), st.sampled_from([50.0, 90.0, 99.0, 99.9]))
+def test_the_percentile_lies_within_its_interval(count: int, worth: float, percentile: float) -> None:
+    low, high = interval_ranks(count, max(1.0, count * worth), percentile)
+    rank = nearest_rank(percentile, count)
+    assert low is None or 1 <= low <= rank
+    assert high is None or rank <= high <= count
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 10), (3, 300), (300, 300), (1, 712)])
+def test_share_bounds_are_clopper_and_pearsons(hits: int, count: int) -> None:
+    expected = stats.binomtest(hits, count).proportion_ci(0.95, method="exact")
+    assert share_bounds(hits, count) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "grows"), [(0, 100, True), (5, 1000, True), (30, 1000, False), (10, 1000, None)]
+)
+def test_growth_says_how_large_a_sample_decides(hits: int, count: int, grows: bool | None) -> None:
+    growth = growth_to_decide(hits, count, count, 0.01)
+    if grows is None:
+        assert growth is None, "a share that equals the limit is never decided"
+    elif not grows:
+        assert growth == 1.0
+    else:
+        assert growth is not None
+        assert growth > 1
+        low, high = share_bounds(hits * growth, count * growth)
+        assert high == pytest.approx(0.01, rel=0.01) or low > 0.01
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"), [(1, 0.0253, 5.572), (10, 4.795, 18.39), (100, 81.36, 121.63)]
+)  # tables of exact Poisson limits (Garwood 1936)
+def test_poisson_limits_are_garwood_s(count: int, low: float, high: float) -> None:
+    assert rate_bounds(count, 1.0) == pytest.approx((low, high), rel=1e-3)
+
+
+@given(count=st.integers(2, 10_000), seconds=st.floats(0.1, 1e4), spread=st.floats(0.05, 20))
+def test_bursts_widen_a_rate_s_interval_and_even_arrivals_close_it(count: int, seconds: float, spread: float) -> None:
+    low, high = rate_bounds(count, seconds, spread)
+    wider = rate_bounds(count, seconds, 2 * spread)
+    assert wider[0] <= low <= count / seconds <= high <= wider[1]
+    assert rate_bounds(count, seconds, 0.0) == (count / seconds, count / seconds)
+
+
+def test_the_rate_s_interval_covers_the_true_rate_of_seeded_streams() -> None:
+    rng = np.random.default_rng(7)
+    counts = rng.poisson(8.0 * 20, size=2000)
+    inside = sum(low <= 8.0 <= high for low, high in (rate_bounds(int(n), 20.0) for n in counts))
+    assert 0.945 <= inside / 2000 <= 0.975
+
+
+@pytest.mark.parametrize(
+    ("over_half", "count", "n_eff", "share", "proven"),
+    [
+        (0, 1500, 130, 0.01, True),  # 0.96^130 = 0.5 %
+        (0, 1500, 110, 0.01, False),  # 0.96^110 = 1.1 %
+        (0, 400, 130, 0.01, False),  # alone: 0.99^400 = 1.8 %
+        (0, 1500, 99, 0.1, False),  # of fewer than a hundred it is not known what they are worth
+        (75, 1500, 300, 0.01, False),  # one in twenty beyond half the limit, one in 25 allowed
+        (0, 1500, 300, 0.25, False),  # of p75 nothing follows
+    ],
+)
+def test_far_below_a_limit_both_kinds_of_slow_requests_are_ruled_out(
+    over_half: int, count: int, n_eff: float, share: float, proven: bool
+) -> None:
+    assert (chance_far_below(over_half, count, n_eff, share) <= 0.025 / 4) is proven

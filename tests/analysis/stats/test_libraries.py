@@ -1,0 +1,115 @@
+"""Where a well-kept library has the same method, ours gives its figures.
+
+Ours are kept since they take what the libraries do not (n_eff, a real number, in place of n; whole tables of resamples
+at once), and since ``arch`` and ``statsmodels`` are large for four short functions: they are installed for this alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from arch.bootstrap import StationaryBootstrap, optimal_block_length
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+from statsmodels.stats.rates import confint_poisson
+
+from gapmeter.analysis.stats.bootstrap import block_length, draw
+from gapmeter.analysis.stats.dependence import autocorrelation_time
+from gapmeter.analysis.stats.difference import Difference, holm
+from gapmeter.analysis.stats.exact import interval_ranks, rate_bounds, share_bounds
+from gapmeter.analysis.stats.harrell_davis import harrell_davis
+from gapmeter.analysis.stats.means import ratio_of_geometric_means
+from gapmeter.analysis.stats.series import Series
+from tests.analysis.stats.test_dependence import ar1
+
+Floats = NDArray[np.float64]
+
+
+def see_saw(rng: np.random.Generator, count: int) -> Floats:
+    """Values whose neighbours are unlike, so that no allowance is made for their being alike."""
+    noise = rng.normal(0, 1, count + 1)
+    values = np.asarray(3 + noise[1:] - 0.9 * noise[:-1])
+    assert autocorrelation_time(values) == 1
+    return values
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 101, 1000])
+def test_percentiles_are_scipys_hdquantiles(count: int) -> None:
+    values = np.random.default_rng(count).lognormal(0, 1, count)
+    asked = [1.0, 25.0, 50.0, 90.0, 99.0, 99.9]
+    theirs = stats.mstats.hdquantiles(values, np.array(asked) / 100) if count > 1 else np.repeat(values, len(asked))
+    assert harrell_davis(values[None], asked)[0] == pytest.approx(np.asarray(theirs), rel=1e-8)
+
+
+@pytest.mark.parametrize("phi", [0.7, 0.9, 0.95])
+@pytest.mark.parametrize("count", [100, 1000, 5000])
+def test_the_length_of_blocks_is_archs_but_for_a_lag(phi: float, count: int) -> None:
+    """Its window begins at the first negligible autocorrelation, ours, as in the paper, at the last that is not."""
+    series = ar1(np.random.default_rng([count, round(100 * phi)]), phi, count)
+    theirs = float(optimal_block_length(series)["stationary"].iloc[0])
+    assert block_length(series) == pytest.approx(theirs, rel=0.05)
+
+
+def test_a_mean_spreads_over_stationary_resamples_as_it_does_over_archs() -> None:
+    series, draws = ar1(np.random.default_rng(3), 0.8, 1000), 4000
+    theirs = StationaryBootstrap(20, series, seed=1).apply(np.mean, draws).std()
+    ours = series[draw(len(series), 20.0, draws, np.random.default_rng(2))].mean(axis=1).std()
+    assert ours == pytest.approx(theirs, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 40])
+def test_holm_is_statsmodels(count: int) -> None:
+    p = np.random.default_rng(count).beta(0.3, 3, count).tolist()
+    assert holm(p) == pytest.approx(multipletests(p, method="holm")[1])
+
+
+@given(st.floats(1, 1e5), st.floats(0, 1))
+def test_bounds_of_a_share_are_statsmodels_also_between_whole_numbers(count: float, part: float) -> None:
+    low, high = proportion_confint(part * count, count, method="beta")
+    hits = part * count
+    expected = (0.0 if hits <= 0 else float(low), 1.0 if hits >= count else float(high))
+    assert share_bounds(hits, count) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@given(st.integers(1, 100_000), st.floats(0.1, 1e4))
+def test_bounds_of_a_rate_are_statsmodels(count: int, seconds: float) -> None:
+    low, high = confint_poisson(count, seconds, method="exact-c")
+    assert rate_bounds(count, seconds) == pytest.approx((low, high))
+
+
+@given(st.integers(10, 3000), st.sampled_from([50.0, 90.0, 99.0]))
+def test_ends_of_a_percentile_of_independent_values_are_scipys(count: int, percentile: float) -> None:
+    ranks = np.arange(1.0, count + 1)
+    theirs = stats.quantile_test(ranks, p=percentile / 100).confidence_interval(0.95)
+    ours = [np.nan if rank is None else float(rank) for rank in interval_ranks(count, float(count), percentile)]
+    assert ours == pytest.approx([theirs.low, theirs.high], nan_ok=True)
+
+
+@pytest.mark.parametrize("count", [2, 50, 401])
+def test_a_mean_has_scipys_interval(count: int) -> None:
+    values = see_saw(np.random.default_rng(count), count)
+    theirs = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert Series(values).mean().ends == pytest.approx((theirs.low, theirs.high))
+
+
+def test_a_ratio_of_geometric_means_has_scipys_interval_of_welch() -> None:
+    rng = np.random.default_rng(8)
+    one, two = rng.normal(1, 0.3, 40), see_saw(rng, 400)
+    theirs = stats.ttest_ind(one, two, equal_var=False).confidence_interval(0.95)
+    found = ratio_of_geometric_means(one, two)
+    assert found is not None
+    assert np.log(found.known[1:]) == pytest.approx((theirs.low, theirs.high))
+
+
+def test_a_difference_has_scipys_interval_and_p() -> None:
+    rng = np.random.default_rng(9)
+    a, b = rng.normal(0, 1, 30), rng.normal(0.4, 1, 30)
+    theirs = stats.ttest_rel(b, a)
+    found = Difference(float(a.mean()), float(b.mean()), float((b - a).std(ddof=1)) / 30**0.5, 29)
+    assert found.p == pytest.approx(theirs.pvalue)
+    ends = theirs.confidence_interval(0.95)
+    assert found.estimate.ends == pytest.approx((ends.low, ends.high))

@@ -1,0 +1,38 @@
+"""Means of what is alike in a row, and their ratios, are known as well as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gapmeter.analysis.stats.means import level_of, ratio_of_geometric_means
+
+
+def test_a_mean_of_neighbors_that_are_alike_is_known_less_well() -> None:
+    """An AR(1) with 0.9 has 19 times the variance of a mean of independent values; the interval holds the truth."""
+    rng, held, wide = np.random.default_rng(2), 0, 0
+    for _ in range(200):
+        noise = rng.standard_normal(1200)
+        series = np.zeros(1200)
+        for i in range(1, 1200):
+            series[i] = 0.9 * series[i - 1] + noise[i]
+        level = level_of(100 + series[200:])
+        assert level is not None
+        low, high = level.estimate.known[1:]
+        held += low <= 100 <= high
+        wide += level.log_error * level.value > 2.5 * series.std() / 1000**0.5
+    assert held >= 0.9 * 200
+    assert wide > 150
+
+
+def test_a_mean_of_few_values_has_no_interval() -> None:
+    assert level_of(np.ones(11)) is None
+
+
+def test_the_interval_of_a_ratio_holds_one_when_nothing_differs() -> None:
+    held = 0
+    for seed in range(200):
+        logs = np.random.default_rng(seed).normal(0, 1, 300)
+        found = ratio_of_geometric_means(logs[:40], logs[40:])
+        assert found is not None
+        held += not found.excludes(1.0)
+    assert 0.90 <= held / 200 <= 0.995

@@ -1,0 +1,178 @@
+"""Intervals hold what they promise, for independent and for correlated latencies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from gapmeter.analysis.stats.estimate import Estimate
+from gapmeter.analysis.stats.exact import interval_ranks, values_needed
+from gapmeter.analysis.stats.series import Series, Worth, time_blocks
+
+Floats = NDArray[np.float64]
+
+
+def mm1_sojourns(rng: np.random.Generator, load: float, count: int) -> Floats:
+    """Times in a stationary M/M/1 queue with service rate 1, by Lindley's recursion: exponential of rate 1 - load."""
+    service, gaps = rng.exponential(1, count), rng.exponential(1 / load, count)
+    start = rng.exponential(1 / (1 - load)) if rng.random() < load else 0.0
+    walk = np.concatenate([[0.0], np.cumsum(service[:-1] - gaps[1:])])
+    waits = walk - np.minimum(np.minimum.accumulate(walk), -start)
+    return np.asarray(waits + service)
+
+
+def covered(estimate: Estimate, truth: float) -> bool:
+    low = -math.inf if estimate.low is None else estimate.low
+    high = math.inf if estimate.high is None else estimate.high
+    return low <= truth <= high
+
+
+@pytest.mark.parametrize(("load", "count"), [(0.0, 1500), (0.3, 5000), (0.6, 10_000), (0.8, 20_000)])
+def test_the_95_percent_interval_of_p99_covers_the_truth_on_a_queue(load: float, count: int) -> None:
+    hits = naive_hits = whole = 0
+    replications = 300
+    for seed in range(replications):
+        rng = np.random.default_rng([seed, 11])
+        values = mm1_sojourns(rng, load, count) if load else rng.exponential(1, count)
+        truth = -math.log(0.01) / (1 - load)
+        found = Series(values).percentile(99)
+        hits += covered(found, truth)
+        whole += found.supported
+        naive_hits += covered(Series(values, known=Worth(count, count, count)).percentile(99), truth)
+    assert hits / replications >= 0.93
+    if whole >= 0.95 * replications:
+        assert hits / replications <= 0.99, "wide intervals are no answer either"
+    if load >= 0.6:
+        assert naive_hits / replications < 0.75, "this queue would not tell the two apart"
+
+
+@pytest.mark.parametrize(("percentile", "needed"), [(50.0, 6), (90.0, 36), (95.0, 72), (99.0, 368), (99.9, 3688)])
+def test_a_percentile_is_supported_from_the_count_that_the_binomial_asks(percentile: float, needed: int) -> None:
+    assert values_needed(percentile) == needed
+    for count, supported in ((needed - 1, False), (needed, True)):
+        values = Series(np.arange(count, dtype=float), known=Worth(count, count, count))
+        found = values.percentile(percentile)
+        assert found.supported is supported
+        assert values.more_values(percentile) == (0 if supported else 1)
+
+
+def test_how_many_more_values_are_needed_grows_with_their_correlation() -> None:
+    independent, correlated = (Series(np.arange(100.0), known=Worth(worth, worth, worth)) for worth in (100, 20))
+    assert independent.more_values(99) == 268
+    assert correlated.more_values(99) == 1740
+
+
+def test_a_run_that_is_told_how_many_more_it_needs_mostly_has_enough_with_twice_these() -> None:
+    """The queue's p99, asked of 500 requests; what a run is worth is itself uncertain."""
+    factors, enough = [], []
+    for seed in range(40):
+        run = mm1_sojourns(np.random.default_rng([seed, 31]), 0.5, 60_000)
+        more = Series(run[:500]).more_values(99)
+        factors.append((500 + more) / 500)
+        enough.append(Series(run[: 2 * (500 + more)]).percentile(99).supported)
+    assert 4 < np.median(factors) < 16
+    assert np.mean(enough) > 0.7
+
+
+@pytest.mark.parametrize("count", [15, 20, 40])
+def test_the_median_of_a_few_independent_values_has_an_interval_that_holds(count: int) -> None:
+    rng = np.random.default_rng(count)
+    found = [Series(rng.exponential(size=count)).percentile(50) for _ in range(300)]
+    assert np.mean([each.supported for each in found]) > 0.85
+    assert np.mean([covered(each, float(np.log(2))) for each in found]) > 0.95
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_a_few_values_of_a_queue_are_not_taken_for_independent(load: float) -> None:
+    truth = math.log(2) / (1 - load)
+    runs = (mm1_sojourns(np.random.default_rng([seed, 17]), load, 20) for seed in range(400))
+    assert np.mean([covered(Series(run).percentile(50), truth) for run in runs]) > 0.9
+
+
+def test_gaps_that_belong_to_few_requests_are_worth_few_values() -> None:
+    """Eight requests at a time, 60 gaps each, every request with a level of its own: 400 levels in all."""
+    rng = np.random.default_rng(8)
+    requests = np.repeat(np.arange(400).reshape(50, 8), 60, axis=0).ravel()
+    gaps = rng.lognormal(0, 1, 400)[requests] * rng.lognormal(0, 0.02, len(requests)) * 1e6
+    at_ns = np.repeat(np.arange(3000), 8) * 1_000_000
+    by_time = Series(gaps, [time_blocks(at_ns, gaps)])
+    both = Series(gaps, [requests, time_blocks(at_ns, gaps)])
+    assert both.worth.tail < 500
+    assert both.worth.tail <= by_time.worth.tail
+
+
+def test_gaps_that_one_step_made_in_many_requests_are_worth_one() -> None:
+    rng = np.random.default_rng(9)
+    steps, batch = 3000, 16
+    step_ms = rng.lognormal(2, 0.5, steps)
+    gaps = np.repeat(step_ms, batch) * 1e6
+    at_ns = np.repeat(np.cumsum(step_ms) * 1e6, batch).astype(np.int64)
+    requests = (np.arange(steps)[:, None] // 50 * batch + np.arange(batch)).ravel()
+    worth = Series(gaps, [requests, time_blocks(at_ns, gaps)])
+    assert worth.count == steps * batch
+    assert 0.4 * steps < worth.worth.tail < 1.3 * steps
+
+
+def test_the_interval_of_an_itl_percentile_covers_the_truth_when_steps_are_shared() -> None:
+    truth = math.exp(stats.norm.ppf(0.99) * 0.5)
+    hits, replications = 0, 200
+    for seed in range(replications):
+        rng = np.random.default_rng([seed, 3])
+        step = rng.lognormal(0, 0.5, 2000)
+        gaps = np.repeat(step, 8) * 1e6
+        at_ns = np.repeat(np.cumsum(step) * 1e6, 8).astype(np.int64)
+        requests = (np.arange(2000)[:, None] // 40 * 8 + np.arange(8)).ravel()
+        found = Series(gaps, [requests, time_blocks(at_ns, gaps)]).percentile(99)
+        hits += covered(found, truth * 1e6)
+    assert hits / replications >= 0.93
+
+
+def test_answers_that_never_came_push_the_percentile_to_infinity() -> None:
+    values = np.concatenate([np.linspace(1, 2, 960), np.full(40, math.inf)])
+    found = Series(np.random.default_rng(0).permutation(values)).percentile(99)
+    assert found.value == math.inf
+    assert found.low == math.inf
+
+
+def test_values_that_were_not_measured_are_an_error_not_a_guess() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        Series(np.array([1.0, math.nan]))
+
+
+def test_a_curve_ends_at_the_last_percentile_that_is_supported() -> None:
+    values = Series(np.random.default_rng(2).exponential(1, 1000))
+    points = values.curve(200)
+    last, _ = points[-1]
+    assert all(found.supported for _, found in points)
+    assert 99 < last < 99.7
+    assert values_needed(last) <= 1000
+    assert Series(np.zeros(0)).curve() == []
+
+
+def test_where_the_body_drifts_its_percentiles_have_the_tails_bounds() -> None:
+    """Four thousand answers between 50 and 52 ms, whose order drifts: p90 is known to be below what p95 is below."""
+    drifting = Series(np.linspace(50.0, 52.0, 4000), known=Worth(6.0, 6.0, 400.0))
+    body, tail = (drifting.percentile(p) for p in (90.0, 95.0))
+    assert interval_ranks(4000, 6.0, 90.0)[1] is None, "which the body alone does not have"
+    assert tail.supported and body.supported
+    assert body.high == tail.high
+
+
+@given(st.lists(st.floats(1, 400), min_size=3, max_size=3), st.integers(1, 2000))
+def test_ends_grow_with_the_percentile_whatever_its_parts_are_worth(worths: list[float], count: int) -> None:
+    values = Series(np.arange(1.0, count + 1), known=Worth(*(min(worth, count) for worth in worths)))
+    found = [values.percentile(p) for p in (50.0, 75.0, 90.0, 95.0, 99.0)]
+    for lower, higher in itertools.pairwise(found):
+        assert lower.high is not None or higher.high is None
+        assert higher.low is not None or lower.low is None
+        if higher.high is not None and lower.high is not None:
+            assert lower.high <= higher.high
+        if higher.low is not None and lower.low is not None:
+            assert lower.low <= higher.low

@@ -1,0 +1,51 @@
+"""Commands that derive from another run what they say, typed with gapmeter or with make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gapmeter.analysis.command import Command
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        ("gapmeter run smoke", "gapmeter run smoke --resume 'a folder'"),
+        ("gapmeter run smoke --resume=old --quiet", "gapmeter run smoke --quiet --resume 'a folder'"),
+        ("gapmeter run --resume old smoke", "gapmeter run smoke --resume 'a folder'"),
+        ("make loadtest SCENARIO=smoke", "make loadtest SCENARIO=smoke ARGS='--resume '\"'\"'a folder'\"'\"''"),
+    ],
+)
+def test_what_was_interrupted_is_taken_up_by_the_same_words(command: str, again: str) -> None:
+    assert str(Command.parse(command).resumed(Path("a folder"))) == again
+
+
+def test_a_resumed_search_has_one_budget() -> None:
+    command = Command.parse("gapmeter capacity smoke --budget 30s --resume a").resumed(Path("b"), "--budget", "4m")
+    assert str(command) == "gapmeter capacity smoke --budget 4m --resume b"
+
+
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        (
+            "gapmeter capacity smoke --budget 30s --json --set 'slo=[\"ttft p50 <= 60 ms\"]' --within=80% --runs runs",
+            "gapmeter run smoke --set 'slo=[\"ttft p50 <= 60 ms\"]' --set load.rate=4",
+        ),
+        ("make capacity SCENARIO=smoke", "make loadtest SCENARIO=smoke ARGS='--set load.rate=4'"),
+        ("python a-script.py", "python a-script.py"),
+    ],
+)
+def test_a_trials_load_is_run_by_itself_without_what_only_a_search_has(command: str, alone: str) -> None:
+    assert str(Command.parse(command).as_run("load.rate=4")) == alone
+
+
+def test_a_flag_is_left_out_with_its_value_and_nothing_else() -> None:
+    words = Command(("gapmeter", "run", "smoke", "--api-key", "secret", "--api-key=secret", "--quiet"))
+    assert words.without("--api-key").words == ("gapmeter", "run", "smoke", "--quiet")
+
+
+def test_a_line_that_is_no_command_line_stays_as_it_is() -> None:
+    assert Command.parse("it's").words == ("it's",)

@@ -1,0 +1,119 @@
+"""Results are what their files hold: the same values come back, and a file that is another is told by its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
+from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
+from gapmeter.analysis.results.run import Ratio
+from gapmeter.analysis.summary import build_figures
+from tests.analysis.report_frames import simulate, slo_of
+from tests.kit import manifest, manifest_document, result
+
+SLOS = [slo_of("ttft p97.5 <= 500 ms"), slo_of("errors <= 20 %")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    frames = simulate(400, rate=8.0, failures=12, error="boom")
+    path = tmp_path_factory.mktemp("run")
+    result(build_figures(frames.requests, frames.ledger, None, SLOS, Evidence("open", "poisson", 8.0))).write(path)
+    manifest().write(path)
+    return path
+
+
+def test_what_was_written_is_read_back(run: Path) -> None:
+    found = RunResult.read(run)
+    assert json.loads((run / "summary.json").read_text()) == found.to_json()
+    assert RunResult.parse(found.model_dump_json(), run / "summary.json") == found
+    assert Manifest.read(run).to_json() == manifest_document()
+
+
+def test_percentiles_stand_side_by_side_in_a_file_and_by_number_in_python(run: Path) -> None:
+    document, found = json.loads((run / "summary.json").read_text()), RunResult.read(run)
+    ttft = document["metrics"]["ttft"]
+    assert list(ttft)[:4] == ["p50_ms", "p50_ci_ms", "p90_ms", "p90_ci_ms"]
+    assert found.metrics["ttft"].p90_ms == ttft["p90_ms"]
+    assert found.metrics["ttft"].at(97.5).value_ms == ttft["p975_ms"]
+    assert found.metrics["ttft"].at(33.0) == Percentile()
+    assert {"p999"} <= ttft["needs"].keys()
+    limit, errors = document["slo"]
+    assert (limit["limit_ms"], errors["limit_share"]) == (500, 0.2)
+    assert (found.slo[0].limit, found.slo[1].limit) == (500, 0.2)
+
+
+@given(st.sampled_from([50.0, 90.0, 95.0, 97.5, 98.5, 99.0, 99.9, 99.99, 5.0, 75.0]))
+def test_a_percentile_s_name_leads_back_to_it(percentile: float) -> None:
+    assert percentile_of_key(percentile_key(percentile)) == percentile
+
+
+def test_what_is_not_finite_is_nothing_and_numpy_s_numbers_are_python_s() -> None:
+    assert Ratio(ratio=float("nan"), ratio_ci=(-np.inf, np.float64(2.0))) == Ratio(ratio=None, ratio_ci=(None, 2.0))
+    counted = Distribution(percentiles={}, max_ms=np.nan, mean_ms=np.float64(2), count=np.int64(3), n_eff=1.0)
+    assert counted.to_json() == {"max_ms": None, "mean_ms": 2.0, "count": 3, "n_eff": 1.0, "needs": {}, "infinite": []}
+    with pytest.raises(ValueError, match="finite number"):
+        Distribution(percentiles={}, max_ms=None, mean_ms=None, count=0, n_eff=float("nan"))
+
+
+def test_a_result_cannot_be_changed(run: Path) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunResult.read(run).name = "other"  # type: ignore[misc]
+
+
+Change = Callable[[dict[str, Any]], Any]
+BROKEN: dict[str, tuple[Change, str]] = {
+    "another version": (
+        lambda told: told.update(schema_version=1, more=3),
+        "schema_version is 1, this gapmeter reads 2",
+    ),
+    "a key that is missing": (lambda told: told["load"].pop("window_s"), "load.window_s is missing"),
+    "a key in a list": (lambda told: told["slo"][1].pop("text"), r"slo\.1\.text is missing"),
+    "a key of a variant": (lambda told: told["cost"].pop("reason"), "cost.reason is missing"),
+    "a key that is unknown": (lambda told: told["trust"].update(more=3), "trust.more is not a key of it"),
+    "a percentile of another form": (
+        lambda told: told["metrics"]["ttft"].update(p99x_ms=3),
+        "metrics.ttft.p99x_ms is not a key of it",
+    ),
+    "a value of another kind": (
+        lambda told: told["counts"].update(measured="many"),
+        "counts.measured is 'many': input should be a valid integer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_file_that_is_another_is_told_by_its_key_with_the_remedy(run: Path, case: str) -> None:
+    change, says = BROKEN[case]
+    document = json.loads((run / "summary.json").read_text())
+    change(document)
+    with pytest.raises(NotReadable, match=f"summary.json: {says}.*; analyse it again: gapmeter report {run}"):
+        RunResult.parse(json.dumps(document), run / "summary.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_what_is_no_json_is_said_to_be_none(run: Path, text: str) -> None:
+    with pytest.raises(NotReadable, match=r"summary\.json: is no JSON"):
+        RunResult.parse(text, run / "summary.json")
+    with pytest.raises(NotReadable, match=r"summary\.json: is not a JSON object"):
+        RunResult.parse("[]", run / "summary.json")
+
+
+def test_a_folder_without_the_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        RunResult.read(tmp_path)
+
+
+def test_a_list_of_runs_reads_the_little_that_it_shows(run: Path) -> None:
+    brief, whole = RunBrief.read(run), RunResult.read(run)
+    assert (brief.name, brief.verdict, brief.counts.measured) == (whole.name, whole.verdict, whole.counts.measured)
+    assert brief.metrics["ttft"].p99_ms == whole.metrics["ttft"].p99_ms

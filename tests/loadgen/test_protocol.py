@@ -1,0 +1,102 @@
+"""Slices out and records in over HTTP: only for workers of the run, and only what arrived whole."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import gevent
+import pytest
+
+from gapmeter.loadgen.locust.protocol import Files, FileServer, NotTaken, Order, Result
+from gapmeter.loadgen.locust.totals import Report
+
+RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": "x"}))
+
+
+@dataclass
+class Served:
+    """A server in a thread of its own, and what it was told. It expects workers 0 and 1."""
+
+    folder: Path
+    order: Order = field(init=False)
+    results: list[tuple[int, Result]] = field(default_factory=list)
+
+    def serve(self, ready: threading.Event, over: threading.Event) -> None:
+        server = FileServer(
+            "127.0.0.1", 0, self.folder, lambda worker: worker in (0, 1),
+            lambda worker, result: self.results.append((worker, result)),
+        )  # fmt: skip
+        self.order = Order(0, 2, "http://target", "asyncio", "digest", server.port, server.token)
+        ready.set()
+        while not over.is_set():
+            gevent.sleep(0.01)
+        server.close()
+
+    @property
+    def files(self) -> Files:
+        return Files("127.0.0.1", self.order)
+
+    def records(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if ".gap" in path.name)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    it, ready, over = Served(tmp_path), threading.Event(), threading.Event()
+    thread = threading.Thread(target=it.serve, args=(ready, over))
+    thread.start()
+    assert ready.wait(10)
+    yield it
+    over.set()
+    thread.join(10)
+
+
+def test_a_slice_arrives_and_records_are_handed_in_as_they_are(served: Served, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 9000  # more than one piece
+    (served.folder / "worker-0.plan.npz").write_bytes(content)
+    served.files.fetch_slice(tmp_path / "slice")
+    assert (tmp_path / "slice").read_bytes() == content
+    for _ in range(2):  # again, where the answer was lost on its way
+        served.files.hand_in(tmp_path / "slice", RESULT)
+    assert (served.folder / "worker-0.gap").read_bytes() == content
+    assert served.results == [(0, RESULT)] * 2
+    assert served.records() == ["worker-0.gap"]
+
+
+def test_nobody_is_served_without_the_runs_token(served: Served, tmp_path: Path) -> None:
+    (served.folder / "worker-0.plan.npz").write_bytes(b"secret")
+    stranger = replace(served.files, order=replace(served.order, token="guess"))
+    with pytest.raises(NotTaken, match="403"):
+        stranger.fetch_slice(tmp_path / "slice")
+    assert (tmp_path / "slice").read_bytes() == b""
+    with pytest.raises(NotTaken, match="403"):
+        stranger.hand_in(tmp_path / "slice", RESULT)
+    assert served.records() == []
+
+
+def test_a_worker_that_was_given_up_comes_too_late(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"x" * 100_000)
+    late = replace(served.files, order=replace(served.order, worker=2))
+    with pytest.raises(NotTaken, match="410 Gone"):
+        late.hand_in(tmp_path / "mine", RESULT)
+    assert served.records() == []
+    assert served.results == []
+
+
+def test_records_that_did_not_arrive_as_they_were_sent_are_not_taken(served: Served) -> None:
+    head = {"Authorization": f"Bearer {served.order.token}", "Content-Digest": "sha-256=:AAAA:"}
+    connection = http.client.HTTPConnection("127.0.0.1", served.order.port, timeout=10)
+    connection.request("PUT", "/records/0", b"other bytes", head)
+    assert connection.getresponse().status == 400
+    connection.close()
+    with socket.create_connection(("127.0.0.1", served.order.port)) as cut:
+        lines = ["PUT /records/0 HTTP/1.1", "Host: x", "Content-Length: 100", *(f"{k}: {v}" for k, v in head.items())]
+        cut.sendall("\r\n".join([*lines, "", "half"]).encode())
+    (served.folder / "worker-0.plan.npz").write_bytes(b"")
+    served.files.fetch_slice(served.folder / "slice")  # the server has gone on to the next request
+    assert served.records() == []
