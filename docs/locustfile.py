@@ -2,7 +2,7 @@
 
 from locust import LoadTestShape, between, task
 
-from gapmeter.loadgen.locust.user import GapmeterUser
+from gapmeter.locust import GapmeterUser
 
 
 class Reader(GapmeterUser):

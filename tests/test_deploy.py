@@ -65,14 +65,14 @@ def test_workers_call_the_master_where_it_listens_and_are_as_many_as_it_waits_fo
     assert asked.count == counts[worker]
 
 
-def test_the_service_and_the_policy_of_the_cluster_open_the_masters_port_and_no_other() -> None:
+def test_the_service_and_the_policy_of_the_cluster_open_the_masters_two_ports_and_no_other() -> None:
     documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     by_kind = {each["kind"]: each for each in documents if each["kind"] in ("Service", "NetworkPolicy")}
     commands, _ = kubernetes()
     port = address_of("--listen", parsed(commands["gapmeter-master"]).listen)[1]
-    assert [each["port"] for each in by_kind["Service"]["spec"]["ports"]] == [port]
+    assert [each["port"] for each in by_kind["Service"]["spec"]["ports"]] == [port, port + 1]
     (rule,) = by_kind["NetworkPolicy"]["spec"]["ingress"]
-    assert [each["port"] for each in rule["ports"]] == [port]
+    assert [each["port"] for each in rule["ports"]] == [port, port + 1]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app": "gapmeter-worker"}}}]
 
 

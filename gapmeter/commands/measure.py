@@ -223,12 +223,13 @@ def _worker(arguments: argparse.Namespace) -> int:
     host, port = flags.address_of("--master", arguments.master)
     os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"  # the generator is a process of its own; threads here must be threads
     try:
-        from gapmeter.loadgen.locust import remote
+        from gapmeter.loadgen.locust import slice_run, worker
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is missing: pip install 'gapmeter[locust]'", errors.USAGE) from error
     try:
-        remote.work(remote.Call(host, port, flags.cores_of(arguments.cores), flags.api_key_of(arguments)), tell)
-    except remote.Refused as error:
+        call = slice_run.Call(host, port, flags.cores_of(arguments.cores), flags.api_key_of(arguments))
+        worker.serve(call, tell)
+    except worker.Refused as error:
         raise UserError(str(error), errors.NOT_VALID) from error
     except ConnectionError as error:
         raise UserError(f"no master answers at {host}:{port}", errors.UNREACHABLE) from error

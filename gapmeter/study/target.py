@@ -28,9 +28,9 @@ from gapmeter.options import Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers import vllm
+from gapmeter.servers.cpu_peaks import measure_peaks
 from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, check_port, free_port, launch
 from gapmeter.servers.models import ModelError, resolve_model
-from gapmeter.servers.peaks import measure_peaks
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.transformers import transformers_command
 from gapmeter.servers.weights import describe_weights

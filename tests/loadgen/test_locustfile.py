@@ -18,7 +18,7 @@ from tests.loadgen.null import null_server, plan
 MS = 1_000_000
 HEAD = """
 from locust import LoadTestShape, constant, task
-from gapmeter.loadgen.locust.user import GapmeterUser
+from gapmeter.locust import GapmeterUser
 """
 
 
