@@ -77,9 +77,11 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core
 	@$(own) -P -m gapmeter doctor $(ARGS)
 
-test:  ## everything that proves it, both engines included (some 20 minutes on two cores)
+# NumPy's threads wait for each other at every sum of products, most of all beside other tests: four times the work.
+test test-fast: export OPENBLAS_NUM_THREADS = 1
+test:  ## everything that proves it, both engines included (some ten minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
-	@$(own) -m pytest --quick-processes 2 $(ARGS)
+	@$(own) -m pytest --lanes 3 $(ARGS)
 
 test-fast:  ## the tests that need no engine and no whole run (a few minutes)
 	$(setup) core dev transformers locust otel

@@ -29,9 +29,8 @@ from gapmeter.records import RunFolder, Span
 
 TOLERANCE_MS = 0.1
 _NATIVE = {"queue": "queue_time_ms", "prefill": "time_to_first_token_ms", "decode": "generation_time_ms"}
-# Some requests have to queue: four run at once, and more than that are under way.
 _LOAD = (
-    "load.arrivals=closed", "load.rate=null", "load.duration=null", "load.concurrency=6", "load.requests=120",
+    "load.arrivals=closed", "load.rate=null", "load.duration=null", "load.requests=120",
     "load.warmup=0", 'workload.prompt_tokens={"uniform":[16,256]}', 'workload.output_tokens={"uniform":[4,24]}',
 )  # fmt: skip
 
@@ -41,12 +40,12 @@ Floats = NDArray[np.float64]
 def measure(folder: Path) -> dict[str, Any]:
     """Launch vLLM with four places, load it, and compare. Raises UserError or ServerFailed when it cannot be had."""
     with running("vllm", folder, Setting(max_batch=4)) as engine:
-        return {"vllm": engine.version, **compare(load(engine, folder))}
+        return {"vllm": engine.version, **compare(load(engine, folder, users=6))}
 
 
-def load(engine: Engine, folder: Path) -> Path:
-    """A run of 120 requests, six at once; returns its folder."""
-    return engine.load(folder, _LOAD).folder
+def load(engine: Engine, folder: Path, users: int) -> Path:
+    """A run of 120 requests; its folder. So that some have to queue, more ``users`` are needed than run at once."""
+    return engine.load(folder, [*_LOAD, f"load.concurrency={users}"]).folder
 
 
 def compare(run: Path) -> dict[str, Any]:

@@ -38,11 +38,15 @@ class Engine:
     probe_dir: Path | None
     version: str
 
+    @property
+    def target(self) -> list[str]:
+        """The settings with which a scenario is attached to it."""
+        named = {"engine": "attach", "url": self.url, "model": NAME, "tokenizer": self.model}
+        return [f"server.{key}={value}" for key, value in named.items()]
+
     def load(self, runs: Path, overrides: Sequence[str]) -> Conclusion[RunResult]:
         """Load it as an attached target. Raises UserError."""
-        target = {"engine": "attach", "url": self.url, "model": NAME, "tokenizer": self.model}
-        own = [f"server.{key}={value}" for key, value in target.items()]
-        return run_scenario("chat-p99", [*own, *overrides], Options(runs, probe_dir=self.probe_dir, quiet=True))
+        return run_scenario("chat-p99", [*self.target, *overrides], Options(runs, probe_dir=self.probe_dir, quiet=True))
 
 
 @dataclass(frozen=True, slots=True)

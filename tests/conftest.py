@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gapmeter.machine.doctor import BROWSERS
-from tests import quick
+from tests import lanes
 from tests.browser import Tab, browser_tab
 
 _MARK = "GAPMETER_TEST_SESSION"
@@ -23,11 +23,11 @@ _PATIENCE_S = 10.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    quick.add_option(parser)
+    lanes.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    quick.configure(config)
+    lanes.configure(config)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # How long an example takes says how busy the machine is, nothing about what it proves.
     settings.register_profile("gapmeter", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,11 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
-    quick.run_first(session)
+    lanes.run_first(session)
     return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lanes.arrange(items)
     if "CI" in os.environ or any(shutil.which(name) for name in BROWSERS):
         return
     missing = pytest.mark.skip(reason="no Chromium on the PATH (Debian: apt-get install chromium)")

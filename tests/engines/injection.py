@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from numpy.typing import NDArray
 
 from bench.engine import Engine, Setting, running
@@ -104,83 +104,116 @@ ALONE: tuple[Case, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Two cases under load: ``block`` requests of each in turn from ``users``. The first slows down the tokenizer."""
+
+    users: int
+    block: int
+    output_tokens: int
+    cases: tuple[Case, Case]
+
+
+# The tokenizer's delay is long, so that the users wait for it and not for the engine.
+CROWDS = {
+    "transformers": Crowd(
+        4, 24, 8,
+        (
+            Case("tokenize", "sleep", ("tokenize",), "last_token", False, 40_000_000),
+            Case("forward", "sleep", ("prefill", "decode", "interference"), "last_token", False, _DELAY_NS),
+        ),
+    ),
+    "vllm": Crowd(
+        8, 32, 4,
+        (
+            Case("tokenize", "sleep", ("tokenize",), "last_token", False, 60_000_000),
+            Case("schedule", "busy", ("scheduling",), "last_token", False, _DELAY_NS),
+        ),
+    ),
+}  # fmt: skip
+_CASES = (*ALONE, *(case for crowd in CROWDS.values() for case in crowd.cases))
+_NUMBER: dict[Case | None, int] = {None: 0} | {case: number for number, case in enumerate(_CASES, 1)}
+
+
+ENGINES = {name: pytest.param(name, marks=[getattr(pytest.mark, name), pytest.mark.alone]) for name in CROWDS}
+
+
+def on(name: str) -> pytest.MarkDecorator:
+    """Only with the fixture ``engine`` of this name."""
+    return pytest.mark.parametrize("engine", [ENGINES[name]], indirect=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """An engine with the patch in it, which adds nothing but while ``measure`` loads it."""
+
+    engine: Engine
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    def measure(self, schedule: Sequence[Case | None], users: int, output_tokens: int, think: str) -> Measured:
+        """A closed loop with the delay of each request that ``schedule`` says."""
+        inject = self.folder / "inject"
+        numbers = [_NUMBER[case] for case in schedule]
+        (inject / "schedule.json").write_text(json.dumps(numbers))
+        closed = ("load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=0s")
+        sizes = ("workload.prompt_tokens=64", f"workload.output_tokens={output_tokens}")
+        how = (f"load.concurrency={users}", f"load.requests={len(numbers)}", f"load.think_time={think}")
+        try:
+            with _patched(inject):
+                run = self.engine.load(self.folder / "runs", [*closed, *sizes, *how]).folder
+        finally:
+            with (inject / "now").open("r+b") as now:  # others have it mapped: it must not be shorter for a moment
+                now.write(bytes(_NOW_BYTES))
+        return Measured(run, inject, numbers)
+
+
 @contextlib.contextmanager
-def injected(name: str, folder: Path, cases: Sequence[Case]) -> Iterator[Callable[..., Measured]]:
-    """An engine with the patch in it, for as long as the block lasts.
-
-    What it gives is called with a schedule and ``load``'s ``users``, ``output_tokens`` and ``think``, and loads it.
-    """
+def delayed(name: str, folder: Path) -> Iterator[Delayed]:
+    """An engine with the patch in it, for as long as the block lasts."""
     inject = folder / "inject"
-    before = dict(os.environ)
-    os.environ.update(_prepare(inject, cases))
-
-    try:
-        with running(name, folder, Setting()) as engine:
-
-            def measure(schedule: Sequence[int], **how: Any) -> Measured:
-                (inject / "schedule.json").write_text(json.dumps(schedule))
-                run = load(engine, folder / "runs", len(schedule), **how)
-                return Measured(run, inject, cases, schedule)
-
-            yield measure
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    inject.mkdir(parents=True)
+    (inject / "cases.json").write_text(json.dumps([asdict(case) for case in _CASES]))
+    (inject / "now").write_bytes(bytes(_NOW_BYTES))
+    with contextlib.ExitStack() as stack:
+        with _patched(inject):
+            engine = stack.enter_context(running(name, folder, Setting()))
+        yield Delayed(engine, folder)
 
 
-def _prepare(folder: Path, cases: Sequence[Case]) -> dict[str, str]:
-    """Write what the patch reads; the environment variables that turn it on, in servers and in the generator."""
-    folder.mkdir(parents=True)
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    (folder / "now").write_bytes(bytes(_NOW_BYTES))
+@contextlib.contextmanager
+def _patched(inject: Path) -> Iterator[None]:
+    """What is started in here, server or generator, has the patch in it."""
     path = [str(_PATCHES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"GAPMETER_INJECT": str(folder), "PYTHONPATH": os.pathsep.join(path)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GAPMETER_INJECT", str(inject))
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
+        yield
 
 
-def check_alone(found: Found, rounds: int) -> None:
-    """With one request in flight, a delay is found in its stage, nearly whole, and hardly anywhere else."""
-    assert found.requests == rounds and found.added_ns >= _DELAY_NS, "the delay was not put in, so this proves nothing"
-    assert found.owned >= 0.95
-    assert max(found.elsewhere.values(), default=0) <= 0.05
-    assert found.seen >= 0.95
-
-
-def check_crowd(grown: pd.Series, case: Case) -> None:
-    """In a closed loop a delay also shortens the queues behind it: stages may shrink, and still the sum holds."""
-    assert grown[list(case.stages)].sum() >= 0.95 * case.delay_ns
-    assert abs(grown.drop(["e2e", "unexplained"]).sum() - grown["e2e"]) <= 0.01 * case.delay_ns
-
-
-def in_turn(numbers: Sequence[int], rounds: int) -> list[int]:
+def in_turn(cases: Sequence[Case], rounds: int) -> list[Case | None]:
     """A schedule for one user: some requests that warm everything up, then every case in turn."""
-    return [0] * _WARM + list(numbers) * rounds
+    return [None] * _WARM + list(cases) * rounds
 
 
-def in_blocks(numbers: Sequence[int], each: int) -> list[int]:
+def in_blocks(cases: Sequence[Case | None], each: int) -> list[Case | None]:
     """A schedule for several users, whose requests would mix if cases took turns: blocks of one case each."""
-    return [number for number in numbers for _ in range(each)]
-
-
-def load(engine: Engine, runs: Path, requests: int, users: int, output_tokens: int, think: str) -> Path:
-    """Run a closed loop of so many requests; the run's folder."""
-    closed = ("load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=0s")
-    sizes = ("workload.prompt_tokens=64", f"workload.output_tokens={output_tokens}")
-    how = (f"load.concurrency={users}", f"load.requests={requests}", f"load.think_time={think}")
-    return engine.load(runs, [*closed, *sizes, *how]).folder
+    return [case for case in cases for _ in range(each)]
 
 
 class Measured:
-    """A run with delays, read again from its folder. ``case`` is each row's."""
+    """A run with delays, read again from its folder; ``schedule`` numbers the case of each request."""
 
-    def __init__(self, run: Path, inject: Path, cases: Sequence[Case], schedule: Sequence[int]) -> None:
+    def __init__(self, run: Path, inject: Path, schedule: Sequence[int]) -> None:
         folder = RunFolder(run)
         self.requests, _ = read_requests(folder, Manifest.read(folder.path).plan)
         self.trace = read_trace(folder.record_files(folder.probe), self.requests["request_id"].tolist())
         self.ledger = make_ledger(self.requests, self.trace)
-        self._cases = cases
         self._index = self.requests["request_id"].str.rsplit("-", n=1).str[-1].astype(int).to_numpy()
         self._schedule = np.asarray(schedule)
-        self.case = self._schedule[self._index]
         logs = [np.frombuffer(file.read_bytes(), _ADDED) for file in inject.glob("added-*")]
         added = np.concatenate(logs)
         self._added = added[np.isin(added["case"], schedule)]
@@ -192,10 +225,13 @@ class Measured:
         table["e2e"] = rows["total_ns"]
         return table.reindex(self.requests["request_id"]).reset_index(drop=True).fillna({"interference": 0.0})
 
-    def find(self, number: int) -> Found:
-        """Where the delays of one case (from 1) went, with one request in flight."""
-        case = self._cases[number - 1]
-        rows, n, start, end = self._on_the_way(number, case.event)
+    def of(self, case: Case | None) -> NDArray[np.bool_]:
+        """Of each row, whether it is one of the case's requests."""
+        return np.asarray(self._schedule[self._index] == _NUMBER[case])
+
+    def find(self, case: Case) -> Found:
+        """Where the delays of one case went, with one request in flight."""
+        rows, n, start, end = self._on_the_way(case)
         shares = self._owners(rows, n, start, end).groupby(rows).sum()
         added = shares.sum(axis=1)
         shares = shares.div(added, axis=0)
@@ -207,17 +243,17 @@ class Measured:
             len(added), float(added.median()),
         )  # fmt: skip
 
-    def _on_the_way(self, number: int, event: str) -> tuple[Ints, Ints, Ints, Ints]:
+    def _on_the_way(self, case: Case) -> tuple[Ints, Ints, Ints, Ints]:
         """Of each delay: the request's row, the event's token, and start and end within the event's window.
 
         What was added before the request was due, or had not ended when the client had the token, delayed nobody.
         """
-        mine = self._added[self._added["case"] == number]
+        mine = self._added[self._added["case"] == _NUMBER[case]]
         row_of = {int(index) + 1: row for row, index in enumerate(self._index)}
         rows = np.array([row_of[int(request)] for request in mine["request"]], dtype=np.int64)
-        received = self._stamps(f"{event}_ns")[rows]
+        received = self._stamps(f"{case.event}_ns")[rows]
         kept = (mine["start"] >= self._stamps("due_ns")[rows]) & (mine["end"] <= received)
-        tokens = self._stamps("output_tokens")[rows] if event == "last_token" else np.ones(len(rows), np.int64)
+        tokens = self._stamps("output_tokens")[rows] if case.event == "last_token" else np.ones(len(rows), np.int64)
         return rows[kept], tokens[kept], mine["start"][kept], mine["end"][kept]
 
     def _stamps(self, name: str) -> Ints:
@@ -235,7 +271,7 @@ class Measured:
         found[UNEXPLAINED] = end - start - owned.sum(axis=1)
         return found
 
-    def increase(self, number: int, users: int) -> pd.Series:
+    def increase(self, case: Case, users: int) -> pd.Series:
         """By how many ns each stage, and E2E, is longer in a case's blocks than in those without delay.
 
         Means over the middle half by E2E, of requests with as many of the same case before and after them as there are
@@ -244,7 +280,7 @@ class Measured:
         warm = np.flatnonzero(self._schedule)[0]
         same = [i >= warm and len(set(self._schedule[i - users : i + users + 1])) == 1 for i in self._index]
         table = self.stages("last_token")
-        slow, plain = (_middle(table[same & (self.case == case)]) for case in (number, 0))
+        slow, plain = (_middle(table[same & self.of(each)]) for each in (case, None))
         grown: pd.Series = slow.mean() - plain.mean()
         return grown
 

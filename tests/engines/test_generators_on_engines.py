@@ -6,29 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
+from bench.engine import Engine
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
+from tests.engines.injection import Delayed
 
 ORDER = ("asyncio", "locust", "asyncio")
 LOAD = (
     "load.arrivals=constant", "load.rate=4", "load.requests=20", "load.warmup=1s", "workload.prompt_tokens=48",
     "workload.output_tokens=8",
 )  # fmt: skip
-EAGER = ("server.args.enforce_eager=true",)  # half the start
 # Beside what the two runs of asyncio differ by: a busy machine's step may be slower in one run as a whole.
 SPREADS, SHARE = 3.0, 0.35
 
 
-def runs(engine: str, more: tuple[str, ...], tmp_path: Path) -> list[Conclusion[RunResult]]:
+def runs(engine: Engine, tmp_path: Path) -> list[Conclusion[RunResult]]:
     """Three runs of the same planned times and lengths on one server, texts of their own."""
-    settings = [f"server.engine={engine}", *more, *LOAD]
-    options = Options(runs=tmp_path, quiet=True)
+    settings, options = [*engine.target, *LOAD], Options(runs=tmp_path, probe_dir=engine.probe_dir, quiet=True)
     with open_session(resolve("smoke", settings), options, home=tmp_path / "server") as session:
         return [session.load(resolve("smoke", [*settings, f"load.generator={name}"])) for name in ORDER]
 
@@ -41,15 +40,8 @@ def medians_ms(run: Conclusion[RunResult]) -> dict[str, float]:
     return {"ttft": float(ttft.median()) / 1e6, "itl": float(np.median(gaps)) / 1e6}
 
 
-@pytest.mark.parametrize(
-    ("engine", "more"),
-    [
-        pytest.param("transformers", (), marks=pytest.mark.transformers),
-        pytest.param("vllm", EAGER, marks=pytest.mark.vllm),
-    ],
-)
-def test_the_generators_differ_by_no_more_than_two_runs_do(engine: str, more: tuple[str, ...], tmp_path: Path) -> None:
-    found = runs(engine, more, tmp_path)
+def test_the_generators_differ_by_no_more_than_two_runs_do(engine: Delayed, tmp_path: Path) -> None:
+    found = runs(engine.engine, tmp_path)
     plans = [RunFolder(run.folder).read_manifest()["plan"] for run in found]
     assert len({(plan["planned"], plan["prompt_tokens"], plan["output_tokens"]) for plan in plans}) == 1
     assert [run.result.counts.succeeded for run in found] == [20] * 3

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from bench.agreement import TOLERANCE_MS, compare, load
+from tests.engines.injection import Delayed, on
 
-from bench.agreement import TOLERANCE_MS, measure
 
-
-@pytest.mark.vllm
-def test_queue_prefill_and_decode_agree_with_what_vllm_reports(tmp_path: Path) -> None:
+@on("vllm")
+def test_queue_prefill_and_decode_agree_with_what_vllm_reports(engine: Delayed, tmp_path: Path) -> None:
     """Both stamp one after the other in one thread: only a thread that is interrupted just there may differ."""
-    found = measure(tmp_path)
+    found = compare(load(engine.engine, tmp_path, users=12))  # four more than run at once
     assert found["missing"] == 0
     for name, interval in found["intervals"].items():
         assert interval["requests"] >= 100, name

@@ -1,0 +1,85 @@
+"""A known delay, put into a stage of a real engine's server or of the load generator, is found in that stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gapmeter.records import Span
+from tests.engines.injection import ALONE, CROWDS, Case, Delayed, Measured, in_blocks, in_turn, on
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def alone(engine: Delayed) -> Measured:
+    """One request in flight, the case changing with each."""
+    return engine.measure(in_turn(ALONE, ROUNDS), users=1, output_tokens=24, think="30ms")
+
+
+@pytest.fixture(scope="module")
+def crowd(engine: Delayed) -> Measured:
+    """Several users at once, a block for each case, and blocks without any delay between them."""
+    asked = CROWDS[engine.name]
+    slow, other = asked.cases
+    blocks = in_blocks([None, slow, None, other, None], asked.block)
+    return engine.measure(blocks, users=asked.users, output_tokens=asked.output_tokens, think="0ms")
+
+
+def test_no_table_is_refused_because_of_delays(alone: Measured, crowd: Measured) -> None:
+    for run in (alone, crowd):
+        assert run.ledger.refused == ()
+        assert (run.requests["outcome"] == "ok").all()
+
+
+@pytest.mark.parametrize("case", ALONE, ids=[case.name for case in ALONE])
+def test_a_delay_with_one_request_in_flight_is_found_in_its_stage_nearly_whole_and_hardly_elsewhere(
+    alone: Measured, case: Case
+) -> None:
+    found = alone.find(case)
+    assert found.requests == ROUNDS and found.added_ns >= case.delay_ns, "the delay was not put in: this proves nothing"
+    assert found.owned >= 0.95
+    assert max(found.elsewhere.values(), default=0) <= 0.05
+    assert found.seen >= 0.95
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["a slow tokenizer", "a slow engine"])
+def test_under_load_what_the_stages_grew_by_is_what_the_whole_grew_by(
+    engine: Delayed, crowd: Measured, which: int
+) -> None:
+    """In a closed loop a delay also shortens the queues behind it: stages may shrink, and still the sum holds."""
+    case = CROWDS[engine.name].cases[which]
+    grown = crowd.increase(case, CROWDS[engine.name].users)
+    assert grown[list(case.stages)].sum() >= 0.95 * case.delay_ns
+    assert abs(grown.drop(["e2e", "unexplained"]).sum() - grown["e2e"]) <= 0.01 * case.delay_ns
+
+
+@on("transformers")
+def test_a_tokenizer_that_holds_the_event_loop_also_delays_those_who_wait_for_the_loop(crowd: Measured) -> None:
+    """It runs on the loop: others' requests wait there to be read and parsed, others' outputs to be passed on."""
+    asked = CROWDS["transformers"]
+    slow_tokenizer = asked.cases[0]
+    grown = crowd.increase(slow_tokenizer, asked.users)
+    assert grown["tokenize"] >= 0.95 * slow_tokenizer.delay_ns
+    assert grown[["network_in", "ingress", "output", "egress"]].sum() >= 2_000_000
+
+
+@on("vllm")
+def test_a_tokenizer_in_a_pool_of_one_is_a_queue_and_the_wait_for_it_is_told_from_its_work(crowd: Measured) -> None:
+    asked = CROWDS["vllm"]
+    slow_tokenizer = asked.cases[0]
+    assert crowd.increase(slow_tokenizer, asked.users)["tokenize"] >= 2 * slow_tokenizer.delay_ns
+    assert crowd.trace is not None
+    spans = crowd.trace.request_spans
+    spans = spans[(spans["code"] == Span.TOKENIZE) & crowd.of(slow_tokenizer)[spans["request"]]]
+    assert np.median(spans["start"] - spans["queued"]) >= slow_tokenizer.delay_ns
+    assert np.median(spans["end"] - spans["start"]) < 2 * slow_tokenizer.delay_ns
+
+
+@on("vllm")
+def test_a_scheduler_that_keeps_the_interpreter_lock_also_delays_outputs(alone: Measured) -> None:
+    """The thread that sends a step's outputs needs the lock that the next step's scheduling holds."""
+    output = alone.stages("first_token")["output"]
+    case = {case.how: case for case in ALONE if case.point == "schedule"}
+    busy, asleep = (output[alone.of(case[how])].min() for how in ("busy", "sleep"))
+    assert busy >= asleep + 1_000_000
