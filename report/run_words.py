@@ -209,6 +209,12 @@ def cores(numbers: Sequence[int] | None) -> str:
     return f"core{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}" if numbers else ""
 
 
+_WHOSE = {
+    "transformers": "Transformers' own continuous batching, behind an HTTP server of gapmeter's (not transformers serve)",
+    "simulated": "gapmeter's simulated engine: its times are given, and stand for no real one",
+}
+
+
 def where_it_ran(manifest: Manifest) -> list[tuple[str, str]]:
     """The machine, the cores and the versions; what is not known is left out."""
     hardware, git = manifest.hardware, manifest.git
@@ -216,6 +222,7 @@ def where_it_ran(manifest: Manifest) -> list[tuple[str, str]]:
     facts = [
         ("started", manifest.started_wall),
         ("server", manifest.target.url),
+        ("whose server", _WHOSE.get(manifest.scenario["server"]["engine"], "")),
         ("processor", f"{hardware.cpu}, {hardware.cores} cores"),
         ("memory", f"{hardware.memory_gib} GiB"),
         ("GPU", ", ".join(hardware.gpus) or "none"),
