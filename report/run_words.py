@@ -210,7 +210,7 @@ def cores(numbers: Sequence[int] | None) -> str:
 
 
 _WHOSE = {
-    "transformers": "Transformers' own continuous batching, behind an HTTP server of gapmeter's (not transformers serve)",
+    "transformers": "Transformers' own continuous batching, behind gapmeter's own HTTP server (not transformers serve)",
     "simulated": "gapmeter's simulated engine: its times are given, and stand for no real one",
 }
 

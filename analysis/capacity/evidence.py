@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED
+from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED, Side, TrialVerdict
 from gapmeter.analysis.capacity.trial import Count, Finding, Promise
 from gapmeter.analysis.requests.metrics import Ints
 from gapmeter.analysis.stats import dependence
@@ -93,13 +93,12 @@ def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Fi
     holds = [chance_if_broken(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
     fails = [chance_if_kept(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
     weakest, worst = holds.index(max(holds)), fails.index(min(fails))
-    leaning, wrong, share, promise = (
-        (HOLDS, holds[weakest], look.hold, weakest)
-        if holds[weakest] <= len(promises) * fails[worst]
-        else (FAILS, len(promises) * fails[worst], look.fail, worst)
+    leaning: Side = HOLDS if holds[weakest] <= len(promises) * fails[worst] else FAILS
+    wrong, share, promise = (
+        (holds[weakest], look.hold, weakest) if leaning == HOLDS else (len(promises) * fails[worst], look.fail, worst)
     )
     confidence = min(1 - wrong / share, MOST_SURE) if share else 0.0
-    verdict = leaning if confidence >= SURE else UNDECIDED
+    verdict: TrialVerdict = leaning if confidence >= SURE else UNDECIDED
     return Finding(verdict, max(confidence, min(1 - wrong, HINT), 0.5), leaning, promise)
 
 

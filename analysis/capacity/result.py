@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Economy, TokensPerRequest, Value
 from gapmeter.analysis.results.run import Provenance, SloAnswer
+from gapmeter.analysis.results.study import Ended as Ended
 
 CAPACITY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
 
@@ -19,7 +20,6 @@ CLIENT: Final = "client_limit"
 NOT_MEASURED: Final = "not_measured"
 DIED: Final = "died"
 INTERRUPTED: Final = "interrupted"
-Ended = Literal["found", "budget", "unmeetable", "client_limit", "not_measured", "died", "interrupted"]
 
 HOLDS: Final = "holds"
 FAILS: Final = "fails"

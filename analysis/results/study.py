@@ -10,6 +10,8 @@ from typing import Any, Literal
 from gapmeter.analysis.results.codec import Result, left_out
 from gapmeter.analysis.results.manifest import Manifest, ManifestBase, Slo
 
+Ended = Literal["found", "budget", "unmeetable", "client_limit", "not_measured", "died", "interrupted"]
+
 
 class SweepPoint(Result):
     """One point: the values that it sets, and what it has at every swept key (None where that is unset)."""
@@ -56,7 +58,7 @@ class SearchFacts(Result):
     longest: int
     lost_s: float
     trials: tuple[TrialNote, ...]
-    ended: str | None
+    ended: Ended | None
 
 
 class SearchManifest(ManifestBase):
