@@ -145,7 +145,7 @@ def show(found: Explanation) -> None:
     console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "owner"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")  # cut short, network_in and network_out would look alike
     for name in ("a", "b", "difference", "95 % interval", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
