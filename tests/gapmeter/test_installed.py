@@ -56,5 +56,8 @@ def test_a_wheel_claims_one_name(project: Path, name: str, tmp_path: Path) -> No
     tops = {entry.split("/")[0] for entry in names if not entry.split("/")[0].endswith(".dist-info")}
     assert tops == {name}
     if name == "gapmeter":
-        for part in ("scenarios/smoke.yaml", "loadgen/worker.py", "web/assets/live.js", "report/assets/page.html"):
+        for part in (
+            "scenarios/smoke.yaml", "schemas/run.json", "analysis/gpus.yaml", "servers/words.txt", "loadgen/worker.py",
+            "web/assets/live.js", "report/assets/page.html",
+        ):  # fmt: skip
             assert f"gapmeter/{part}" in names
