@@ -241,7 +241,7 @@ def _failed_brief(result: RunResult) -> Section | None:
     ]
     censored = run_words.censored(result)
     lines: list[Words | Line] = [run_words.failed(result), *first, *([censored] if censored else [])]
-    return Section("failed", "", [Facts([("failed", *lines)])], on=TERMINAL)
+    return Section("failed", "", [Facts([("failed", *lines)])], on=BRIEF)
 
 
 # --- may it be believed?
