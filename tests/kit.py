@@ -68,6 +68,13 @@ def manifest(**parts: Any) -> Manifest:
     return Manifest.model_validate(manifest_document(**parts))
 
 
+def figure_at(document: Any, key: str) -> Any:
+    """The figure at a key such as ``slo.0.value_ms``, as a page's ``data-key`` names it."""
+    for part in key.split("."):
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    return document
+
+
 def _merged(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(value)
     for key, change in changes.items():

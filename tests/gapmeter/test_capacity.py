@@ -135,6 +135,7 @@ def _agree(summary: dict[str, Any]) -> None:
 
 
 @pytest.mark.whole_run
+@pytest.mark.alone
 def test_where_the_load_tester_gives_up_first_it_says_so_and_no_rate(tmp_path: Path) -> None:
     """The null server answers faster than anyone can ask."""
     with null_server(Cores((), ()), Timing(first_ms=1, gap_ms=1), log=None) as port:

@@ -31,6 +31,7 @@ from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
 from tests.browser import Tab
 from tests.gapmeter.command import SHORT, Command, Done, gapmeter
+from tests.kit import figure_at
 from tests.pages import opens_well
 
 REQUESTS = 100  # of a point: fewer seldom support any percentile
@@ -71,13 +72,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return gapmeter(*QUICK, *sweep_of(POINTS), "--set", "repeat=2", "--set", f"load.requests={REQUESTS}", runs=runs)
 
 
-def at(summary: Any, key: str) -> Any:
-    """The figure that a page says stands there."""
-    for part in key.split("."):
-        summary = summary[int(part)] if isinstance(summary, list) else summary[part]
-    return summary
-
-
 @pytest.mark.whole_run
 @pytest.mark.browser
 async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept: Done, tab: Tab) -> None:
@@ -97,7 +91,7 @@ async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept:
     assert {point for _, point in drawn} == {point["index"] for point in known}
     cells = "[...document.querySelectorAll('#points [data-key]')].map(c => [c.dataset.key, c.dataset.value])"
     for key, value in await tab.evaluate(cells):
-        assert json.loads(value) == at(swept.summary, key)
+        assert json.loads(value) == figure_at(swept.summary, key)
     headline = swept.summary["words"]["headline"]
     assert await tab.evaluate("document.querySelector('.verdict .sentence').textContent") == headline[0]
 
@@ -196,7 +190,7 @@ def test_the_page_says_what_the_summary_says(swept: Done) -> None:
     found = re.findall(r'data-value="([^"]*)" data-key="([^"]*)"', text)
     assert found
     for value, key in found:
-        assert json.loads(value) == at(swept.summary, key)
+        assert json.loads(value) == figure_at(swept.summary, key)
     columns = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', text)
     drawn = sum(float(ms) for _, ms in columns)
     parts = summary["points"][0]["stages"].values()

@@ -16,6 +16,7 @@ from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.report import write_report
 from tests.analysis.report_frames import write_run
+from tests.kit import figure_at
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 
@@ -54,19 +55,12 @@ def page(run: Any) -> Page:
     return _page(run)
 
 
-def _at(summary: dict[str, Any], key: str) -> Any:
-    value: Any = summary
-    for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
-    return value
-
-
 def test_every_figure_in_the_page_is_the_one_in_the_summary(run: Any, page: Page) -> None:
     summary = json.loads(run.summary.read_text())
     found = {a["data-key"]: a["data-value"] for _, a in page.elements if "data-key" in a}
     assert len(found) > 500
     for key, value in found.items():
-        assert json.loads(value) == _at(summary, key), key
+        assert json.loads(value) == figure_at(summary, key), key
     assert [f"slo.{at}.value_{'share' if slo['metric'] == 'errors' else 'ms'}" in found
             for at, slo in enumerate(summary["slo"])] == [True] * 3  # fmt: skip
 

@@ -197,10 +197,10 @@ def test_the_ledger_gives_the_stages_of_steps_what_the_truth_gives_them(case: Ca
 
 
 def test_the_hop_back_to_the_api_server_is_output(case: Case) -> None:
-    """The hop itself, and what two processes need to hand a message over."""
+    """The hop itself, and what two processes need to hand a message over: seen where neither waited for a core."""
     added = case.rows["output_ns"] - case.truth["output"]
     assert added.median() > -AGREE_NS
-    assert added.quantile(0.1) < 20 * AGREE_NS
+    assert added.min() < 20 * AGREE_NS
 
 
 def test_each_way_of_running_shows_what_it_is_there_to_show(case: Case) -> None:
