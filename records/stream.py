@@ -89,7 +89,30 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
             break
     if not reading.error and not first_token_only:
         reading.error = _unfinished(reading, record.body)
-    return _answer(reading)
+    usage = reading.usage
+    details = usage.get("prompt_tokens_details")
+    counted, new = _counts(reading.pieces)
+    brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
+    stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
+    counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
+    output = _whole(usage.get("completion_tokens"))
+    if output is None and counted != "unmeasured":
+        output = sum(new)
+    return Answer(
+        token_ns=np.repeat(stamps, counts),
+        chunk_tokens=counts,
+        chunk_ns=stamps,
+        first_text_ns=reading.first_text_ns,
+        text_chars=reading.text_chars,
+        prompt_tokens=_whole(usage.get("prompt_tokens")),
+        output_tokens=output,
+        cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        finish_reason=reading.finish_reason,
+        counted=counted,
+        request_metrics=reading.metrics,
+        done=reading.done,
+        error=reading.error,
+    )
 
 
 def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
@@ -253,33 +276,6 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
     if not reading.pieces and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"
-
-
-def _answer(reading: _Reading) -> Answer:
-    usage = reading.usage
-    details = usage.get("prompt_tokens_details")
-    counted, new = _counts(reading.pieces)
-    brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
-    stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
-    counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
-    output = _whole(usage.get("completion_tokens"))
-    if output is None and counted != "unmeasured":
-        output = sum(new)
-    return Answer(
-        token_ns=np.repeat(stamps, counts),
-        chunk_tokens=counts,
-        chunk_ns=stamps,
-        first_text_ns=reading.first_text_ns,
-        text_chars=reading.text_chars,
-        prompt_tokens=_whole(usage.get("prompt_tokens")),
-        output_tokens=output,
-        cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
-        finish_reason=reading.finish_reason,
-        counted=counted,
-        request_metrics=reading.metrics,
-        done=reading.done,
-        error=reading.error,
-    )
 
 
 def _whole(value: Any) -> int | None:

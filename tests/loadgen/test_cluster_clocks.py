@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.loadgen.cluster import Workers, make_cluster
+from gapmeter.loadgen.fleet import Workers, make_cluster
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records.request import on_clock
 from tests.loadgen.null import plan
-from tests.loadgen.test_cluster import ROOT, Crew, null, records, told
-
-__all__ = ["null"]  # a fixture
+from tests.loadgen.test_cluster import ROOT, Crew, records, reported
 
 MS = 1_000_000
 AHEAD_S = (5000, 0, 77)
@@ -65,18 +63,18 @@ def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_of
         for process in crew.processes:
             process.kill()
             process.communicate()
-    workers = {worker["worker"]: worker for worker in told(tmp_path)["workers"]}
-    known = sorted(worker["clock_offset_ns"] for worker in workers.values())
-    widths = {worker["clock_half_width_ns"] for worker in workers.values()}
+    workers = {worker.worker: worker for worker in reported(tmp_path).workers}
+    known = sorted(worker.clock_offset_ns for worker in workers.values())
+    widths = {worker.clock_half_width_ns for worker in workers.values()}
     assert [round(offset / 1e9) for offset in known] == sorted(AHEAD_S)
     for offset, ahead_s in zip(known, sorted(AHEAD_S), strict=True):
         assert abs(offset - ahead_s * 1_000 * MS) <= max(widths) < 100 * MS
-    assert [worker["same_clock"] for worker in workers.values()] == [False] * 3, "a namespace is a clock of its own"
+    assert [worker.same_clock for worker in workers.values()] == [False] * 3, "a namespace is a clock of its own"
     found = records(tmp_path)
     assert [record.index for record in found] == list(range(90))
     for record in found:
         worker = workers[record.worker]
-        moved = on_clock(record, worker["clock_offset_ns"])
-        assert abs(moved.due_ns - t0 - what.due_ns[record.index]) <= 2 * worker["clock_half_width_ns"]
-        assert t0 - 2 * worker["clock_half_width_ns"] <= moved.sent_ns <= moved.end_ns <= ended + 100 * MS
+        moved = on_clock(record, worker.clock_offset_ns)
+        assert abs(moved.due_ns - t0 - what.due_ns[record.index]) <= 2 * worker.clock_half_width_ns
+        assert t0 - 2 * worker.clock_half_width_ns <= moved.sent_ns <= moved.end_ns <= ended + 100 * MS
         assert moved.end_ns - moved.due_ns == record.end_ns - record.due_ns

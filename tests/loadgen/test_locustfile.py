@@ -11,7 +11,7 @@ import pytest
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
 from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.records.stream import parse_answer
 from tests.loadgen.null import null_server, plan
 
@@ -35,8 +35,7 @@ def run(text: str, url: str, folder: Path, *, users: int = 2, seconds: float = 2
 
 
 def records(path: Path, code: int = FINISHED) -> list[RequestRecord]:
-    found = [decode(payload) for kind, payload in read_records(path).blobs if kind == code]
-    return sorted(found, key=lambda record: record.index)
+    return sorted(read_records(path).requests(code), key=lambda record: record.index)
 
 
 async def test_a_request_is_due_a_think_time_after_the_answer_before_it(tmp_path: Path) -> None:

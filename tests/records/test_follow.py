@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.locust.totals import Totals
 from gapmeter.records import Outcome, RecordWriter
-from gapmeter.records.follow import RecordFollower
+from gapmeter.records.follow import METRICS, RecordFollower, count_in, new_histograms
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
-from gapmeter.records.tail import RecordTail
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
@@ -63,9 +61,8 @@ def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(re
     assert list(follower.recent["ttft"]) == [10.0]
 
 
-def test_a_workers_totals_count_and_measures_by_the_same_rules(records: Path) -> None:
-    totals = Totals()
-    totals.take(RecordTail(records).poll())
-    assert (totals.issued, totals.finished, totals.failed) == (3, 3, 2)
-    counts = [totals.histograms[name].get_total_count() for name in ("ttft", "itl", "tpot", "e2e")]
-    assert counts == [1, 1, 1, 1]
+def test_histograms_count_what_was_answered_and_nothing_that_failed(records: Path) -> None:
+    histograms = new_histograms()
+    for answered in RecordFollower([records], 0, whole=True).poll():
+        count_in(histograms, answered)
+    assert {name: histogram.get_total_count() for name, histogram in histograms.items()} == dict.fromkeys(METRICS, 1)

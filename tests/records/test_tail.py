@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.follow import RecordTail
+from gapmeter.records.reader import dropped_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
-from gapmeter.records.tail import RecordTail, dropped_records
 
 
 def record(index: int, size: int = 10) -> RequestRecord:

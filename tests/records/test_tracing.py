@@ -7,8 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.loadgen.address import Address
-from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.records.request import trace_ids, traceparent
 
 
