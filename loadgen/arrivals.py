@@ -103,15 +103,15 @@ def _inverted(
     reached = 0.0
     while True:
         rates = curve(horizon_s)
-        most = rates.expected_by(horizon_s)
-        if most > _MOST_DRAWN:
+        expected = rates.expected_by(horizon_s)
+        if expected > _MOST_DRAWN:
             text = f"{load.requests:,} requests are reached after {horizon_s / 7200:,.0f} hours or later"
             raise PlanError(f"{text} with this load.{load.arrivals}; write load.duration instead of load.requests")
-        while not chunks or reached <= most:
+        while not chunks or reached <= expected:
             chunks.append(reached + np.cumsum(rng.exponential(1.0, _CHUNK)))
             reached = float(chunks[-1][-1])
         units = np.concatenate(chunks)
-        at_ns = rates.invert(units[units <= most]) * 1e9
+        at_ns = rates.invert(units[units <= expected]) * 1e9
         enough = int(np.count_nonzero((at_ns >= warmup_ns) & (at_ns < horizon_s * 1e9))) >= (load.requests or 0)
         if load.duration_ns is not None or enough:
             due = _cut(load, at_ns, warmup_ns)
@@ -190,8 +190,8 @@ class Curve:
             if start >= until_s:
                 break
             stop = min(float(end), until_s)
-            there = float(first + (last - first) * (stop - start) / (end - start))
-            for knot in ((round(float(start) * 1e9), float(first)), (round(stop * 1e9), there)):
+            rate = float(first + (last - first) * (stop - start) / (end - start))
+            for knot in ((round(float(start) * 1e9), float(first)), (round(stop * 1e9), rate)):
                 if not out or out[-1] != knot:
                     out.append(knot)
         return out

@@ -54,14 +54,14 @@ def make_content(scenario: Scenario, tokenizer: PromptTokenizer | None, count: i
 
 def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
     """Requests that are independent of each other."""
-    workload, trace, most = scenario.workload, scenario.load.trace, scenario.server.max_model_len
+    workload, trace, context = scenario.workload, scenario.load.trace, scenario.server.max_model_len
     asked, output = _draw_both(scenario, count, seeds)
     fitting = asked
-    if most is not None and count:
-        if int(output.max()) >= most:
+    if context is not None and count:
+        if int(output.max()) >= context:
             longest = f"answers of up to {output.max()} tokens"
-            raise PlanError(f"{longest} leave no room for a prompt in server.max_model_len {most}")
-        fitting = np.minimum(asked, most - output)
+            raise PlanError(f"{longest} leave no room for a prompt in server.max_model_len {context}")
+        fitting = np.minimum(asked, context - output)
     _check_size(float(fitting.sum()))
     prompts = make_prompts(
         tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
@@ -69,11 +69,11 @@ def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int,
         trace=trace.recorded if trace is not None and workload.prompt_tokens is None else None,
     )  # fmt: skip
     longest_both = int((prompts.tokens + output).max(initial=0))
-    if most is not None and longest_both > most:
+    if context is not None and longest_both > context:
         # The chat template has made the shortest prompts longer than asked, and so too long again.
         raise PlanError(
             f"the shortest prompt that the chat template allows ({prompts.words.shortest} tokens) and its answer "
-            f"together have up to {longest_both} tokens; they do not fit server.max_model_len {most}"
+            f"together have up to {longest_both} tokens; they do not fit server.max_model_len {context}"
         )
     notes = []
     if prompts.lengthened:
@@ -82,7 +82,7 @@ def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int,
             f"allows; they have {prompts.words.shortest} tokens"
         )
     if cut := int(np.count_nonzero(fitting < asked)):
-        notes.append(f"{cut} of {count} prompts were cut to fit server.max_model_len {most}")
+        notes.append(f"{cut} of {count} prompts were cut to fit server.max_model_len {context}")
     texts, chat = prompts.openings.texts, workload.kind == "chat"
     return Content(
         PATHS[workload.kind],
@@ -96,7 +96,7 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
 
     Answers are as long as ``max_tokens`` says, or else as the workload does.
     """
-    file, most = scenario.workload.file, scenario.server.max_model_len
+    file, context = scenario.workload.file, scenario.server.max_model_len
     assert file is not None
     which = np.arange(count) % len(file.entries)
     if file.chat:
@@ -113,11 +113,11 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
         drawn = draw_lengths(scenario.workload.output_tokens, count, seeds.rng(Stream.OUTPUT_LENGTHS))
         output = np.where(output > 0, output, drawn)
     needed = once[which] + output
-    if most is not None and int(needed.max(initial=0)) > most:
+    if context is not None and int(needed.max(initial=0)) > context:
         worst = int(needed.argmax())
         raise PlanError(
             f"{file.path}:{file.entries[int(which[worst])].line}: prompt and answer have {int(needed[worst])} tokens; "
-            f"they do not fit server.max_model_len {most}"
+            f"they do not fit server.max_model_len {context}"
         )
     notes = []
     if count > len(file.entries):
@@ -140,7 +140,7 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
     prefix cache can hit the history up to the last answer's start, but never the tokens that the server itself made.
     Turns whose history does not fit the model's context are left out, with a note.
     """
-    workload, most = scenario.workload, scenario.server.max_model_len
+    workload, context = scenario.workload, scenario.server.max_model_len
     turns = draw_lengths(workload.turns, count, seeds.rng(Stream.TURNS))
     if (all_turns := float(turns.sum(dtype=np.float64))) > MOST_REQUESTS:
         text = f"{count:,} conversations have {all_turns:,.0f} turns in all, more than {MOST_REQUESTS:,}"
@@ -148,7 +148,7 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
     asked, output = _draw_both(scenario, int(turns.sum()), seeds)
     firsts = np.cumsum(turns) - turns  # where each conversation begins
     histories = [np.cumsum(part, dtype=np.float64) for part in np.split(asked + output, firsts[1:])]
-    _check_size(sum(float(tokens[tokens <= (most or np.inf)].sum()) for tokens in histories))
+    _check_size(sum(float(tokens[tokens <= (context or np.inf)].sum()) for tokens in histories))
 
     words = survey(tokenizer, "chat")
     questions = np.maximum(asked - words.overhead, 1)
@@ -161,13 +161,11 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
     tokens = _count_chats(tokenizer, chats)
     place = np.arange(len(chats)) - np.repeat(firsts, turns) + 1
     kept = np.ones(len(chats), bool)
-    if most is not None:
-        kept = tokens + output <= most
+    if context is not None:
+        kept = tokens + output <= context
         if not kept[firsts].all():
-            longest = int((tokens + output)[firsts].max())
-            raise PlanError(
-                f"first turns of up to {longest} tokens, their answers included, do not fit server.max_model_len {most}"
-            )
+            longest = f"first turns of up to {int((tokens + output)[firsts].max())} tokens, their answers included,"
+            raise PlanError(f"{longest} do not fit server.max_model_len {context}")
         for at in np.flatnonzero(place > 1).tolist():  # histories only grow: what does not fit ends its conversation
             kept[at] &= kept[at - 1]
     repeated = np.concatenate([[0], tokens[:-1]])
@@ -178,7 +176,9 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
             f"{short} of {len(asked)} questions were asked shorter than the chat template allows; they have one word"
         )
     if dropped := int(np.count_nonzero(~kept)):
-        notes.append(f"{dropped} of {len(place)} turns were left out: their history does not fit max_model_len {most}")
+        notes.append(
+            f"{dropped} of {len(place)} turns were left out: their history does not fit max_model_len {context}"
+        )
     chosen = np.flatnonzero(kept).tolist()
     return Content(
         CHAT, [{"messages": chats[at]} for at in chosen], tokens[kept], output[kept], tokenizer is not None,

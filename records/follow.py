@@ -57,39 +57,39 @@ class RecordTail:
             file = self._path.open("rb", buffering=0)
         except FileNotFoundError:
             return []
-        found: list[tuple[int, RequestRecord]] = []
+        records: list[tuple[int, RequestRecord]] = []
         with file:
-            want = _BLOCK
-            while want:
-                block = os.pread(file.fileno(), want, self._at)
-                used, want = _take(block, want, found)
+            size = _BLOCK
+            while size:
+                block = os.pread(file.fileno(), size, self._at)
+                came, used, size = _read_block(block, is_last=len(block) < size)
+                records += came
                 self._at += used
-        return found
+        return records
 
 
-def _take(block: bytes, want: int, found: list[tuple[int, RequestRecord]]) -> tuple[int, int]:
-    """Bytes of the whole frames at the start of ``block``, and how many to read next: 0 when that was all there is.
-
-    A block shorter than what was wanted is the file's last.
+def _read_block(block: bytes, *, is_last: bool) -> tuple[list[tuple[int, RequestRecord]], int, int]:
+    """The records in a block, the bytes of its whole frames, and how many to read next: 0 when that was all there is.
 
     Another core may see a frame's size before the rest of it: one whose kind or record is not there yet ends the
     reading, and is read again later.
     """
-    at, more = 0, len(block) == want
+    records: list[tuple[int, RequestRecord]] = []
+    at = 0
     while at + HEAD.size <= len(block):
         size, kind, code = HEAD.unpack_from(block, at)
         if size < HEAD.size or not kind:
-            return at, 0
+            return records, at, 0
         if at + size > len(block):
-            return at, max(size, _BLOCK) if more else 0
+            return records, at, 0 if is_last else max(size, _BLOCK)
         if kind == Kind.BLOB:
             length = BLOB.unpack_from(block, at)[3]
             try:
-                found.append((code, decode(block[at + BLOB.size : at + BLOB.size + length])))
+                records.append((code, decode(block[at + BLOB.size : at + BLOB.size + length])))
             except ValueError:
-                return at, 0
+                return records, at, 0
         at += size
-    return at, _BLOCK if more else 0
+    return records, at, 0 if is_last else _BLOCK
 
 
 class RecordFollower:

@@ -176,8 +176,8 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     if not isinstance(value, dict):
         reading.error = f"not an object in the answer: {data[:80]!r}"
         return
-    if said := _error(value):
-        reading.error = f"the server said: {said}"
+    if error := _error(value):
+        reading.error = f"the server said: {error}"
         return
     usage = value.get("usage")
     if not isinstance(usage, dict):
@@ -204,11 +204,13 @@ def _error(value: dict[str, Any]) -> str:
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
     content, ids = False, 0
     for choice in choices:
-        said, length = _said(choice)
-        content = content or said
-        if length:
-            reading.text_chars += length
-            reading.first_text_ns = reading.first_text_ns or stamp
+        part = choice.get("delta") or choice.get("message") or choice
+        if isinstance(part, dict):
+            length = sum(_characters(text) for name in _TEXTS if (text := part.get(name)))
+            content = content or bool(length or part.get("tool_calls") or part.get("function_call"))
+            if length:
+                reading.text_chars += length
+                reading.first_text_ns = reading.first_text_ns or stamp
         named = choice.get("token_ids")
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
@@ -219,18 +221,6 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         return
     reading.pieces.append(_Piece(stamp, ids, total, content))
     reading.spoke = reading.spoke or content or bool(ids or total)
-
-
-def _said(choice: dict[str, Any]) -> tuple[bool, int]:
-    """Whether a choice brings something generated, and how many visible characters of it."""
-    part = choice.get("delta") or choice.get("message") or choice
-    if not isinstance(part, dict):
-        return False, 0
-    length = 0
-    for name in _TEXTS:
-        if text := part.get(name):
-            length += _characters(text)
-    return bool(length or part.get("tool_calls") or part.get("function_call")), length
 
 
 def _characters(text: Any) -> int:

@@ -80,8 +80,8 @@ class GapmeterUser(User):
         ``completion``: no chat, the prompt as it is. ``exact``: the answer is to have ``max_tokens`` tokens (vLLM's
         ``ignore_eos``). ``more`` goes into the body. A failed request has a reply, too. The user ends with the run.
         """
-        said = {"prompt": prompt} if completion else {"messages": messages or [{"role": "user", "content": prompt}]}
-        body: dict[str, Any] = {**said, "max_tokens": max_tokens, "temperature": temperature, **more}
+        question = {"prompt": prompt} if completion else {"messages": messages or [{"role": "user", "content": prompt}]}
+        body: dict[str, Any] = {**question, "max_tokens": max_tokens, "temperature": temperature, **more}
         if exact:
             body |= {"min_tokens": max_tokens, "ignore_eos": True}
         due_ns = (self._answered_ns or monotonic_ns()) + self._thought_ns

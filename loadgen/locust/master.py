@@ -125,11 +125,12 @@ class Master:
 
     def gather(self, say: Callable[[str], None]) -> None:
         """Wait for the workers; each that comes is told of."""
-        said = -1
+        announced = -1
         while len(self._members) < self._asked.count and not self.stopped.is_set():
-            if said != len(self._members):
-                said = len(self._members)
-                say(f"{said} of {self._asked.count} workers are here; {self._asked.listen_host}:{self.port} listens")
+            if announced != len(self._members):
+                announced = len(self._members)
+                here = f"{announced} of {self._asked.count} workers are here"
+                say(f"{here}; {self._asked.listen_host}:{self.port} listens")
             gevent.sleep(_LOOK_S)
 
     def arm(self) -> None:
