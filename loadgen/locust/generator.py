@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from types import TracebackType
@@ -84,6 +85,7 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     runner = test.begin()
     stop_collecting()
     print("ready", flush=True)
+    os.dup2(2, 1)  # what a user's tasks print goes into the log: nobody reads it from here
     start = gevent.event.AsyncResult()
     listen_for_start(session.loop, start.set, lambda: gevent.spawn(session.stop, PARENT_GONE))
     gevent.wait([start, session.stopped], count=1)

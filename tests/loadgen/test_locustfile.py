@@ -40,11 +40,15 @@ def records(path: Path, code: int = FINISHED) -> list[RequestRecord]:
 
 async def test_a_request_is_due_a_think_time_after_the_answer_before_it(tmp_path: Path) -> None:
     text = """
+print("said as the file is read")
+
+
 class Mine(GapmeterUser):
     wait_time = constant(0.05)
 
     @task
     def talk(self):
+        print("more than a pipe holds that nobody reads" * 1000)
         first = self.ask("hello", max_tokens=3, exact=True)
         assert first.ok and first.text, first
         self.think(0.02)
