@@ -33,7 +33,7 @@ from bench import (
     streams,
 )
 from bench.engine import ENGINES
-from gapmeter.loadgen.fleet import GENERATORS
+from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.machine.instrument import NotMeasured
 
 # Most have a make target.

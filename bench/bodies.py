@@ -22,7 +22,6 @@ from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, decode
 from gapmeter.scenarios import load_scenario
 from gapmeter.servers.models import resolve_model
 
@@ -64,7 +63,7 @@ def _line(plan: Plan, tokens: int, planned_s: float, cores: Cores) -> str:
         ready_s = time.monotonic() - began
         fleet.start()
         fleet.wait(lambda: None, 0.5)
-        found = [decode(payload) for code, payload in read_records(folder / "worker-0.gap").blobs if code == FINISHED]
+        found = read_records(folder / "worker-0.gap").requests()
     lag = np.array([r.sent_ns - r.due_ns - (r.connect_end_ns - r.connect_start_ns) for r in found]) / 1e6
     write = np.array([r.sent_ns - r.write_ns for r in found]) / 1e6
     failed = sum(r.outcome is not Outcome.OK for r in found)

@@ -16,7 +16,6 @@ from bench.streams import anonymous_kib
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, decode
 from gapmeter.scenarios.durations import read_duration
 
 _RATE, _TOKENS = 20, 32
@@ -41,7 +40,7 @@ def measure(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
             with make_fleet(plan, url, None, path, placed.client, 1, generator=generator) as fleet:
                 memory = _run(fleet)
         size = (path / "worker-0.gap").stat().st_size
-        records = [decode(load) for code, load in read_records(path / "worker-0.gap").blobs if code == FINISHED]
+        records = read_records(path / "worker-0.gap").requests()
     good = sorted((r.due_ns, r.sent_ns - r.due_ns) for r in records if r.outcome is Outcome.OK)
     lags = [np.array([lag for _, lag in part]) / 1e6 for part in _thirds(good)]
     settled = memory[len(memory) // 10 : -1]  # the last look may meet a process that is leaving

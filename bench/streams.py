@@ -14,7 +14,7 @@ from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.process import allow_many_files, too_few_files
-from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
 
 _PER_S = 1000  # opened
@@ -37,7 +37,7 @@ def measure(streams: int = 10_000, processes: int = 1, generator: str = "asyncio
             with make_fleet(plan, url, None, path, placed.client, processes, warm=1, generator=generator) as fleet:
                 before, most = _own_kib(fleet), _run(fleet)
         files = [read_records(file) for file in sorted(path.glob("worker-*.gap"))]
-        records = [decode(payload) for file in files for code, payload in file.blobs if code == FINISHED]
+        records = [record for file in files for record in file.requests()]
     return _judge(records, streams, tokens) | {
         "generator": generator,
         "processes": processes,

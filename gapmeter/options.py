@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gapmeter.analysis.command import Command
-    from gapmeter.loadgen.cluster import Workers
+    from gapmeter.loadgen.fleet import Workers
 
 Say = Callable[[str], None]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Step
+from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp
 from gapmeter.scenarios.model import MOST_REQUESTS, Load
 
 Floats = NDArray[np.floating[Any]]
@@ -61,9 +61,11 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> A
     elif curve is not None:
         due, knots = _inverted(load, curve, gaps_rng, warmup_ns)
     elif load.arrivals == "constant":
-        due = _constant(load, load.rate or 0.0, warmup_ns)
+        rate = load.rate or 0.0
+        count = int(np.ceil((warmup_ns + (load.duration_ns or 0)) / 1e9 * rate)) + 1 + (load.requests or 0)
+        due = _cut(load, np.arange(count) * (1e9 / rate), warmup_ns)
     else:
-        due = _renewal(load, _gaps(load, load.rate or 0.0, rng), warmup_ns)
+        due = _renewal(load, rng, warmup_ns)
     window_ns = load.duration_ns or (int(due[-1]) - warmup_ns if len(due) else 0)
     return Arrivals(due, tuple(knots), count_dispersion(load, max(window_ns, 1) / 1e9))
 
@@ -79,14 +81,6 @@ def warmup_span(load: Load) -> tuple[int, int]:
     else:
         return 0, 2 * (load.concurrency or 0)
     return min(max(measured // 10, _SHORTEST_WARMUP_NS), _LONGEST_WARMUP_NS), 0
-
-
-def _gaps(load: Load, rate: float, rng: np.random.Generator) -> Callable[[], Floats]:
-    mean_ns = 1e9 / rate
-    if load.arrivals == "poisson":
-        return lambda: rng.exponential(mean_ns, _CHUNK)
-    burstiness = load.burstiness or 1.0
-    return lambda: rng.gamma(1 / burstiness, mean_ns * burstiness, _CHUNK)
 
 
 def _expected_rate(load: Load) -> float:
@@ -109,15 +103,15 @@ def _inverted(
     reached = 0.0
     while True:
         rates = curve(horizon_s)
-        most = rates.expected_by(horizon_s)
-        if most > _MOST_DRAWN:
+        expected = rates.expected_by(horizon_s)
+        if expected > _MOST_DRAWN:
             text = f"{load.requests:,} requests are reached after {horizon_s / 7200:,.0f} hours or later"
             raise PlanError(f"{text} with this load.{load.arrivals}; write load.duration instead of load.requests")
-        while not chunks or reached <= most:
+        while not chunks or reached <= expected:
             chunks.append(reached + np.cumsum(rng.exponential(1.0, _CHUNK)))
             reached = float(chunks[-1][-1])
         units = np.concatenate(chunks)
-        at_ns = rates.invert(units[units <= most]) * 1e9
+        at_ns = rates.invert(units[units <= expected]) * 1e9
         enough = int(np.count_nonzero((at_ns >= warmup_ns) & (at_ns < horizon_s * 1e9))) >= (load.requests or 0)
         if load.duration_ns is not None or enough:
             due = _cut(load, at_ns, warmup_ns)
@@ -125,18 +119,17 @@ def _inverted(
         horizon_s *= 2
 
 
-def _constant(load: Load, rate: float, warmup_ns: int) -> NDArray[np.int64]:
-    span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
-    count = int(np.ceil(span_s * rate)) + 1 + (load.requests or 0)
-    return _cut(load, np.arange(count) * (1e9 / rate), warmup_ns)
-
-
-def _renewal(load: Load, draw: Callable[[], Floats], warmup_ns: int) -> NDArray[np.int64]:
+def _renewal(load: Load, rng: np.random.Generator, warmup_ns: int) -> NDArray[np.int64]:
+    mean_ns, burstiness = 1e9 / (load.rate or 0.0), load.burstiness or 1.0
     end_ns = warmup_ns + (load.duration_ns or 0)
     chunks: list[Floats] = []
     reached, beyond = 0.0, 0
     while reached < end_ns or beyond < (load.requests or 1):
-        chunks.append(reached + np.cumsum(draw()))
+        if load.arrivals == "poisson":
+            gaps = rng.exponential(mean_ns, _CHUNK)
+        else:
+            gaps = rng.gamma(1 / burstiness, mean_ns * burstiness, _CHUNK)
+        chunks.append(reached + np.cumsum(gaps))
         reached = float(chunks[-1][-1])
         beyond += int(np.count_nonzero(chunks[-1] >= end_ns))
     return _cut(load, np.concatenate(chunks), warmup_ns)
@@ -197,8 +190,8 @@ class Curve:
             if start >= until_s:
                 break
             stop = min(float(end), until_s)
-            there = float(first + (last - first) * (stop - start) / (end - start))
-            for knot in ((round(float(start) * 1e9), float(first)), (round(stop * 1e9), there)):
+            rate = float(first + (last - first) * (stop - start) / (end - start))
+            for knot in ((round(float(start) * 1e9), float(first)), (round(stop * 1e9), rate)):
                 if not out or out[-1] != knot:
                     out.append(knot)
         return out
@@ -214,7 +207,8 @@ def source(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | Non
             over_s = (over_ns or load.duration_ns or 0) / 1e9
             return _pieces([warmup_s, over_s], [start, start], [start, end], end)
         case tuple() as steps:
-            return _steps(steps, warmup_s)
+            rates = [steps[0].rate, *(step.rate for step in steps)]
+            return _pieces([warmup_s, *(step.for_ns / 1e9 for step in steps)], rates, rates, rates[-1])
         case Diurnal() as day:
             return _diurnal(day, load.rate or 0.0, warmup_s)
     return None
@@ -279,11 +273,6 @@ def _pieces(lengths_s: Sequence[float], first: Sequence[float], last: Sequence[f
         )
 
     return upto
-
-
-def _steps(steps: tuple[Step, ...], warmup_s: float) -> Source:
-    rates = [steps[0].rate, *(step.rate for step in steps)]
-    return _pieces([warmup_s, *(step.for_ns / 1e9 for step in steps)], rates, rates, rates[-1])
 
 
 def _diurnal(day: Diurnal, mean: float, warmup_s: float) -> Source:

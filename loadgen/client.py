@@ -17,8 +17,7 @@ from typing import Any, cast
 
 import httptools
 
-from gapmeter.loadgen.address import Address
-from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
 from gapmeter.records.stream import parse_answer
@@ -304,7 +303,7 @@ class Pool:
             carrier.give_up(outcome, reason)
         else:
             if carrier is not None:
-                carrier.cancel()
+                carrier()
             self._never_sent(exchange, outcome, reason)
 
     def _never_sent(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
@@ -348,7 +347,7 @@ class Client(Pool):
 
     def _send_on_new(self, exchange: Exchange) -> None:
         exchange.connect_start_ns = exchange.connect_start_ns or monotonic_ns()
-        exchange.carrier = asyncio.get_running_loop().create_task(self._connect_and_send(exchange))
+        exchange.carrier = asyncio.get_running_loop().create_task(self._connect_and_send(exchange)).cancel
 
     async def _connect_and_send(self, exchange: Exchange) -> None:
         try:

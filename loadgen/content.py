@@ -5,71 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
-from gapmeter.loadgen.draws import draw_lengths
-from gapmeter.loadgen.prompts import Prompts, make_prompts
+from gapmeter.loadgen.draws import Seeds, Stream, draw_lengths
+from gapmeter.loadgen.plan import CHAT, COMPLETION, PATHS
+from gapmeter.loadgen.prompts import Openings, Words, make_prompts, pick, shared_beginnings, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
-from gapmeter.scenarios.model import Scenario
-from gapmeter.scenarios.prompts import Prompts as PromptFile
+from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 
 Ints = NDArray[np.int64]
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _AT_ONCE = 64  # chats tokenized together: a long plan needs no more memory than its bodies
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
-PATHS = {"chat": CHAT, "completion": COMPLETION}
-NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
-
-
-class Stream(IntEnum):
-    """One stream of randomness for each thing that is drawn, so that drawing more of one changes no other."""
-
-    ARRIVALS = 0
-    PROMPT_LENGTHS = 1
-    OUTPUT_LENGTHS = 2
-    CONTENTS = 3
-    SAMPLING = 4
-    GROUPS = 5
-    SHARED = 6
-    TURNS = 7
-    THINKING = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Seeds:
-    """Where randomness comes from. A repeat has arrivals and lengths in common with the first run, texts of its own."""
-
-    seed: int
-    repeat: int = 0
-
-    def rng(self, stream: Stream) -> np.random.Generator:
-        return np.random.default_rng([self.seed, stream])
-
-    def fresh(self, stream: Stream) -> np.random.Generator:
-        """A different one in every repeat."""
-        return np.random.default_rng([self.seed, stream, self.repeat])
-
-    def text(self, index: int) -> np.random.Generator:
-        """Request ``index``'s own; -1 - g is that of shared text g."""
-        if index < -1:
-            return np.random.default_rng([self.seed, Stream.SHARED, self.repeat, -1 - index])
-        return np.random.default_rng([self.seed, Stream.CONTENTS, self.repeat, index + 1])
-
-
-@dataclass(frozen=True, slots=True)
-class Openings:
-    """Each request's first text, its first own word and the character where that stands ("": none).
-
-    ``starters`` may stand in for any of these words: each costs one token there too.
-    """
-
-    texts: list[str]
-    firsts: list[tuple[str, int]]
-    starters: list[str]
+_NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,49 +43,177 @@ class Content:
     turns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
-    """Requests that are independent of each other. Raises PlanError when they cannot be made as asked."""
-    workload, most = scenario.workload, scenario.server.max_model_len
-    asked, output = draw_both(scenario, count, seeds)
-    fitting = _within_context(asked, output, most)
-    check_size(float(fitting.sum()))
-    trace = scenario.load.trace
+def make_content(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """``count`` requests, or conversations. Without a tokenizer, tokens are words.
+
+    Raises PlanError when they cannot be made as asked, or do not fit the model's context or this machine.
+    """
+    makers = {"conversation": _ask_conversations, "file": _ask_own}
+    return makers.get(scenario.workload.kind, _ask_once)(scenario, tokenizer, count, seeds)
+
+
+def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """Requests that are independent of each other."""
+    workload, trace, context = scenario.workload, scenario.load.trace, scenario.server.max_model_len
+    asked, output = _draw_both(scenario, count, seeds)
+    fitting = asked
+    if context is not None and count:
+        if int(output.max()) >= context:
+            longest = f"answers of up to {output.max()} tokens"
+            raise PlanError(f"{longest} leave no room for a prompt in server.max_model_len {context}")
+        fitting = np.minimum(asked, context - output)
+    _check_size(float(fitting.sum()))
     prompts = make_prompts(
         tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
-        groups=draw_groups(scenario, count, seeds),
+        groups=_draw_groups(scenario, count, seeds),
         trace=trace.recorded if trace is not None and workload.prompt_tokens is None else None,
     )  # fmt: skip
-    _check_context(prompts, output, most)
-    chat = workload.kind == "chat"
-    asks: list[dict[str, object]] = [
-        {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text} for text in prompts.texts
-    ]
-    notes = _notes(prompts, asked, fitting, scenario)
-    openings = Openings(prompts.texts, prompts.firsts, prompts.words.starters)
-    return Content(PATHS[workload.kind], asks, prompts.tokens, output, prompts.exact, prompts.repeated, notes, openings)
-
-
-def check_size(tokens: float) -> None:
-    """Every prompt is made, and its body encoded, before the clock starts. Raises PlanError for more than fit."""
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    if tokens * _BYTES_A_TOKEN > memory / 2:
-        size = f"{tokens:,.0f} tokens in all, some {tokens * _BYTES_A_TOKEN / 1e9:,.0f} GB"
+    longest_both = int((prompts.tokens + output).max(initial=0))
+    if context is not None and longest_both > context:
+        # The chat template has made the shortest prompts longer than asked, and so too long again.
         raise PlanError(
-            f"the prompts have {size}, which is more than half of this machine's {memory / 1e9:,.0f} GB; "
-            "write fewer requests, or shorter prompts"
+            f"the shortest prompt that the chat template allows ({prompts.words.shortest} tokens) and its answer "
+            f"together have up to {longest_both} tokens; they do not fit server.max_model_len {context}"
         )
+    notes = []
+    if prompts.lengthened:
+        notes.append(
+            f"{prompts.lengthened} of {count} prompts were asked shorter than the shortest that the chat template "
+            f"allows; they have {prompts.words.shortest} tokens"
+        )
+    if cut := int(np.count_nonzero(fitting < asked)):
+        notes.append(f"{cut} of {count} prompts were cut to fit server.max_model_len {context}")
+    texts, chat = prompts.openings.texts, workload.kind == "chat"
+    return Content(
+        PATHS[workload.kind],
+        [{"messages": [_message("user", text)]} if chat else {"prompt": text} for text in texts],
+        prompts.tokens, output, tokenizer is not None, prompts.repeated, _notes(tokenizer, notes), prompts.openings,
+    )  # fmt: skip
 
 
-def count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Message]]) -> Ints:
-    """Tokens of each chat as the template renders it; words where there is no tokenizer."""
-    if tokenizer is None:
-        return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
-    starts = range(0, len(chats), _AT_ONCE)
-    counts = [tokenizer.count_messages(chats[start : start + _AT_ONCE]) for start in starts]
-    return np.concatenate(counts) if counts else np.zeros(0, np.int64)
+def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """A user's own prompts, in the order of their file, again from its start when it ends.
+
+    Answers are as long as ``max_tokens`` says, or else as the workload does.
+    """
+    file, context = scenario.workload.file, scenario.server.max_model_len
+    assert file is not None
+    which = np.arange(count) % len(file.entries)
+    if file.chat:
+        chats = [[_message(role, content) for role, content in entry.messages] for entry in file.entries]
+        once = _count_chats(tokenizer, chats)
+        asks: list[dict[str, object]] = [{"messages": chat} for chat in chats]
+    else:
+        texts = [entry.prompt or "" for entry in file.entries]
+        words = [len(text.split()) for text in texts]
+        once = np.array(words, np.int64) if tokenizer is None else tokenizer.counts(texts, "completion")
+        asks = [{"prompt": text} for text in texts]
+    output = np.array([entry.max_tokens or 0 for entry in file.entries], np.int64)[which]
+    if scenario.workload.output_tokens is not None:
+        drawn = draw_lengths(scenario.workload.output_tokens, count, seeds.rng(Stream.OUTPUT_LENGTHS))
+        output = np.where(output > 0, output, drawn)
+    needed = once[which] + output
+    if context is not None and int(needed.max(initial=0)) > context:
+        worst = int(needed.argmax())
+        raise PlanError(
+            f"{file.path}:{file.entries[int(which[worst])].line}: prompt and answer have {int(needed[worst])} tokens; "
+            f"they do not fit server.max_model_len {context}"
+        )
+    notes = []
+    if count > len(file.entries):
+        notes.append(
+            f"{file.path} holds {len(file.entries)} prompts for {count} requests: they come round again, and a prefix "
+            "cache knows them then"
+        )
+    return Content(
+        CHAT if file.chat else COMPLETION, [asks[index] for index in which], once[which], output,
+        tokenizer is not None, np.where(np.arange(count) < len(file.entries), 0, once[which]),
+        _notes(tokenizer, notes),
+    )  # fmt: skip
 
 
-def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
+def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+    """Turns of one user each, with all that was said before. The workload's prompt tokens are each question's alone.
+
+    The answers in the history are planned texts of the length asked for, not what the server will really say: so every
+    body can be encoded before the clock starts, and the same scenario asks the same of every server. What that costs: a
+    prefix cache can hit the history up to the last answer's start, but never the tokens that the server itself made.
+    Turns whose history does not fit the model's context are left out, with a note.
+    """
+    workload, context = scenario.workload, scenario.server.max_model_len
+    turns = draw_lengths(workload.turns, count, seeds.rng(Stream.TURNS))
+    if (all_turns := float(turns.sum(dtype=np.float64))) > MOST_REQUESTS:
+        text = f"{count:,} conversations have {all_turns:,.0f} turns in all, more than {MOST_REQUESTS:,}"
+        raise PlanError(f"{text}; write fewer of either")
+    asked, output = _draw_both(scenario, int(turns.sum()), seeds)
+    firsts = np.cumsum(turns) - turns  # where each conversation begins
+    histories = [np.cumsum(part, dtype=np.float64) for part in np.split(asked + output, firsts[1:])]
+    _check_size(sum(float(tokens[tokens <= (context or np.inf)].sum()) for tokens in histories))
+
+    words = survey(tokenizer, "chat")
+    questions = np.maximum(asked - words.overhead, 1)
+    groups = _draw_groups(scenario, count, seeds)
+    common = shared_beginnings(
+        questions[firsts], workload.shared_prefix, groups,
+        lambda which, length: pick(words, length, seeds.text(-1 - which), starts=True),
+    )  # fmt: skip
+    chats, openings = _write_turns(words, firsts, common.heads, questions, output, seeds)
+    tokens = _count_chats(tokenizer, chats)
+    place = np.arange(len(chats)) - np.repeat(firsts, turns) + 1
+    kept = np.ones(len(chats), bool)
+    if context is not None:
+        kept = tokens + output <= context
+        if not kept[firsts].all():
+            longest = f"first turns of up to {int((tokens + output)[firsts].max())} tokens, their answers included,"
+            raise PlanError(f"{longest} do not fit server.max_model_len {context}")
+        for at in np.flatnonzero(place > 1).tolist():  # histories only grow: what does not fit ends its conversation
+            kept[at] &= kept[at - 1]
+    repeated = np.concatenate([[0], tokens[:-1]])
+    repeated[firsts] = common.repeated
+    notes = []
+    if short := int(np.count_nonzero(asked <= words.overhead)):
+        notes.append(
+            f"{short} of {len(asked)} questions were asked shorter than the chat template allows; they have one word"
+        )
+    if dropped := int(np.count_nonzero(~kept)):
+        notes.append(
+            f"{dropped} of {len(place)} turns were left out: their history does not fit max_model_len {context}"
+        )
+    chosen = np.flatnonzero(kept).tolist()
+    return Content(
+        CHAT, [{"messages": chats[at]} for at in chosen], tokens[kept], output[kept], tokenizer is not None,
+        repeated[kept], _notes(tokenizer, notes),
+        Openings([openings.texts[at] for at in chosen], [openings.firsts[at] for at in chosen], words.starters),
+        place[kept],
+    )  # fmt: skip
+
+
+def _write_turns(
+    words: Words, firsts: Ints, heads: list[list[str]], questions: Ints, output: Ints, seeds: Seeds
+) -> tuple[list[list[Message]], Openings]:
+    """Each turn's messages: all of its conversation up to its question. Turn i's texts are of its own randomness.
+
+    A conversation that comes round again begins with another word in all of its turns: no cache knows any of them.
+    """
+    chats: list[list[Message]] = []
+    openings = Openings([], [], words.starters)
+    for first, end, head in zip(firsts.tolist(), [*firsts[1:].tolist(), len(questions)], heads, strict=True):
+        history: list[Message] = []
+        for turn in range(first, end):
+            rng, begun = seeds.text(turn), head if turn == first else []
+            own = pick(words, int(questions[turn]) - len(begun), rng, starts=not begun)
+            if turn == first:
+                first_own = own[0] if own else "", start_of_own(words.joiner, head)
+            history = [*history, _message("user", words.joiner.join(begun + own))]
+            chats.append(history)
+            openings.texts.append(history[0]["content"])
+            openings.firsts.append(first_own)
+            answer = pick(words, int(output[turn]), rng, starts=True)
+            history = [*history, _message("assistant", words.joiner.join(answer))]
+    return chats, openings
+
+
+def _draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
     """Prompt and answer tokens of each request: the trace's where the workload gives none."""
     trace, drawn = scenario.load.trace, []
     for name, stream in (("prompt_tokens", Stream.PROMPT_LENGTHS), ("output_tokens", Stream.OUTPUT_LENGTHS)):
@@ -147,103 +225,34 @@ def draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]
     return drawn[0], drawn[1]
 
 
-def draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
+def _draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
     """Which of the shared texts each prompt begins with."""
     return seeds.rng(Stream.GROUPS).integers(0, scenario.workload.shared_prefixes, count)
 
 
-def _within_context(asked: Ints, output: Ints, max_model_len: int | None) -> Ints:
-    """Prompt lengths cut so that prompt and answer fit the model's context."""
-    if max_model_len is None or not len(asked):
-        return asked
-    if int(output.max()) >= max_model_len:
+def _check_size(tokens: float) -> None:
+    """Every prompt is made, and its body encoded, before the clock starts. Raises PlanError for more than fit."""
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if tokens * _BYTES_A_TOKEN > memory / 2:
+        size = f"{tokens:,.0f} tokens in all, some {tokens * _BYTES_A_TOKEN / 1e9:,.0f} GB"
         raise PlanError(
-            f"answers of up to {output.max()} tokens leave no room for a prompt in server.max_model_len {max_model_len}"
-        )
-    return np.minimum(asked, max_model_len - output)
-
-
-def _check_context(prompts: Prompts, output: Ints, max_model_len: int | None) -> None:
-    """The chat template may have made the shortest prompts longer than asked, and so too long again."""
-    longest = int((prompts.tokens + output).max(initial=0))
-    if max_model_len is not None and longest > max_model_len:
-        raise PlanError(
-            f"the shortest prompt that the chat template allows ({prompts.words.shortest} tokens) and its answer "
-            f"together have up to {longest} tokens; they do not fit server.max_model_len {max_model_len}"
+            f"the prompts have {size}, which is more than half of this machine's {memory / 1e9:,.0f} GB; "
+            "write fewer requests, or shorter prompts"
         )
 
 
-def _notes(prompts: Prompts, asked: Ints, fitting: Ints, scenario: Scenario) -> tuple[str, ...]:
-    notes = [] if prompts.exact else [NOT_EXACT]
-    if prompts.lengthened:
-        notes.append(
-            f"{prompts.lengthened} of {len(asked)} prompts were asked shorter than the shortest that the chat template "
-            f"allows; they have {prompts.words.shortest} tokens"
-        )
-    cut = int(np.count_nonzero(fitting < asked))
-    if cut:
-        limit = scenario.server.max_model_len
-        notes.append(f"{cut} of {len(asked)} prompts were cut to fit server.max_model_len {limit}")
-    return tuple(notes)
+def _count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Message]]) -> Ints:
+    """Tokens of each chat as the template renders it; words where there is no tokenizer."""
+    if tokenizer is None:
+        return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
+    starts = range(0, len(chats), _AT_ONCE)
+    counts = [tokenizer.count_messages(chats[start : start + _AT_ONCE]) for start in starts]
+    return np.concatenate(counts) if counts else np.zeros(0, np.int64)
 
 
-def ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
-    """``count`` of a user's own prompts, in the order of their file, again from its start when it ends.
-
-    Answers are as long as ``max_tokens`` says, or else as the workload does.
-
-    Raises PlanError for a prompt that does not fit the model's context, with its line.
-    """
-    file = scenario.workload.file
-    assert file is not None
-    which = np.arange(count) % len(file.entries)
-    once = _tokens(file, tokenizer)
-    output = _answers(file, scenario, which, seeds)
-    _check(file, once[which] + output, which, scenario.server.max_model_len)
-    asks = [_ask(file, int(index)) for index in which]
-    repeated = np.where(np.arange(count) < len(file.entries), 0, once[which])
-    notes = [] if tokenizer is not None else [NOT_EXACT]
-    if count > len(file.entries):
-        notes.append(
-            f"{file.path} holds {len(file.entries)} prompts for {count} requests: they come round again, and a prefix "
-            "cache knows them then"
-        )
-    path = CHAT if file.chat else COMPLETION
-    return Content(path, asks, once[which], output, tokenizer is not None, repeated, tuple(notes))
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
-def _ask(file: PromptFile, index: int) -> dict[str, object]:
-    entry = file.entries[index]
-    if entry.prompt is not None:
-        return {"prompt": entry.prompt}
-    return {"messages": [{"role": role, "content": content} for role, content in entry.messages]}
-
-
-def _tokens(file: PromptFile, tokenizer: PromptTokenizer | None) -> Ints:
-    """Tokens of each line of the file."""
-    if file.chat:
-        chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
-        return count_chats(tokenizer, chats)
-    texts = [entry.prompt or "" for entry in file.entries]
-    if tokenizer is not None:
-        return tokenizer.counts(texts, "completion")
-    return np.array([len(text.split()) for text in texts], np.int64)
-
-
-def _answers(file: PromptFile, scenario: Scenario, which: Ints, seeds: Seeds) -> Ints:
-    given = np.array([entry.max_tokens or 0 for entry in file.entries], np.int64)[which]
-    if scenario.workload.output_tokens is None:
-        return given
-    drawn = draw_lengths(scenario.workload.output_tokens, len(which), seeds.rng(Stream.OUTPUT_LENGTHS))
-    return np.where(given > 0, given, drawn)
-
-
-def _check(file: PromptFile, needed: Ints, which: Ints, max_model_len: int | None) -> None:
-    if max_model_len is None or not len(needed) or int(needed.max()) <= max_model_len:
-        return
-    worst = int(needed.argmax())
-    line = file.entries[int(which[worst])].line
-    raise PlanError(
-        f"{file.path}:{line}: prompt and answer have {int(needed[worst])} tokens; they do not fit server.max_model_len "
-        f"{max_model_len}"
-    )
+def _notes(tokenizer: PromptTokenizer | None, notes: list[str]) -> tuple[str, ...]:
+    return tuple(notes) if tokenizer is not None else (_NOT_EXACT, *notes)

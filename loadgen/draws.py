@@ -1,8 +1,10 @@
-"""Token counts and think times drawn from a scenario's distributions."""
+"""Where randomness comes from, and the token counts and think times that are drawn with it."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,41 @@ from gapmeter.scenarios.distributions import (
 )
 
 Z95 = 1.6448536269514722  # 95th percentile of the standard normal distribution
+
+
+class Stream(IntEnum):
+    """One stream of randomness for each thing that is drawn, so that drawing more of one changes no other."""
+
+    ARRIVALS = 0
+    PROMPT_LENGTHS = 1
+    OUTPUT_LENGTHS = 2
+    CONTENTS = 3
+    SAMPLING = 4
+    GROUPS = 5
+    SHARED = 6
+    TURNS = 7
+    THINKING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Where randomness comes from. A repeat has arrivals and lengths in common with the first run, texts of its own."""
+
+    seed: int
+    repeat: int = 0
+
+    def rng(self, stream: Stream) -> np.random.Generator:
+        return np.random.default_rng([self.seed, stream])
+
+    def fresh(self, stream: Stream) -> np.random.Generator:
+        """A different one in every repeat."""
+        return np.random.default_rng([self.seed, stream, self.repeat])
+
+    def text(self, index: int) -> np.random.Generator:
+        """Request ``index``'s own; -1 - g is that of shared text g."""
+        if index < -1:
+            return np.random.default_rng([self.seed, Stream.SHARED, self.repeat, -1 - index])
+        return np.random.default_rng([self.seed, Stream.CONTENTS, self.repeat, index + 1])
 
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

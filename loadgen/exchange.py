@@ -1,10 +1,14 @@
-"""One request on its way: what is sent, and the record of it as it comes about."""
+"""One request on its way: where it goes, the bytes that are sent, and the record of it as it comes about."""
 
 from __future__ import annotations
 
+import ssl
 from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -19,18 +23,62 @@ _NO_MARKS: list[int] = []
 _NO_PARTS: list[bytes] = []
 
 
-class Opening(Protocol):
-    """A connection that is being opened; an asyncio task, for instance."""
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One server. ``prefix`` is put before every path: the address's own path, less a final ``/v1``, which paths have.
 
-    def cancel(self) -> Any: ...
+    ``tls`` checks certificates against the system's authorities, or those that SSL_CERT_FILE names.
+    """
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    prefix: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, url: str, headers: tuple[tuple[str, str], ...] = ()) -> Address:
+        """Raises ValueError for what is not an http or https address, or for a header that would break the request."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not an address like http://127.0.0.1:8000")
+        for name, value in headers:
+            if not name.isascii() or not value.isprintable() or not value.isascii() or set(name) & set(" :\r\n\t"):
+                raise ValueError(f"the header {name!r} cannot be sent: it has characters that HTTP does not allow")
+        secure = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        tls = ssl.create_default_context() if secure else None
+        return cls(parts.hostname, parts.port or (443 if secure else 80), tls, prefix, headers)
+
+    def request(self, path: str, body: bytes, request_id: str, *, traced: bool = False) -> bytes:
+        """A whole POST request, ready for one write; ``traced``: with a traceparent header that its id decides."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [
+            f"POST {self.prefix}{path} HTTP/1.1",
+            f"Host: {host}:{self.port}",
+            "User-Agent: gapmeter",
+            "Accept: text/event-stream, application/json",
+            "Accept-Encoding: identity",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            f"x-request-id: {request_id}",
+            *((f"traceparent: {traceparent(request_id)}",) if traced else ()),
+            *(f"{name}: {value}" for name, value in self.headers),
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def authorization(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """The header that carries an API key; none when there is no key."""
+    return (("Authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 class Exchange(RequestRecord):
     """The record of a request that is still under way, and the bytes to send.
 
-    ``carrier`` is the connection that carries it, or what opens one, None before and after. What was read lies in
-    ``stamps``, ``marks`` and ``parts`` until ``collect`` makes the record's chunks and body of it. Another try of a
-    request that has failed is another exchange.
+    ``carrier`` is the connection that carries it, or what cancels the opening of one, None before and after. What was
+    read lies in ``stamps``, ``marks`` and ``parts`` until ``collect`` makes the record's chunks and body of it. Another
+    try of a request that has failed is another exchange.
     """
 
     __slots__ = ("carrier", "data", "done", "marks", "parts", "stamps")
@@ -44,7 +92,7 @@ class Exchange(RequestRecord):
             output_tokens=output_tokens, turn=turn, retry=retry,
         )  # fmt: skip
         self.data, self.done = data, False
-        self.carrier: Connection | Opening | None = None
+        self.carrier: Connection | Callable[[], object] | None = None
         self.stamps, self.marks, self.parts = _NO_READS, _NO_MARKS, _NO_PARTS
 
     def keep(self, stamps: array[int], marks: list[int], parts: list[bytes]) -> None:

@@ -1,26 +1,26 @@
-"""Several generator processes issuing one plan from one start."""
+"""Who issues one plan from one start: generator processes here, or workers elsewhere through a master process here."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import API_KEY, Exit, Locustfile, Spec
-from gapmeter.records.tail import dropped_records
+from gapmeter.records.reader import dropped_records
 
 _START_AHEAD_NS = 200_000_000
+_WORKERS_AHEAD_NS = 3_000_000_000  # the start must have reached every worker before it comes
 _LEAVE_S = 5.0
 _MOST_WARM = 64
-# What issues the plan, by load.generator: a module that runs as a process and takes the same spec as loadgen.worker.
-GENERATORS = {"asyncio": "gapmeter.loadgen.worker", "locust": "gapmeter.loadgen.locust"}
 
 
 class Unreachable(RuntimeError):
@@ -90,22 +90,31 @@ def make_fleet(
     """Generator processes with their slices of the plan, connected and waiting; none is left when the block ends.
 
     Each gets one of ``cores`` in turn, or all of them where there are fewer cores than processes. A closed loop gets no
-    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of GENERATORS;
+    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of worker.GENERATORS;
     ``locustfile``: as in Spec. Raises Unreachable when the target refuses them, NotStarted when a process ends before
     it is ready for another reason, OSError when files cannot be written.
     """
     if plan.loop == "closed":
         processes = min(processes, plan.concurrency)
+    environment = {name: value for name, value in os.environ.items() if name != API_KEY}
+    if api_key:
+        environment[API_KEY] = api_key
     started: list[subprocess.Popen[bytes]] = []
     records = [folder / f"worker-{k}.gap" for k in range(processes)]
-    logs = [folder / f"worker-{k}.log" for k in range(processes)]
+    logs = [record.with_suffix(".log") for record in records]
     try:
-        for k in range(processes):
+        for k, (record, log) in enumerate(zip(records, logs, strict=True)):
             part = plan.slice(k, processes) if processes > 1 else plan
             mine = (cores[k % len(cores)],) if len(cores) >= processes else tuple(cores)
-            plan_path = str(records[k].with_suffix(".plan.npz"))
-            spec = Spec(url, plan_path, str(records[k]), mine, _warm(part, warm), locustfile)
-            started.append(_spawn(GENERATORS[generator], part, spec, api_key, logs[k]))
+            plan_path = record.with_suffix(".plan.npz")
+            part.save(plan_path)
+            # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
+            ahead = max(1, min(part.concurrency if part.loop == "closed" else 32, len(part), _MOST_WARM))
+            spec = Spec(
+                url, str(plan_path), str(record), mine, ahead if warm is None else warm, generator, locustfile
+            )  # fmt: skip
+            spec.write(record.with_suffix(".json"))
+            started.append(_spawn("gapmeter.loadgen.worker", record.with_suffix(".json"), log, environment))
         for process, log in zip(started, logs, strict=True):
             _await_ready(process, log)
         yield Fleet(tuple(started), tuple(records), tuple(logs))
@@ -116,37 +125,83 @@ def make_fleet(
                 log.unlink()
 
 
-def _warm(plan: Plan, connections: int | None) -> int:
-    """Connections to open ahead: as given, or a closed loop's users, or enough for an open loop's first moments."""
-    if connections is not None:
-        return connections
-    return max(1, min(plan.concurrency if plan.loop == "closed" else 32, len(plan), _MOST_WARM))
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many workers a run waits for, and where (port 0: any). One that is silent for ``patience_s`` is given up."""
+
+    count: int
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 5557
+    patience_s: float = 30.0
 
 
-def _spawn(module: str, part: Plan, spec: Spec, api_key: str | None, log: Path) -> subprocess.Popen[bytes]:
-    spec_path = Path(spec.record).with_suffix(".json")
-    part.save(Path(spec.plan))
-    spec.write(spec_path)
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY}
-    if api_key:
-        environment[API_KEY] = api_key
+@dataclass(frozen=True, slots=True)
+class MasterSpec:
+    """What a master has to do. ``folder`` takes the workers' record files and what it says of them.
+
+    Messages come in at ``workers.listen_port``, plans and records travel by the port after it (any where that is 0).
+    """
+
+    url: str
+    plan: str
+    folder: str
+    generator: str
+    workers: Workers
+
+    @classmethod
+    def read(cls, path: Path) -> MasterSpec:
+        """Raises OSError, or ValueError, TypeError or KeyError for what is no spec."""
+        value = json.loads(path.read_text())
+        return cls(**value | {"workers": Workers(**value["workers"])})
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+@contextlib.contextmanager
+def make_cluster(
+    plan: Plan, url: str, folder: Path, workers: Workers, *, generator: str, say: Callable[[str], None]
+) -> Iterator[Fleet]:  # fmt: skip
+    """A master with all its workers connected to the target and waiting; it is not left when the block ends.
+
+    As a fleet it is one process. The workers' record files come into ``folder`` at the end; ``workers.json`` there is
+    kept up to date while the run goes on. ``say`` is called with who is still missing. Raises NotStarted with the
+    reason when a worker cannot begin or a port is taken, OSError when files cannot be written.
+    """
+    spec_path, plan_path, log = folder / "master.json", folder / "master.plan.npz", folder / "master.log"
+    plan.save(plan_path)
+    MasterSpec(url, str(plan_path), str(folder), generator, workers).write(spec_path)
+    master = _spawn("gapmeter.loadgen.locust.master", spec_path, log)
+    try:
+        _await_ready(master, log, say)
+        records = tuple(folder / f"worker-{k}.gap" for k in range(workers.count))
+        yield Fleet((master,), records, (log,), _WORKERS_AHEAD_NS)
+    finally:
+        end_processes([master])
+        plan_path.unlink(missing_ok=True)
+
+
+def _spawn(module: str, spec: Path, log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     with log.open("wb") as errors:
         # A process group of its own: Ctrl-C reaches the parent, which decides.
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(spec_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", module, str(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, env=environment, process_group=0,
         )  # fmt: skip
 
 
-def _await_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_ready(process: subprocess.Popen[bytes], log: Path, say: Callable[[str], None] = lambda _: None) -> None:
+    """``say`` is called with each line before ``ready``."""
     assert process.stdout is not None
-    if process.stdout.readline() == b"ready\n":
-        return
+    for line in process.stdout:
+        if line == b"ready\n":
+            return
+        say(line.decode(errors="replace").strip())
     code = process.wait()
-    said = last_line(log)
+    reason = last_line(log)
     if code == Exit.UNREACHABLE:
-        raise Unreachable(said)
-    raise NotStarted(said or f"a generator process ended with exit code {code}")
+        raise Unreachable(reason)
+    raise NotStarted(reason or f"{log.stem} ended with exit code {code}")
 
 
 def _why(code: int, log: Path) -> str:

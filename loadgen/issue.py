@@ -6,19 +6,27 @@ Neither waits for the answers to its last requests: that is ``Session.drain``.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic_ns
 
+import numpy as np
+
 from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.users import Conversations, Users
 from gapmeter.records import Outcome
 from gapmeter.records.timer import Timer
 
 # After so many the loop gets to read its sockets, however many more are due.
 _BURST = 16
 # Waking an idle core takes some 30 µs: the timer goes off this much earlier, and the rest is spun.
-_EARLY_NS = 50_000
+EARLY_NS = 50_000
+# A user whose request failed sends the next one no sooner: a server that refuses at once would use up the plan.
+AFTER_FAILURE_NS = 100_000_000
+_STAGGER_NS = 1_000_000_000
+_ANEW = -1  # in place of a request: whatever comes next in the plan
 
 Close = Callable[[], None]
 
@@ -58,18 +66,18 @@ def _at_due_times(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
     def wake() -> None:
         nonlocal at
         last = min(at + _BURST, count)
-        while at < last and due[at] <= monotonic_ns() + _EARLY_NS:
+        while at < last and due[at] <= monotonic_ns() + EARLY_NS:
             while monotonic_ns() < due[at]:
                 pass
             session.send(session.exchange(at), due[at])
             at += 1
         if at < count:
-            timer.arm(due[at] - _EARLY_NS)
+            timer.arm(due[at] - EARLY_NS)
         else:
             done()
 
     timer = Timer(session.loop, wake)
-    timer.arm((due[0] if due else t0_ns) - _EARLY_NS)
+    timer.arm((due[0] if due else t0_ns) - EARLY_NS)
     return timer.close
 
 
@@ -78,7 +86,7 @@ def _after_answers(session: Session, senders: Conversations | Users, done: Calla
 
     def wake() -> None:
         for _ in range(_BURST):
-            due = senders.take(monotonic_ns() + _EARLY_NS)
+            due = senders.take(monotonic_ns() + EARLY_NS)
             if due is None:
                 break
             index, due_ns = due
@@ -92,7 +100,7 @@ def _after_answers(session: Session, senders: Conversations | Users, done: Calla
         if senders.is_over(monotonic_ns()):
             done()
         elif at_ns is not None:
-            timer.arm(at_ns - _EARLY_NS)
+            timer.arm(at_ns - EARLY_NS)
 
     def close() -> None:
         session.on_finished = None
@@ -122,3 +130,151 @@ def _on_answer(session: Session, senders: Conversations | Users, arm: Callable[[
         arm()
 
     return answered
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Turns that are never sent because the one before them failed, and when the next of them would have been due."""
+
+    turns: range
+    due_ns: int
+
+
+class Conversations:
+    """The turns that are due, the next one first: first turns by the plan, others a think time after an answer's end.
+
+    Times are CLOCK_MONOTONIC ns. ``beyond_end`` counts turns that would have been due after the plan's end.
+    """
+
+    def __init__(self, plan: Plan, t0_ns: int) -> None:
+        self._plan = plan
+        self._end_ns = t0_ns + plan.end_ns if plan.end_ns else None
+        first = np.flatnonzero(plan.turns == 1)
+        self._waiting = [(t0_ns + int(plan.due_ns[i]), int(i)) for i in first]
+        heapq.heapify(self._waiting)
+        self._unanswered: set[int] = set()  # turns without an answer yet that others follow
+        self.beyond_end = 0
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something is due next; the plan's end while only answers are awaited; None when all is over."""
+        if self._waiting:
+            return self._waiting[0][0]
+        return self._end_ns if self._unanswered else None
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether nothing more is sent: nothing is due, and no answer can bring more before the plan's end."""
+        if self._waiting:
+            return False
+        return not self._unanswered or (self._end_ns is not None and now_ns >= self._end_ns)
+
+    def take(self, now_ns: int) -> tuple[int, int] | None:
+        """The next turn and its due time, if it is due by now."""
+        if not self._waiting or self._waiting[0][0] > now_ns:
+            return None
+        due_ns, index = heapq.heappop(self._waiting)
+        if self._plan.follower(index) is not None:
+            self._unanswered.add(index)
+        return index, due_ns
+
+    def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
+        """A turn has ended. Returns the turns that its failure leaves unsent, if there are any."""
+        following = self._plan.follower(index)
+        if index not in self._unanswered or following is None:
+            return None
+        self._unanswered.discard(index)
+        due_ns = end_ns + self._plan.pause_ns(index)
+        if self._end_ns is not None and due_ns >= self._end_ns:
+            self.beyond_end += self._plan.left(following)
+        elif ok:
+            heapq.heappush(self._waiting, (due_ns, following))
+        else:
+            return Abandoned(range(following, following + self._plan.left(following)), due_ns)
+        return None
+
+    def close(self) -> None:
+        """Nothing more is sent: a turn that has not been answered yet is its conversation's last."""
+        for index in self._unanswered:
+            self.beyond_end += self._plan.left(index + 1)
+        self._unanswered.clear()
+
+
+class Users:
+    """The plan's users, in the order of their next requests. Times are CLOCK_MONOTONIC ns.
+
+    A user is due a think time after the end of its last answer: with the next turn of its conversation, or where that
+    was the last or the plan has none, with whatever comes next in the plan. After a failure the rest of a conversation
+    is abandoned. Users start one after the other over the think time, at most a second and a tenth of the run, so that
+    they do not march in step. ``beyond_end`` counts the turns of conversations that the plan's end broke off.
+    """
+
+    def __init__(self, plan: Plan, t0_ns: int) -> None:
+        self._plan = plan
+        self._end_ns = t0_ns + plan.end_ns if plan.end_ns else None
+        over_ns = min(_STAGGER_NS, plan.think_time_ns or _STAGGER_NS, plan.end_ns // 10 or _STAGGER_NS)
+        users = range(plan.concurrency)
+        self._waiting: list[tuple[int, int]] = [(t0_ns + user * over_ns // plan.concurrency, _ANEW) for user in users]
+        self._firsts = np.flatnonzero(plan.turns == 1) if len(plan.turns) else None
+        self._begun = 0
+        self._unanswered: set[int] = set()  # turns without an answer yet that others follow
+        self.beyond_end = 0
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next request is due, or the plan's time is over; None while only answers can bring more."""
+        times = [due_ns for due_ns, _ in self._waiting[:1]] + ([] if self._end_ns is None else [self._end_ns])
+        return min(times, default=None)
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether nothing more is sent: the plan's time is over, or all of it has been sent."""
+        if not self._plan.concurrency:  # a slice may have none of the users
+            return True
+        if self._end_ns is not None:
+            return now_ns >= self._end_ns
+        return self._used_up() and not self._unanswered and all(index == _ANEW for _, index in self._waiting)
+
+    def take(self, now_ns: int) -> tuple[int, int] | None:
+        """The next request and when it was due, if one is due by now."""
+        while self._waiting and self._waiting[0][0] <= now_ns and not self.is_over(now_ns):
+            due_ns, index = heapq.heappop(self._waiting)
+            if index == _ANEW:
+                if self._used_up():
+                    continue  # this user leaves
+                index = self._begin()
+            if self._plan.follower(index) is not None:
+                self._unanswered.add(index)
+            return index, due_ns
+        return None
+
+    def answered(self, index: int, end_ns: int, *, ok: bool) -> Abandoned | None:
+        """A request has ended, its user is free. Returns the turns that its failure leaves unsent, if there are any."""
+        pause_ns = self._plan.pause_ns(index)
+        following = self._plan.follower(index)
+        self._unanswered.discard(index)
+        if ok:
+            heapq.heappush(self._waiting, (end_ns + pause_ns, _ANEW if following is None else following))
+            return None
+        due_ns = end_ns + max(pause_ns, AFTER_FAILURE_NS)
+        heapq.heappush(self._waiting, (due_ns, _ANEW))
+        if following is None:
+            return None
+        return Abandoned(range(following, following + self._plan.left(following)), due_ns)
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        broken_off = [index + 1 for index in self._unanswered] + [index for _, index in self._waiting if index != _ANEW]
+        self.beyond_end = sum(self._plan.left(index) for index in broken_off)
+        self._unanswered.clear()
+        self._waiting.clear()
+
+    def _used_up(self) -> bool:
+        each = len(self._plan) if self._firsts is None else len(self._firsts)
+        return self._end_ns is None and self._begun >= each
+
+    def _begin(self) -> int:
+        """The next request of the plan that follows no other; after the last one they come round again, changed."""
+        number, self._begun = self._begun, self._begun + 1
+        if self._firsts is None:
+            return number
+        cycle, at = divmod(number, len(self._firsts))
+        return cycle * len(self._plan) + int(self._firsts[at])

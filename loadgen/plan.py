@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+PATHS = {"chat": CHAT, "completion": COMPLETION}
 _MOST_KNOTS = 20_000
 _ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "places")
 _APART = (*_ARRAYS, "bodies", "swaps")
@@ -63,7 +65,6 @@ class Plan:
     path: str
     due_ns: NDArray[np.int64]
     bodies: list[bytes]
-    request_ids: list[str]
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     prompt_tokens_exact: bool
@@ -127,7 +128,7 @@ class Plan:
         return int(self.pauses_ns[index % len(self.pauses_ns)]) if len(self.pauses_ns) else self.think_time_ns
 
     def request_id(self, index: int) -> str:
-        """The x-request-id of any index; the first ``len(self)`` are in ``request_ids``."""
+        """The x-request-id of any index."""
         return f"{self.id_prefix}-{self.global_index(index):06d}"
 
     def body(self, index: int) -> bytes:
@@ -148,33 +149,22 @@ class Plan:
         if self.workers != 1 or not 0 <= worker < workers:
             raise ValueError(f"cannot take slice {worker} of {workers} of slice {self.worker} of {self.workers}")
         has_turns = len(self.turns) > 0
-        mine = np.flatnonzero(
-            (np.cumsum(self.turns == 1) - 1 if has_turns else np.arange(len(self))) % workers == worker
-        )
+        number = np.cumsum(self.turns == 1) - 1 if has_turns else np.arange(len(self))  # of each request's conversation
+        mine = np.flatnonzero(number % workers == worker)
+        columns = {name: getattr(self, name) for name in _ARRAYS}
+        taken: dict[str, Any] = {name: column[mine] if len(column) else column for name, column in columns.items()}
+        if has_turns:
+            taken |= {"places": mine, "planned_in_all": len(self)}
         return replace(
-            self,
-            due_ns=self.due_ns[mine],
-            bodies=[self.bodies[i] for i in mine],
-            request_ids=[self.request_ids[i] for i in mine],
-            prompt_tokens=self.prompt_tokens[mine],
-            output_tokens=self.output_tokens[mine],
-            concurrency=self._users_of(worker, workers),
-            worker=worker,
+            self, **taken, bodies=[self.bodies[i] for i in mine], swaps=replace(self.swaps, at=self.swaps.at[mine]),
+            concurrency=self.concurrency // workers + (worker < self.concurrency % workers), worker=worker,
             workers=workers,
-            swaps=replace(self.swaps, at=self.swaps.at[mine]),
-            turns=self.turns[mine] if has_turns else self.turns,
-            pauses_ns=self.pauses_ns[mine] if len(self.pauses_ns) else self.pauses_ns,
-            places=mine if has_turns else self.places,
-            planned_in_all=len(self) if has_turns else 0,
-        )
-
-    def _users_of(self, worker: int, workers: int) -> int:
-        return self.concurrency // workers + (worker < self.concurrency % workers)
+        )  # fmt: skip
 
     def without_requests(self) -> Plan:
         """The same times, users and ids, for a generator that composes its requests while it runs."""
         return replace(
-            self, due_ns=_none(), bodies=[], request_ids=[], prompt_tokens=_none(), output_tokens=_none(),
+            self, due_ns=_none(), bodies=[], prompt_tokens=_none(), output_tokens=_none(),
             prompt_tokens_exact=False, swaps=Swaps(np.zeros((0, 3), np.int64), ()), notes=(), pauses_ns=_none(),
             prefix_share=None, turns=_none(), places=_none(),
         )  # fmt: skip
@@ -208,9 +198,8 @@ class Plan:
 
     def digest(self) -> str:
         """12 hex digits of the SHA-256 over what is issued and when; ids, which differ from run to run, left out."""
-        digest = hashlib.sha256(
-            repr((self.loop, self.path, self.warmup_ns, self.warmup_requests, self.end_ns)).encode()
-        )
+        window = (self.loop, self.path, self.warmup_ns, self.warmup_requests, self.end_ns)
+        digest = hashlib.sha256(repr(window).encode())
         digest.update(repr((self.concurrency, self.think_time_ns, self.worker, self.workers)).encode())
         for column in (self.due_ns, self.prompt_tokens, self.output_tokens, self.turns, self.pauses_ns):
             digest.update(column.astype("<i8").tobytes())

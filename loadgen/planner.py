@@ -6,14 +6,12 @@ import json
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
-from gapmeter.loadgen.content import PATHS, Content, Seeds, Stream, ask_once, ask_own
-from gapmeter.loadgen.conversation import ask_conversations
-from gapmeter.loadgen.draws import draw_lengths, draw_pauses, mean_pause_ns
-from gapmeter.loadgen.plan import Plan, Swaps
+from gapmeter.loadgen.content import Content, make_content
+from gapmeter.loadgen.draws import Seeds, Stream, draw_lengths, draw_pauses, mean_pause_ns
+from gapmeter.loadgen.plan import CHAT, Plan, Swaps
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios.distributions import FixedPause
 from gapmeter.scenarios.model import Load, Scenario, Workload
@@ -43,26 +41,36 @@ def make_plan(
     if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
         remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
         raise PlanError(f"no request falls into the measured part; write {remedy}")
-    content = _MAKERS[scenario.workload.kind](scenario, tokenizer, len(arrivals.due_ns), seeds)
-    count = len(content.asks)
+    content = make_content(scenario, tokenizer, len(arrivals.due_ns), seeds)
+    count, due_ns, firsts = len(content.asks), arrivals.due_ns, content.turns == 1
     sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)
     bodies = [
         encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
         for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
     ]
-    due_ns = _first_turns(arrivals.due_ns, content.turns)
+    if load.duration_ns is not None:
+        end_ns = warmup_ns + load.duration_ns
+    elif load.loop == "open" and not len(firsts):
+        end_ns = int(due_ns[-1]) + 1
+    else:  # with the last answer: a number of conversations run to their ends
+        end_ns = 0
+    if len(firsts):
+        # First turns alone have due times; a warm-up of so many conversations is one of all their turns.
+        due_ns = np.full(count, -1, np.int64)
+        due_ns[firsts] = arrivals.due_ns
+        warmup_requests = int(np.append(np.flatnonzero(firsts), count)[warmup_requests]) if warmup_requests else 0
+    differ = not isinstance(load.think_time, FixedPause)
     return Plan(
         loop=load.loop,
         path=content.path,
         due_ns=due_ns,
         bodies=bodies,
-        request_ids=[f"{id_prefix}-{index:06d}" for index in range(count)],
         prompt_tokens=content.prompt_tokens,
         output_tokens=content.output_tokens,
         prompt_tokens_exact=content.exact,
         warmup_ns=warmup_ns,
-        warmup_requests=_warm(warmup_requests, content.turns),
-        end_ns=_end(load, arrivals.due_ns, warmup_ns, has_turns=len(content.turns) > 0),
+        warmup_requests=warmup_requests,
+        end_ns=end_ns,
         concurrency=load.concurrency or 0,
         think_time_ns=mean_pause_ns(load.think_time),
         timeout_ns=load.timeout_ns,
@@ -77,13 +85,12 @@ def make_plan(
         notes=(*content.notes, *_growing(load, content, warmup_ns)),
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
-        prefix_share=_prefix_share(content) if load.loop == "open" else None,
+        prefix_share=(
+            float(content.repeated.sum()) / max(int(content.prompt_tokens.sum()), 1) if load.loop == "open" else None
+        ),
         turns=content.turns,
-        pauses_ns=_pauses(load, count, seeds),
+        pauses_ns=draw_pauses(load.think_time, count, seeds.rng(Stream.THINKING)) if differ else np.zeros(0, np.int64),
     )
-
-
-_MAKERS = {"chat": ask_once, "completion": ask_once, "conversation": ask_conversations, "file": ask_own}
 
 
 def encode_body(
@@ -104,29 +111,6 @@ def encode_body(
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _first_turns(due_ns: NDArray[np.int64], turns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The due times of conversations' first turns; when the others are due depends on the answers before them."""
-    if not len(turns):
-        return due_ns
-    out = np.full(len(turns), -1, np.int64)
-    out[turns == 1] = due_ns
-    return out
-
-
-def _warm(conversations: int, turns: NDArray[np.int64]) -> int:
-    """A warm-up of so many requests, or of all turns of so many conversations."""
-    if not len(turns) or not conversations:
-        return conversations
-    return int(np.append(np.flatnonzero(turns == 1), len(turns))[conversations])
-
-
-def _pauses(load: Load, count: int, seeds: Seeds) -> NDArray[np.int64]:
-    """Think times that differ; nothing where they are all the same."""
-    if isinstance(load.think_time, FixedPause):
-        return np.zeros(0, np.int64)
-    return draw_pauses(load.think_time, count, seeds.rng(Stream.THINKING))
-
-
 def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
     """A note where the load still grows while it is measured: turns grow more frequent until conversations end."""
     if not len(content.turns) or (load.loop == "closed" and load.requests is not None):
@@ -143,36 +127,21 @@ def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
     return [text]
 
 
-def _prefix_share(content: Content) -> float:
-    return float(content.repeated.sum()) / max(int(content.prompt_tokens.sum()), 1)
-
-
 def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int) -> Arrivals:
     """Due times of requests, or of conversations."""
     load = scenario.load
     if load.loop == "open":
         return draw_arrivals(load, seeds.rng(Stream.ARRIVALS), warmup_ns)
     if load.requests is not None:
-        return _unknown(warmup_requests + load.requests)
-    # How many requests a closed loop will send is not known beforehand; past these, bodies come round changed.
-    span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
-    guess = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
-    if scenario.workload.kind == "conversation":
-        each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
-        guess = math.ceil(guess / float(each))
-    return _unknown(guess)
-
-
-def _unknown(count: int) -> Arrivals:
-    """A closed loop's: when each is due depends on the answers before it."""
-    return Arrivals(np.full(count, -1, np.int64), (), 0.0)
-
-
-def _end(load: Load, due_ns: NDArray[np.int64], warmup_ns: int, *, has_turns: bool) -> int:
-    """0 where the plan ends with its last answer: a number of conversations run to their ends."""
-    if load.duration_ns is not None:
-        return warmup_ns + load.duration_ns
-    return int(due_ns[-1]) + 1 if load.loop == "open" and not has_turns else 0
+        count = warmup_requests + load.requests
+    else:
+        # How many requests a closed loop will send is not known beforehand; past these, bodies come round changed.
+        span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
+        count = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
+        if scenario.workload.kind == "conversation":
+            each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
+            count = math.ceil(count / float(each))
+    return Arrivals(np.full(count, -1, np.int64), (), 0.0)  # when each is due depends on the answers before it
 
 
 def _swaps(content: Content, bodies: list[bytes]) -> Swaps:
@@ -184,7 +153,7 @@ def _swaps(content: Content, bodies: list[bytes]) -> Swaps:
     openings = content.openings
     if openings is None:
         return Swaps(np.full((len(bodies), 3), -1, np.int64), ())
-    key = "content" if content.path == PATHS["chat"] else "prompt"
+    key = "content" if content.path == CHAT else "prompt"
     starters = openings.starters
     index_of = {word: index for index, word in enumerate(starters)}
     rows = np.full((len(bodies), 3), -1, np.int64)

@@ -12,6 +12,9 @@ from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 
+Ints = NDArray[np.int64]
+Write = Callable[[int, int], list[str]]  # (which text, how many words) → the words, the same ones every time
+
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
 about after again air all also always and animal another answer any are around ask away back because been
@@ -50,20 +53,29 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """Texts with their lengths. ``firsts`` are each text's first own word and the character where it stands ("": none).
+class Openings:
+    """Each request's first text, its first own word and the character where that stands ("": none).
 
-    ``lengthened`` counts those that were asked shorter than ``words.shortest``; ``repeated`` is how many of each text's
-    tokens stood at the start of an earlier one.
+    ``starters`` may stand in for any of these words: each costs one token there too.
     """
 
     texts: list[str]
-    tokens: NDArray[np.int64]
     firsts: list[tuple[str, int]]
+    starters: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Texts with their lengths. ``lengthened`` counts those that were asked shorter than ``words.shortest``.
+
+    ``repeated`` is how many of each text's tokens stood at the start of an earlier one.
+    """
+
+    openings: Openings
     words: Words
-    exact: bool
+    tokens: Ints
     lengthened: int
-    repeated: NDArray[np.int64]
+    repeated: Ints
 
 
 def survey(tokenizer: PromptTokenizer | None, kind: str) -> Words:
@@ -80,11 +92,11 @@ def survey(tokenizer: PromptTokenizer | None, kind: str) -> Words:
 def make_prompts(
     tokenizer: PromptTokenizer | None,
     kind: str,
-    asked: NDArray[np.int64],
+    asked: Ints,
     shared_prefix: float,
     stream: Callable[[int], np.random.Generator],
     *,
-    groups: NDArray[np.int64] | None = None,
+    groups: Ints | None = None,
     trace: Recording | None = None,
 ) -> Prompts:
     """One prompt for each asked token count, verified by the tokenizer.
@@ -117,7 +129,7 @@ def make_prompts(
         (rest[0] if rest else "", start_of_own(words.joiner, head)) for head, rest in zip(heads, own, strict=True)
     ]
     lengthened = int(np.count_nonzero(asked < words.shortest))
-    return Prompts(texts, target, firsts, words, tokenizer is not None, lengthened, common.repeated)
+    return Prompts(Openings(texts, firsts, words.starters), words, target, lengthened, common.repeated)
 
 
 def pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) -> list[str]:
@@ -139,7 +151,7 @@ def _fit(
     words: Words,
     heads: list[list[str]],
     own: list[list[str]],
-    target: NDArray[np.int64],
+    target: Ints,
     stream: Callable[[int], np.random.Generator],
 ) -> None:
     """Count every prompt, and lengthen or shorten (in place) those that came out otherwise than asked."""
@@ -161,10 +173,6 @@ def _fit(
     )
 
 
-Ints = NDArray[np.int64]
-Write = Callable[[int, int], list[str]]  # (which text, how many words) → its first words, the same ones every time
-
-
 @dataclass(frozen=True, slots=True)
 class CommonText:
     """What prompts have in common, so that a prefix cache can be hit: their first words, and a trace's also its own.
@@ -181,10 +189,13 @@ class CommonText:
 def shared_beginnings(words: Ints, share: float, groups: Ints, write: Write) -> CommonText:
     """The first ``share`` of each prompt's ``words`` is its group's text, cut to length."""
     counts = np.rint(words * share).astype(np.int64)
-    longest = {int(group): int(counts[groups == group].max()) for group in np.unique(groups)}
-    texts = {group: write(group, length) for group, length in longest.items()}
-    heads = [texts[int(group)][:count] for group, count in zip(groups, counts, strict=True)]
-    return CommonText(heads, None, _seen_before(groups, counts))
+    texts = {group: write(group, int(counts[groups == group].max())) for group in np.unique(groups).tolist()}
+    heads, repeated, longest = [], np.zeros(len(words), np.int64), dict.fromkeys(texts, 0)
+    for at, (group, count) in enumerate(zip(groups.tolist(), counts.tolist(), strict=True)):
+        heads.append(texts[group][:count])
+        repeated[at] = min(count, longest[group])
+        longest[group] = max(count, longest[group])
+    return CommonText(heads, None, repeated)
 
 
 def trace_blocks(words: Ints, trace: Recording, write: Write) -> CommonText:
@@ -211,12 +222,3 @@ def trace_blocks(words: Ints, trace: Recording, write: Write) -> CommonText:
         repeated[at] = min(old * size, count)
         seen.update(needed[: length + 1] for length in range(old, len(needed)))
     return CommonText(heads, tails, repeated)
-
-
-def _seen_before(groups: Ints, counts: Ints) -> Ints:
-    longest: dict[int, int] = {}
-    out = np.zeros(len(counts), np.int64)
-    for at, (group, count) in enumerate(zip(groups.tolist(), counts.tolist(), strict=True)):
-        out[at] = min(count, longest.get(group, 0))
-        longest[group] = max(count, longest.get(group, 0))
-    return out

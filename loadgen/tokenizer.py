@@ -59,7 +59,12 @@ class PromptTokenizer:
 
     def count_messages(self, chats: Sequence[Sequence[Message]]) -> NDArray[np.int64]:
         """Tokens of each chat as the template renders it, generation prompt included. Raises PlanError without one."""
-        return np.array(self._backend.lengths([self._render(chat) for chat in chats], special=False), np.int64)
+        try:
+            rendered = [self._backend.render(chat) for chat in chats]
+        except (ValueError, TemplateError) as error:
+            reason = f"the chat template of {self.name} cannot be used: {error}"
+            raise PlanError(f"{reason}; write workload.kind: completion") from error
+        return np.array(self._backend.lengths(rendered, special=False), np.int64)
 
     def words(self) -> tuple[list[str], str]:
         """Lower-case words that cost one token each wherever they follow another, and what joins them.
@@ -70,22 +75,12 @@ class PromptTokenizer:
         matches = (_WORD.fullmatch(token) for token, _ in vocabulary)
         candidates = list(dict.fromkeys(match[1] for match in matches if match))[:_MOST_WORDS]
         for joiner in (" ", ""):
-            words = self._single_tokens(candidates, joiner)
+            (lone,) = self._backend.lengths(["a"], special=False)
+            doubled = self._backend.lengths([joiner.join(("a", word, word)) for word in candidates], special=False)
+            words = [word for word, tokens in zip(candidates, doubled, strict=True) if tokens == lone + 2]
             if len(words) >= _FEWEST_WORDS:
                 return words, joiner
         raise PlanError(f"the tokenizer of {self.name} has {len(words)} plain words, too few for prompts that differ")
-
-    def _single_tokens(self, candidates: list[str], joiner: str) -> list[str]:
-        (lone,) = self._backend.lengths(["a"], special=False)
-        doubled = self._backend.lengths([joiner.join(("a", word, word)) for word in candidates], special=False)
-        return [word for word, tokens in zip(candidates, doubled, strict=True) if tokens == lone + 2]
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        try:
-            return self._backend.render(messages)
-        except (ValueError, TemplateError) as error:
-            reason = f"the chat template of {self.name} cannot be used: {error}"
-            raise PlanError(f"{reason}; write workload.kind: completion") from error
 
 
 def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
@@ -101,22 +96,18 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
     if source.is_dir() and not any((source / file).is_file() for file in _FILES):
         raise PlanError(f"the folder {name} holds no tokenizer: {_FILES[0]} is missing")
     try:
-        backend = (
-            FileBackend(source) if _is_verbatim(source) else _transformers(str(source) if source.is_dir() else name)
-        )
+        config = _config(source)
+        generic = config.get("tokenizer_class") in _VERBATIM and not {"add_bos_token", "add_eos_token"} & config.keys()
+        if generic and (source / "tokenizer.json").is_file():
+            backend: Backend = FileBackend(source, config)
+        else:
+            backend = TransformersBackend(str(source) if source.is_dir() else name)
     except PlanError:
         raise
     except Exception as error:  # tokenizers raises bare Exception for a file that it cannot read
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise PlanError(f"the tokenizer of {name} cannot be loaded: {reason[:200]}") from error
     return PromptTokenizer(backend, name)
-
-
-def _is_verbatim(folder: Path) -> bool:
-    """Whether ``tokenizer.json`` alone says how text becomes tokens."""
-    config = _config(folder)
-    generic = config.get("tokenizer_class") in _VERBATIM and not {"add_bos_token", "add_eos_token"} & config.keys()
-    return generic and (folder / "tokenizer.json").is_file()
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -131,15 +122,15 @@ def _config(folder: Path) -> dict[str, Any]:
 class FileBackend:
     """``tokenizer.json`` and the chat template of a folder, read without Transformers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        config = _config(folder)
         source = _template(folder, config)
         self._template = _environment().from_string(source) if source is not None else None
         tokens = {name: value for name, value in config.items() if name.endswith("_token")}
-        self._tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+        texts = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+        self._tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
 
     def vocabulary(self) -> Mapping[str, int]:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
@@ -148,9 +139,8 @@ class FileBackend:
     def render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
             raise ValueError("the model has none")
-        tokens = {name: value for name, value in self._tokens.items() if isinstance(value, str)}
         return self._template.render(
-            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **tokens
+            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._tokens
         )
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
@@ -183,21 +173,17 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _transformers(source: str) -> TransformersBackend:
-    try:
-        from transformers import AutoTokenizer  # imported late: it takes seconds, and an engine's extra brings it
-    except ImportError as error:
-        raise PlanError(
-            f"the tokenizer of {source} needs Transformers, which is missing: pip install 'gapmeter[transformers]'"
-        ) from error
-    return TransformersBackend(AutoTokenizer.from_pretrained(source))
-
-
 class TransformersBackend:
-    """Any tokenizer that Transformers loads."""
+    """Any tokenizer that Transformers loads, from a folder or by its hub id. Raises PlanError without Transformers."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, source: str) -> None:
+        try:
+            from transformers import AutoTokenizer  # imported late: it takes seconds, and an engine's extra brings it
+        except ImportError as error:
+            raise PlanError(
+                f"the tokenizer of {source} needs Transformers, which is missing: pip install 'gapmeter[transformers]'"
+            ) from error
+        self._tokenizer = AutoTokenizer.from_pretrained(source)
 
     def vocabulary(self) -> Mapping[str, int]:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()

@@ -1,8 +1,8 @@
 """One generator process: reads its slice of the plan, waits for the common start, issues, records, leaves.
 
-``-m gapmeter.loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open, then reads
-the start (CLOCK_MONOTONIC ns) from standard input. When that closes, its parent is gone: it stops as on SIGINT and
-SIGTERM, with what is in flight recorded as aborted.
+``python -P -m gapmeter.loadgen.worker SPEC`` prints ``ready`` once its bodies are encoded and its connections open,
+then reads the start (CLOCK_MONOTONIC ns) from standard input. When that closes, its parent is gone: it stops as on
+SIGINT and SIGTERM, with what is in flight recorded as aborted.
 """
 
 from __future__ import annotations
@@ -11,31 +11,37 @@ import asyncio
 import gc
 import json
 import os
+import resource
+import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import uvloop
 
-from gapmeter.loadgen.address import Address, authorization
 from gapmeter.loadgen.client import reason
-from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
-from gapmeter.records import RecordWriter
+from gapmeter.records import RecordWriter, Span
 from gapmeter.records.process import allow_many_files, ask_for_short_slices, too_few_files
-from gapmeter.records.timer import Readers
+from gapmeter.records.timer import Readers, Timer
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
 _NICER = 10
+_BEAT_NS = 20_000_000
+_BEATS_A_SECOND = 50
 _READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
+_NO_LOCUST = "Locust is not installed in this environment: make setup, or pip install 'gapmeter[locust]'"
 PARENT_GONE = "the process that started this one is gone"
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
@@ -63,7 +69,7 @@ class Locustfile:
 class Spec:
     """What a generator process has to do. ``warm``: connections to open ahead; no ``cores``: run anywhere.
 
-    ``locustfile``: its users issue, not the plan.
+    ``generator``: one of GENERATORS; ``locustfile``: its users issue, not the plan.
     """
 
     url: str
@@ -71,6 +77,7 @@ class Spec:
     record: str
     cores: tuple[int, ...]
     warm: int
+    generator: str
     locustfile: Locustfile | None = None
 
     @classmethod
@@ -86,16 +93,11 @@ class Spec:
         path.write_text(json.dumps(asdict(self)))
 
 
-Work = Callable[[Spec, Plan, Address, RecordWriter], int]
-
-
-def main(arguments: list[str], work: Work | None = None) -> int:
-    """Entry point. Failures that have a cause of their own are one line on standard error.
-
-    ``work`` is what a generator does between its record file's opening and closing; None: this module's own, on uvloop.
-    """
+def main(arguments: list[str]) -> int:
+    """Entry point. Failures that have a cause of their own are one line on standard error."""
     try:
         spec = Spec.read(Path(arguments[0]))
+        work = GENERATORS[spec.generator]
         plan = Plan.load(Path(spec.plan))
         address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
@@ -109,11 +111,14 @@ def main(arguments: list[str], work: Work | None = None) -> int:
         writer = RecordWriter(spec.record, about)
     except OSError as error:
         return leave(Exit.DISK_FULL, f"{spec.record} cannot be written: {error.strerror or error}")
-    writer.reserve(min(_expected_bytes(plan), _free_bytes(spec.record) // 4))
+    # About what the records of an open loop will take; beyond the most that is reserved the file grows as it goes.
+    tokens = int(plan.output_tokens.sum()) if plan.loop == "open" else 0
+    expected = min(1000 * len(plan) + _TOKEN_BYTES * tokens, _MOST_RESERVED)
+    writer.reserve(min(expected, shutil.disk_usage(Path(spec.record).parent).free // 4))
     over = threading.Event()
     threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
     try:
-        return (work or _on_uvloop)(spec, plan, address, writer)
+        return work(spec, plan, address, writer)
     finally:
         over.set()
         writer.close()
@@ -121,6 +126,24 @@ def main(arguments: list[str], work: Work | None = None) -> int:
 
 def _on_uvloop(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     return uvloop.run(_work(spec, plan, address, writer))
+
+
+def _on_locust(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
+    os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"  # nothing here blocks, and the thread that readies pages must be one
+    try:
+        from gapmeter.loadgen.locust.generator import work
+    except ModuleNotFoundError as error:
+        if error.name not in ("gevent", "locust"):
+            raise
+        return leave(Exit.BAD_SPEC, _NO_LOCUST)
+    return work(spec, plan, address, writer)
+
+
+# What issues the plan between its record file's opening and closing, by load.generator.
+GENERATORS: dict[str, Callable[[Spec, Plan, Address, RecordWriter], int]] = {
+    "asyncio": _on_uvloop,
+    "locust": _on_locust,
+}
 
 
 async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
@@ -135,9 +158,18 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
         return leave(Exit.UNREACHABLE, reason(error))
     stop_collecting()
     print("ready", flush=True)
-    t0_ns = await _start(loop, session)
-    if t0_ns is not None:
-        await _timed(session, t0_ns)
+    start: asyncio.Future[int] = loop.create_future()
+    listen_for_start(loop, start.set_result, lambda: session.stop(PARENT_GONE))
+    stopped = asyncio.ensure_future(session.stopped.wait())
+    either: list[asyncio.Future[Any]] = [start, stopped]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if start.done():
+        heartbeat = Heartbeat(session, start.result(), generator="asyncio")
+        await issue(session, start.result())
+        heartbeat.stop_counting()
+        await session.drain()
+        heartbeat.close()
     session.client.close()
     return ending(spec, session, broken)
 
@@ -158,17 +190,6 @@ def ending(spec: Spec, session: Session, broken: list[BaseException]) -> int:
     return Exit.STOPPED if session.stopped.is_set() else Exit.DONE
 
 
-async def _start(loop: asyncio.AbstractEventLoop, session: Session) -> int | None:
-    """The common start; None if stopped before it comes."""
-    start: asyncio.Future[int] = loop.create_future()
-    listen_for_start(loop, start.set_result, lambda: session.stop(PARENT_GONE))
-    stopped = asyncio.ensure_future(session.stopped.wait())
-    either: list[asyncio.Future[Any]] = [start, stopped]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    return start.result() if start.done() else None
-
-
 def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable[[], None]) -> None:
     """Call ``start`` with the common start from standard input, ``gone`` when that closes: our parent is gone then."""
     came = False
@@ -186,24 +207,68 @@ def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable
     loop.add_reader(0, read)
 
 
-async def _timed(session: Session, t0_ns: int) -> None:
-    """The timed window, then the answers that are still out, with lag, speed and cost recorded beside them."""
-    heartbeat = Heartbeat(session, t0_ns)
-    note_window(session, t0_ns, {"generator": "asyncio"})
-    await issue(session, t0_ns)
-    heartbeat.stop_counting()
-    await session.drain()
-    heartbeat.close()
-    note_issued(session)
+class Heartbeat:
+    """The timed window, and until the last answer: every 20 ms the loop's lag, its CPU, and requests whose time is up.
 
+    ``usage`` notes hold CPU and wall time since ``t0_ns``, until ``stop_counting``. ``generator`` says who issues.
+    """
 
-def note_window(session: Session, t0_ns: int, more: dict[str, Any]) -> None:
-    about = {"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": session.plan.loop}
-    session.writer.json(about | more)
+    def __init__(self, session: Session, t0_ns: int, **generator: str) -> None:
+        self._session, self._t0 = session, t0_ns
+        self._due = t0_ns
+        self._beats = 0
+        self._cpu0: int | None = None
+        self._counting = True
+        self._timer = Timer(session.loop, self._beat)
+        self._timer.arm(self._due)
+        about = {"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": session.plan.loop}
+        session.writer.json({**about, **generator})
 
+    def stop_counting(self) -> None:
+        """All has been issued: from here on only answers are awaited."""
+        self._note_usage()
+        self._counting = False
 
-def note_issued(session: Session) -> None:
-    session.writer.json({"type": "issued", "issued": session.issued, "finished": session.finished})
+    def close(self) -> None:
+        """All has been answered."""
+        self._timer.close()
+        session = self._session
+        session.writer.json({"type": "issued", "issued": session.issued, "finished": session.finished})
+
+    def _beat(self) -> None:
+        now = monotonic_ns()
+        writer = self._session.writer
+        writer.span(Span.LOOP_LAG, 0, now, now, queued_ns=self._due)
+        if self._cpu0 is None:
+            self._cpu0 = time.process_time_ns()
+        self._session.expire(now)
+        if writer.dropped:
+            self._session.stop("the disk is full")
+        self._beats += 1
+        if self._beats % _BEATS_A_SECOND == 0:
+            begun = monotonic_ns()
+            sum(range(1500))  # the canary: how fast the machine is just now, some 20 µs
+            writer.span(Span.CANARY, 0, begun, monotonic_ns())
+            if self._counting:
+                self._note_usage()
+        self._due += _BEAT_NS * max(1, (monotonic_ns() - self._due) // _BEAT_NS)
+        self._timer.arm(self._due)
+
+    def _note_usage(self) -> None:
+        session, now = self._session, monotonic_ns()
+        if self._cpu0 is None or now <= self._t0:
+            return
+        session.writer.json(
+            {
+                "type": "usage",
+                "cpu_ns": time.process_time_ns() - self._cpu0,
+                "wall_ns": now - self._t0,
+                "issued": session.issued,
+                "finished": session.finished,
+                "in_flight": session.client.in_flight,
+                "involuntary_switches": resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
+            }
+        )
 
 
 def _watch_for_bugs(loop: asyncio.AbstractEventLoop, session: Session) -> list[BaseException]:
@@ -217,17 +282,6 @@ def _watch_for_bugs(loop: asyncio.AbstractEventLoop, session: Session) -> list[B
 
     loop.set_exception_handler(on_exception)
     return broken
-
-
-def _expected_bytes(plan: Plan) -> int:
-    """What the records of an open loop will take, about; beyond the most that is reserved the file grows as it goes."""
-    tokens = int(plan.output_tokens.sum()) if plan.loop == "open" else 0
-    return min(1000 * len(plan) + _TOKEN_BYTES * tokens, _MOST_RESERVED)
-
-
-def _free_bytes(path: str) -> int:
-    disk = os.statvfs(os.path.dirname(path) or ".")
-    return disk.f_bavail * disk.f_frsize
 
 
 def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
@@ -253,4 +307,6 @@ def leave(code: Exit, why: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from gapmeter.loadgen import worker  # the module that generators import, not a second copy of it
+
+    sys.exit(worker.main(sys.argv[1:]))

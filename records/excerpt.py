@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC, REQUEST, SCHEMA_VERSION, Kind
 
-from gapmeter.records.reader import RecordFile, frames, read_records
+from gapmeter.records.reader import RecordFile, dropped_records, frames, read_records
 
 _FIRST_STEP_CODE = 100
 _GAP_BYTES = 1 << 16
@@ -53,7 +53,7 @@ class Growing:
         """A load begins: what is there already belongs to an earlier one."""
         self.advance()
         self._since, self._notes_before = self._at, len(self._notes)
-        self._dropped_before = self._dropped()
+        self._dropped_before = dropped_records(self.path)
 
     def grew(self) -> bool:
         """Whether anything has been read since ``begin``."""
@@ -68,18 +68,13 @@ class Growing:
         self.advance()
         with self.path.open("rb", buffering=0) as file:
             body = os.pread(file.fileno(), self._at - self._since, self._since)
-        head = FILE_HEADER.pack(MAGIC, SCHEMA_VERSION, self._dropped() - self._dropped_before)
+        head = FILE_HEADER.pack(MAGIC, SCHEMA_VERSION, dropped_records(self.path) - self._dropped_before)
         before = b"".join(self._notes[: self._notes_before])
         end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
         target.write_bytes(head + before + body + end)
         older = [self._requests[ref] for ref in sorted(_unnamed(read_records(target))) if ref in self._requests]
         if older:
             target.write_bytes(head + before + b"".join(older) + body + end)
-
-    def _dropped(self) -> int:
-        with self.path.open("rb", buffering=0) as file:
-            data = file.read(FILE_HEADER.size)
-        return int(FILE_HEADER.unpack(data)[2]) if len(data) == FILE_HEADER.size else 0
 
 
 def _has_magic(path: Path) -> bool:

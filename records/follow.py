@@ -2,41 +2,100 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from gapmeter_probe.records import BLOB, FILE_HEADER, HEAD, Kind, Outcome
 from hdrh.histogram import HdrHistogram
 
-from gapmeter.records import Outcome
-from gapmeter.records.request import ISSUED, RequestRecord
+from gapmeter.records.folder import RunFolder
+from gapmeter.records.histograms import new_histogram
+from gapmeter.records.request import ISSUED, RequestRecord, decode
 from gapmeter.records.stream import outcome_of, parse_answer
-from gapmeter.records.tail import RecordTail
+from gapmeter.records.workers import LocustWorkers
 
+METRICS = ("ttft", "itl", "tpot", "e2e")
 RATE_WINDOW_NS = 5_000_000_000
 _REPORTS_WINDOW_NS = 10_000_000_000  # workers report every three seconds
 _RECENT = 1000
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request that has ended, in ms from when it was due; None for what never came. ``gaps_ms``: between tokens."""
+    """A request that has ended, in ns from when it was due; None for what never came. ``gaps_ns``: between tokens.
+
+    ``tpot_ns`` and ``gaps_ns`` are of an answer that was read to its end.
+    """
 
     due_ns: int
     outcome: Outcome
-    ttft_ms: float | None
-    e2e_ms: float | None
-    gaps_ms: tuple[float, ...]
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+    e2e_ns: int | None = None
+    gaps_ns: tuple[int, ...] = ()
+
+
+class RecordTail:
+    """The request records of one generator process, as they appear.
+
+    Reads by system call: a mapping of a file that its writer cuts to length could end this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = FILE_HEADER.size
+
+    def poll(self) -> list[tuple[int, RequestRecord]]:
+        """(code, record) of what has been written since the last call; nothing while the file is not there yet."""
+        try:
+            file = self._path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return []
+        records: list[tuple[int, RequestRecord]] = []
+        with file:
+            size = _BLOCK
+            while size:
+                block = os.pread(file.fileno(), size, self._at)
+                came, used, size = _read_block(block, is_last=len(block) < size)
+                records += came
+                self._at += used
+        return records
+
+
+def _read_block(block: bytes, *, is_last: bool) -> tuple[list[tuple[int, RequestRecord]], int, int]:
+    """The records in a block, the bytes of its whole frames, and how many to read next: 0 when that was all there is.
+
+    Another core may see a frame's size before the rest of it: one whose kind or record is not there yet ends the
+    reading, and is read again later.
+    """
+    records: list[tuple[int, RequestRecord]] = []
+    at = 0
+    while at + HEAD.size <= len(block):
+        size, kind, code = HEAD.unpack_from(block, at)
+        if size < HEAD.size or not kind:
+            return records, at, 0
+        if at + size > len(block):
+            return records, at, 0 if is_last else max(size, _BLOCK)
+        if kind == Kind.BLOB:
+            length = BLOB.unpack_from(block, at)[3]
+            try:
+                records.append((code, decode(block[at + BLOB.size : at + BLOB.size + length])))
+            except ValueError:
+                return records, at, 0
+        at += size
+    return records, at, 0 if is_last else _BLOCK
 
 
 class RecordFollower:
     """Follows the generators' record files: rates of the last five seconds, percentiles of the last thousand requests.
 
-    ``whole``: read answers to their last token, for gaps and E2E, instead of the first one.
+    ``whole``: read answers to their last token, for gaps, TPOT and E2E, instead of the first one.
     """
 
     def __init__(self, paths: Iterable[Path], t0_ns: int, *, whole: bool = False) -> None:
@@ -86,17 +145,20 @@ class RecordFollower:
         outcome = outcome_of(record, answer)
         if outcome is not Outcome.OK:
             self.failed[outcome.name.lower()] += 1
-            yield Answered(record.due_ns, outcome, None, None, ())
+            yield Answered(record.due_ns, outcome)
             return
         connecting_ns = record.connect_end_ns - record.connect_start_ns
         self.recent["lag"].append((record.sent_ns - record.due_ns - connecting_ns) / 1e6)
-        waits_ms = (np.unique(answer.token_ns) - record.due_ns) / 1e6  # tokens that came together are one arrival
-        ttft_ms, e2e_ms, gaps_ms = float(waits_ms[0]), float(waits_ms[-1]), tuple(np.diff(waits_ms).tolist())
-        self.recent["ttft"].append(ttft_ms)
+        arrivals_ns = np.unique(answer.token_ns)  # tokens that came together are one arrival
+        first_ns, last_ns = int(arrivals_ns[0]), int(arrivals_ns[-1])
+        ttft_ns, tpot_ns, gaps_ns = first_ns - record.due_ns, None, tuple(np.diff(arrivals_ns).tolist())
+        if self._whole and answer.output_tokens and answer.output_tokens > 1 and last_ns > first_ns:
+            tpot_ns = (last_ns - first_ns) // (answer.output_tokens - 1)
+        self.recent["ttft"].append(ttft_ns / 1e6)
         if self._whole:
-            self.recent["e2e"].append(e2e_ms)
-            self.recent["itl"].extend(gaps_ms)
-        yield Answered(record.due_ns, outcome, ttft_ms, e2e_ms, gaps_ms)
+            self.recent["e2e"].append((last_ns - record.due_ns) / 1e6)
+            self.recent["itl"].extend(gap / 1e6 for gap in gaps_ns)
+        yield Answered(record.due_ns, outcome, ttft_ns, tpot_ns, last_ns - record.due_ns, gaps_ns)
 
     def _rate(self, stamps: deque[int], now_ns: int) -> float:
         """Stamps a second over the last five seconds, or since the start; older ones are dropped."""
@@ -112,10 +174,10 @@ class ReportFollower:
     Their record files come at the end. Everything is as of each worker's last report.
     """
 
-    def __init__(self, report: Path, t0_ns: int) -> None:
-        self._report = report
+    def __init__(self, requests: Path, t0_ns: int) -> None:
+        self._requests = requests
         self._counts: deque[tuple[int, int, int]] = deque([(t0_ns, 0, 0)])  # when, issued, done
-        self.histograms: dict[str, HdrHistogram] = {}  # ns
+        self.histograms = new_histograms()
         self.issued = self.done = 0
         self.failed: Counter[str] = Counter()
 
@@ -125,14 +187,13 @@ class ReportFollower:
 
     def poll(self) -> list[Answered]:
         """Read the last report; single requests are not in it."""
-        try:
-            report = json.loads(self._report.read_text())  # replaced in one step, so never half of one
-        except FileNotFoundError:
+        report = LocustWorkers.read(self._requests)
+        if report is None:
             return []
-        workers = report["workers"]
-        self.issued, self.done = (sum(worker[key] for worker in workers) for key in ("issued", "finished"))
-        self.failed = Counter({"failed": sum(worker["failed"] for worker in workers)})
-        self.histograms = {name: HdrHistogram.decode(text) for name, text in report["histograms"].items()}
+        self.issued = sum(worker.issued for worker in report.workers)
+        self.done = sum(worker.finished for worker in report.workers)
+        self.failed = Counter(failed=sum(worker.failed for worker in report.workers))
+        self.histograms = {name: HdrHistogram.decode(text) for name, text in report.histograms.items()}
         now_ns = time.monotonic_ns()
         self._counts.append((now_ns, self.issued, self.done))
         while len(self._counts) > 2 and self._counts[0][0] < now_ns - _REPORTS_WINDOW_NS:
@@ -160,6 +221,28 @@ class ReportFollower:
 
 
 Follower = RecordFollower | ReportFollower
+
+
+def follow_run(folder: RunFolder, t0_ns: int, *, whole: bool) -> Follower:
+    """Of a load that has begun; ``whole``: see RecordFollower. Who issues elsewhere has a master here."""
+    if (folder.requests / "master.json").exists():
+        return ReportFollower(folder.requests, t0_ns)
+    return RecordFollower(folder.record_files(folder.requests), t0_ns, whole=whole)
+
+
+def new_histograms() -> dict[str, HdrHistogram]:
+    """Empty ones, of each of METRICS."""
+    return {name: new_histogram() for name in METRICS}
+
+
+def count_in(histograms: Mapping[str, HdrHistogram], answered: Answered) -> None:
+    """Add a request's values, nothing of one that failed."""
+    values = {"ttft": answered.ttft_ns, "tpot": answered.tpot_ns, "e2e": answered.e2e_ns}
+    for name, value_ns in values.items():
+        if value_ns is not None:
+            histograms[name].record_value(value_ns)
+    for gap_ns in answered.gaps_ns:
+        histograms["itl"].record_value(gap_ns)
 
 
 def phase(now_ns: int, t0_ns: int, warmup_ns: int, end_ns: int) -> str:

@@ -25,12 +25,12 @@ def allow_many_files() -> int:
 
 def too_few_files(streams: int, most: int) -> str:
     """Why a process that may open ``most`` files cannot hold so many streams at once, with the remedy; "" if it can."""
-    wanted = streams + SPARE
-    if most in (resource.RLIM_INFINITY, -1) or most >= wanted:
+    needed = streams + SPARE
+    if most in (resource.RLIM_INFINITY, -1) or most >= needed:
         return ""
     return (
-        f"{streams:,} streams at once need {wanted:,} open files, and a process may have {most:,} here: raise the limit"
-        f" (as root: ulimit -Hn {wanted}; in a container: --ulimit nofile={wanted}), or use more generator processes"
+        f"{streams:,} streams at once need {needed:,} open files, and a process may have {most:,} here: raise the limit"
+        f" (as root: ulimit -Hn {needed}; in a container: --ulimit nofile={needed}), or use more generator processes"
     )
 
 

@@ -24,6 +24,8 @@ from gapmeter_probe.records import (
 )
 from numpy.typing import NDArray
 
+from gapmeter.records.request import FINISHED, RequestRecord, decode
+
 Table = NDArray[np.void]
 
 _HEAD = [("size", "<u4"), ("kind", "<u2"), ("code", "<u2")]
@@ -68,9 +70,9 @@ class RecordFile:
     complete: bool
     dropped: int
 
-
-class _Damaged(ValueError):
-    """A frame says that it holds more than it does; the text is where it begins."""
+    def requests(self, code: int = FINISHED) -> list[RequestRecord]:
+        """A generator's records, FINISHED or ISSUED, in the order written. Raises ValueError for one that is none."""
+        return [decode(payload) for kind, payload in self.blobs if kind == code]
 
 
 class NotRecords(ValueError):
@@ -103,16 +105,26 @@ def read_records(path: str | os.PathLike[str]) -> RecordFile:
         data = file.read()
     try:
         return _read(name, data)
-    except _Damaged as error:
-        raise NotRecords(f"{name}: damaged at byte {error}") from error
+    except NotRecords as error:
+        raise NotRecords(f"{name}: {error}") from None
+
+
+def dropped_records(path: str | os.PathLike[str]) -> int:
+    """How many records found no room on the disk, as the file's own head says; 0 when there is no file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(FILE_HEADER.size)
+    except FileNotFoundError:
+        return 0
+    return int(FILE_HEADER.unpack(head)[2]) if len(head) == FILE_HEADER.size else 0
 
 
 def _read(name: str, data: bytes) -> RecordFile:
     if len(data) < FILE_HEADER.size:
-        raise NotRecords(f"{name}: too short to be a record file")
+        raise NotRecords("too short to be a record file")
     magic, version, dropped = FILE_HEADER.unpack_from(data)
     if magic != MAGIC or version != SCHEMA_VERSION:
-        raise NotRecords(f"{name}: not a record file of schema version {SCHEMA_VERSION}")
+        raise NotRecords(f"not a record file of schema version {SCHEMA_VERSION}")
     whole, _, complete = frames(data)
     by_kind: dict[int, list[int]] = defaultdict(list)
     for offset, kind in whole:
@@ -122,6 +134,10 @@ def _read(name: str, data: bytes) -> RecordFile:
     entries, entry_step = _entries(data, by_kind[Kind.STEP], steps)
     emissions, emission_step, emission_ns = _emissions(data, by_kind[Kind.EMIT])
     notes = [_note(data, offset) for offset in by_kind[Kind.JSON]]
+    blobs = []
+    for offset in by_kind[Kind.BLOB]:
+        _, _, code, length = BLOB.unpack_from(data, offset)
+        blobs.append((code, data[offset + BLOB.size : offset + BLOB.size + length]))
     return RecordFile(
         path=name,
         process=notes[0] if notes else {},
@@ -136,7 +152,7 @@ def _read(name: str, data: bytes) -> RecordFile:
         emission_step=emission_step,
         emission_ns=emission_ns,
         notes=notes,
-        blobs=[_blob(data, offset) for offset in by_kind[Kind.BLOB]],
+        blobs=blobs,
         complete=complete,
         dropped=dropped,
     )
@@ -145,7 +161,7 @@ def _read(name: str, data: bytes) -> RecordFile:
 def _gather(data: bytes, offsets: list[int], dtype: np.dtype[np.void]) -> Table:
     """Frames of one fixed layout as a structured array: every offset is a multiple of 8, so gather 8-byte words."""
     if offsets and offsets[-1] + dtype.itemsize > len(data):
-        raise _Damaged(offsets[-1])
+        raise NotRecords(f"damaged at byte {offsets[-1]}")
     whole = np.frombuffer(data, dtype=np.uint8, count=len(data) // 8 * 8).reshape(-1, 8)
     rows = (np.asarray(offsets, dtype=np.int64) // 8)[:, None] + np.arange(dtype.itemsize // 8)
     return np.ascontiguousarray(whole[rows].reshape(len(offsets), dtype.itemsize)).view(dtype).reshape(-1)
@@ -174,7 +190,7 @@ def _entries(data: bytes, offsets: list[int], steps: Table) -> tuple[Table, NDAr
 def _part(data: bytes, dtype: np.dtype[np.void], count: int, offset: int, head: int) -> Table:
     """The rows that follow a frame's ``head``."""
     if head + count * dtype.itemsize > HEAD.unpack_from(data, offset)[0]:
-        raise _Damaged(offset)
+        raise NotRecords(f"damaged at byte {offset}")
     return np.frombuffer(data, dtype, count, offset + head)
 
 
@@ -198,9 +214,3 @@ def _note(data: bytes, offset: int) -> dict[str, Any]:
     except ValueError:
         value = None
     return {**(value if isinstance(value, dict) else {"type": "torn"}), "at_ns": at_ns}
-
-
-def _blob(data: bytes, offset: int) -> tuple[int, bytes]:
-    _, _, code, length = BLOB.unpack_from(data, offset)
-    begin = offset + BLOB.size
-    return code, data[begin : begin + length]

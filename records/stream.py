@@ -89,7 +89,30 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
             break
     if not reading.error and not first_token_only:
         reading.error = _unfinished(reading, record.body)
-    return _answer(reading)
+    usage = reading.usage
+    details = usage.get("prompt_tokens_details")
+    counted, new = _counts(reading.pieces)
+    brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
+    stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
+    counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
+    output = _whole(usage.get("completion_tokens"))
+    if output is None and counted != "unmeasured":
+        output = sum(new)
+    return Answer(
+        token_ns=np.repeat(stamps, counts),
+        chunk_tokens=counts,
+        chunk_ns=stamps,
+        first_text_ns=reading.first_text_ns,
+        text_chars=reading.text_chars,
+        prompt_tokens=_whole(usage.get("prompt_tokens")),
+        output_tokens=output,
+        cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        finish_reason=reading.finish_reason,
+        counted=counted,
+        request_metrics=reading.metrics,
+        done=reading.done,
+        error=reading.error,
+    )
 
 
 def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
@@ -153,8 +176,8 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     if not isinstance(value, dict):
         reading.error = f"not an object in the answer: {data[:80]!r}"
         return
-    if said := _error(value):
-        reading.error = f"the server said: {said}"
+    if error := _error(value):
+        reading.error = f"the server said: {error}"
         return
     usage = value.get("usage")
     if not isinstance(usage, dict):
@@ -181,11 +204,13 @@ def _error(value: dict[str, Any]) -> str:
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
     content, ids = False, 0
     for choice in choices:
-        said, length = _said(choice)
-        content = content or said
-        if length:
-            reading.text_chars += length
-            reading.first_text_ns = reading.first_text_ns or stamp
+        part = choice.get("delta") or choice.get("message") or choice
+        if isinstance(part, dict):
+            length = sum(_characters(text) for name in _TEXTS if (text := part.get(name)))
+            content = content or bool(length or part.get("tool_calls") or part.get("function_call"))
+            if length:
+                reading.text_chars += length
+                reading.first_text_ns = reading.first_text_ns or stamp
         named = choice.get("token_ids")
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
@@ -196,18 +221,6 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         return
     reading.pieces.append(_Piece(stamp, ids, total, content))
     reading.spoke = reading.spoke or content or bool(ids or total)
-
-
-def _said(choice: dict[str, Any]) -> tuple[bool, int]:
-    """Whether a choice brings something generated, and how many visible characters of it."""
-    part = choice.get("delta") or choice.get("message") or choice
-    if not isinstance(part, dict):
-        return False, 0
-    length = 0
-    for name in _TEXTS:
-        if text := part.get(name):
-            length += _characters(text)
-    return bool(length or part.get("tool_calls") or part.get("function_call")), length
 
 
 def _characters(text: Any) -> int:
@@ -253,33 +266,6 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
     if not reading.pieces and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"
-
-
-def _answer(reading: _Reading) -> Answer:
-    usage = reading.usage
-    details = usage.get("prompt_tokens_details")
-    counted, new = _counts(reading.pieces)
-    brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
-    stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
-    counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
-    output = _whole(usage.get("completion_tokens"))
-    if output is None and counted != "unmeasured":
-        output = sum(new)
-    return Answer(
-        token_ns=np.repeat(stamps, counts),
-        chunk_tokens=counts,
-        chunk_ns=stamps,
-        first_text_ns=reading.first_text_ns,
-        text_chars=reading.text_chars,
-        prompt_tokens=_whole(usage.get("prompt_tokens")),
-        output_tokens=output,
-        cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
-        finish_reason=reading.finish_reason,
-        counted=counted,
-        request_metrics=reading.metrics,
-        done=reading.done,
-        error=reading.error,
-    )
 
 
 def _whole(value: Any) -> int | None:

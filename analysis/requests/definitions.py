@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.results.run import PeerDefinitions, PeerFigures
 from gapmeter.records import RunFolder, read_records
-from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import Chunk, chunks
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -193,11 +193,9 @@ def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str,
 
 def _seen(folder: RunFolder, tokens: Mapping[str, int | None]) -> Iterator[Seen]:
     for path in folder.record_files(folder.requests):
-        for code, payload in read_records(path).blobs:
-            if code == FINISHED:
-                record = decode(payload)
-                if record.request_id in tokens:
-                    yield seen(record, tokens[record.request_id])
+        for record in read_records(path).requests():
+            if record.request_id in tokens:
+                yield seen(record, tokens[record.request_id])
 
 
 def seen(record: RequestRecord, tokens: int | None) -> Seen:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from gapmeter.analysis.results.codec import Result, ResultFile, left_out
 from gapmeter.analysis.results.device import Weights
+from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios.model import Scenario
 
 Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
@@ -205,38 +206,6 @@ class PlanFacts(Result):
         if self.t0_ns is None:
             raise ValueError("the load had not begun")
         return self.t0_ns
-
-
-class LocustWorker(Result):
-    """One worker elsewhere, as the master knew it."""
-
-    worker: int
-    host: str
-    pid: int
-    state: str
-    why: str
-    planned: int | None
-    reports: int
-    issued: int
-    finished: int
-    failed: int
-    test_restarts: int
-    same_clock: bool
-    clock_offset_ns: int
-    clock_half_width_ns: int
-    estimated_offset_ns: int
-    estimated_half_width_ns: int
-    round_trips: int
-
-
-class LocustWorkers(Result):
-    """All workers of a run; ``histograms``: theirs merged, by metric, as HdrHistogram encodes them."""
-
-    locust: str
-    plan: str
-    port: int
-    workers: tuple[LocustWorker, ...]
-    histograms: Mapping[str, str]
 
 
 class SweepPlace(Result):

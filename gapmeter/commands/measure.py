@@ -15,7 +15,7 @@ from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
-    from gapmeter.loadgen.cluster import Workers
+    from gapmeter.loadgen.fleet import Workers
     from gapmeter.options import LocustPageOptions
     from gapmeter.runs.baseline import Baseline
     from gapmeter.scenarios import Scenario
@@ -175,7 +175,7 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
         return None
     if count < 1:
         raise UserError(f"--workers {count} is not a number of workers; write for instance --workers 3", errors.USAGE)
-    from gapmeter.loadgen.cluster import Workers
+    from gapmeter.loadgen.fleet import Workers
 
     host, port = flags.address_of("--listen", listen) if listen else ("127.0.0.1", flags.DEFAULT_PORT)
     return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.manifest import CalibratedLimit, CalibratedMachine, Calibration, GeneratorFloor
 from gapmeter.errors import NOT_VALID, OK, USAGE, UserError
-from gapmeter.loadgen.fleet import GENERATORS, NotStarted
+from gapmeter.loadgen.fleet import NotStarted
+from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.machine.hardware import Placement, describe_hardware, describe_versions, place
 from gapmeter.machine.instrument import (
     Cores,

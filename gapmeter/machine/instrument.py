@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.loadgen.content import PATHS
 from gapmeter.loadgen.fleet import Fleet, make_fleet
-from gapmeter.loadgen.plan import Plan, Swaps
+from gapmeter.loadgen.plan import PATHS, Plan, Swaps
 from gapmeter.records import Outcome, RecordFile, Span, read_records
-from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
 
 Ints = NDArray[np.int64]
@@ -81,7 +80,7 @@ def equal_plan(due_ns: Ints, tokens: int) -> Plan:
     body = json.dumps({"model": "null", "messages": [], "stream": True, "max_tokens": tokens}).encode()
     return Plan(
         loop="open", path=PATHS["chat"], due_ns=due_ns.astype(np.int64),
-        bodies=[body] * count, request_ids=[f"null-{index:06d}" for index in range(count)],
+        bodies=[body] * count,
         prompt_tokens=np.ones(count, np.int64), output_tokens=np.full(count, tokens, np.int64),
         prompt_tokens_exact=False, warmup_ns=0, warmup_requests=0, end_ns=0, concurrency=0, think_time_ns=0,
         timeout_ns=60_000_000_000, worker=0, workers=1, id_prefix="null",
@@ -106,7 +105,7 @@ def issue(
                 cpu_ns = _run(fleet, measure_cpu=measure_cpu)
         generated = read_records(path / "worker-0.gap")
         (server,) = (read_records(file) for file in path.glob("null-*.gap"))
-    records = [decode(payload) for code, payload in generated.blobs if code == FINISHED]
+    records = generated.requests()
     failed = [record for record in records if record.outcome is not Outcome.OK]
     if failed or len(records) != len(plan):
         why = f": {failed[0].outcome.name} {failed[0].error}" if failed else ""

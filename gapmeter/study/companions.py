@@ -176,7 +176,7 @@ def locust_page(asked: LocustPageOptions | None, say: Say) -> Iterator[LocustPag
     with tempfile.TemporaryFile() as log:
         environment = {"LOCUST_SKIP_MONKEY_PATCH": "1"}
         with companion(
-            "gapmeter.loadgen.locust.page", str(asked.port), log, grace_s=_PAGE_LEAVES_S, environment=environment
+            "gapmeter.web.locust_page", str(asked.port), log, grace_s=_PAGE_LEAVES_S, environment=environment
         ) as process:
             assert process.stdout is not None
             word, _, port = process.stdout.readline().decode().partition(" ")

@@ -13,17 +13,15 @@ from pathlib import Path
 from gapmeter import errors
 from gapmeter.analysis.results.manifest import Shortened
 from gapmeter.errors import UserError
-from gapmeter.loadgen.cluster import make_cluster, report_path
-from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_cluster, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Locustfile
 from gapmeter.machine.hardware import Placement
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
-from gapmeter.records.follow import RecordFollower, ReportFollower
+from gapmeter.records.follow import RecordTail, follow_run
 from gapmeter.records.request import ISSUED, RequestRecord
-from gapmeter.records.tail import RecordTail
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
@@ -103,7 +101,7 @@ class Load:
         """Until every generator process has ended: by itself, or asked to. A second Ctrl-C is raised."""
         ended_because: str | None = None
         shortened: Shortened | None = None
-        watch = None if self.options.quiet else self._watch(fleet, t0_ns)
+        watch = None if self.options.quiet else self._watch(t0_ns)
         frozen = FrozenProcesses(fleet.processes)
         tails = [RecordTail(path) for path in fleet.record_paths]
         seen: list[tuple[int, RequestRecord]] = []
@@ -145,11 +143,8 @@ class Load:
             shortened = Shortened(at_ns=last_due_ns + 1, in_flight="awaited")
         return LoadOutcome(ended_because, shortened)
 
-    def _watch(self, fleet: Fleet, t0_ns: int) -> Watch:
-        """From the record files; those of workers elsewhere come at the end, until then their histograms are known."""
-        elsewhere = self.options.workers is not None
-        report = report_path(self.folder.requests)
-        follower = ReportFollower(report, t0_ns) if elsewhere else RecordFollower(fleet.record_paths, t0_ns)
+    def _watch(self, t0_ns: int) -> Watch:
+        follower = follow_run(self.folder, t0_ns, whole=False)
         return Watch(follower, self.scenario, self.plan, t0_ns, as_json=self.options.progress == "json")
 
     def _server_failure(self) -> str:

@@ -19,10 +19,9 @@ from pathlib import Path
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import Cores, LocustWorkers, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
+from gapmeter.analysis.results.manifest import Cores, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
 from gapmeter.errors import UserError, reason_of
 from gapmeter.loadgen import PlanError
-from gapmeter.loadgen.cluster import report_path
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
@@ -30,6 +29,7 @@ from gapmeter.machine.calibration import load_calibration
 from gapmeter.machine.hardware import Placement, describe_hardware, place, suspended_ns
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
+from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
@@ -201,9 +201,8 @@ class Session:
 
 def _note_workers(manifest: OpenManifest) -> None:
     """What the master knows of each worker, if there was one; what they stamped is on their own clocks."""
-    path = report_path(manifest.folder.requests)
-    if path.exists():
-        workers = LocustWorkers.model_validate_json(path.read_bytes())
+    workers = LocustWorkers.read(manifest.folder.requests)
+    if workers is not None:
         manifest.note(workers=workers)
         manifest.note_plan(clock_offsets_ns={str(each.worker): each.clock_offset_ns for each in workers.workers})
 

@@ -22,7 +22,7 @@ from gapmeter.analysis.device.devices import CPU, catalogue, recognise
 from gapmeter.analysis.device.precision import CPU_FLAGS, refusal, support
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
-from gapmeter.loadgen.address import Address, authorization
+from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.machine.hardware import describe_hardware
 from gapmeter.options import Say
 from gapmeter.records import RunFolder

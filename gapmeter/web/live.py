@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from gapmeter.analysis.provenance import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
-from gapmeter.records.follow import Answered, Follower, RecordFollower, ReportFollower, phase
+from gapmeter.records.follow import Answered, Follower, follow_run, phase
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
 
@@ -123,18 +123,15 @@ class LiveState:
             return False
         self._plan, self._slos = manifest["plan"], manifest["slo"]
         self._rate = manifest["scenario"]["load"].get("rate")
-        requests, t0_ns = self._folder.requests, self._plan.get("t0_ns")
+        t0_ns = self._plan.get("t0_ns")
         if t0_ns is None:
             return False
-        if (requests / "master.json").exists():
-            self._follower = ReportFollower(requests / "workers.json", t0_ns)
-        elif paths := self._folder.record_files(requests):
-            self._follower = RecordFollower(paths, t0_ns, whole=True)
-        return self._follower is not None
+        self._follower = follow_run(self._folder, t0_ns, whole=True)
+        return True
 
     def _dot(self, answered: Answered) -> list[Any]:
         at_s = (answered.due_ns - self._plan["t0_ns"]) / 1e9
-        ttft_ms = None if answered.ttft_ms is None else round(answered.ttft_ms, 3)
+        ttft_ms = None if answered.ttft_ns is None else round(answered.ttft_ns / 1e6, 3)
         return [round(at_s, 3), ttft_ms, answered.outcome.name.lower()]
 
     def _state(self, seen: Follower, now_ns: int) -> dict[str, Any]:

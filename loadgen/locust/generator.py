@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from types import TracebackType
@@ -13,26 +14,16 @@ import locust
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.runners import LocalRunner
 
-from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import reason
-from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.issue import begin
 from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
 from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.worker import (
-    PARENT_GONE,
-    Exit,
-    Spec,
-    ending,
-    leave,
-    listen_for_start,
-    note_issued,
-    note_window,
-    stop_collecting,
-)
+from gapmeter.loadgen.worker import PARENT_GONE, Exit, Heartbeat, Spec, ending, leave, listen_for_start, stop_collecting
 from gapmeter.records import RecordWriter
 
 
@@ -48,19 +39,16 @@ class PlanTest(Environment):
         self.t0_ns = gevent.event.AsyncResult()
         self.over = gevent.event.Event()
 
-    def begin(self) -> None:
+    def begin(self) -> LocalRunner:
         """Have Locust start the user, which waits."""
-        self.create_local_runner().start(user_count=1, spawn_rate=1)
+        runner = self.create_local_runner()
+        runner.start(user_count=1, spawn_rate=1)
+        return runner
 
     def issue(self, t0_ns: int) -> None:
         """Returns when the plan has been issued, or the run is stopped."""
         self.t0_ns.set(t0_ns)
         gevent.wait([self.over, self.session.stopped], count=1)
-
-    def end(self) -> None:
-        """End Locust's users and its runner."""
-        if self.runner is not None:
-            self.runner.quit()
 
 
 class PlanUser(User):
@@ -81,6 +69,7 @@ class PlanUser(User):
 
 def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     """Connect, report ready, issue from the common start. Returns the exit code."""
+    own = spec.locustfile
     session = Session(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
     broken = _watch_for_bugs(session.stop)
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -90,50 +79,30 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     except OSError as error:
         return leave(Exit.UNREACHABLE, reason(error))
     try:
-        test = _test(session, spec)
+        test = PlanTest(session, spec.url) if own is None else LocustfileTest(session, spec.url, own)
     except BadLocustfile as error:
         return leave(Exit.BAD_SPEC, str(error))
-    test.begin()
+    runner = test.begin()
     stop_collecting()
     print("ready", flush=True)
-    t0_ns = _start(session)
-    if t0_ns is not None:
-        _timed(test, t0_ns)
-    test.end()
+    os.dup2(2, 1)  # what a user's tasks print goes into the log: nobody reads it from here
+    start = gevent.event.AsyncResult()
+    listen_for_start(session.loop, start.set, lambda: gevent.spawn(session.stop, PARENT_GONE))
+    gevent.wait([start, session.stopped], count=1)
+    if start.ready():
+        heartbeat = Heartbeat(session, start.get(), generator="locust", locust=locust.__version__)
+        test.issue(start.get())
+        heartbeat.stop_counting()
+        while session.awaited:
+            session.drained.clear()
+            session.drained.wait()
+        session.write_all()
+        heartbeat.close()
+    runner.quit()
     session.client.close()
     if isinstance(test, LocustfileTest) and test.failed:
         return leave(Exit.BAD_SPEC, test.failed)
     return ending(spec, session, broken)
-
-
-def _test(session: Session, spec: Spec) -> PlanTest | LocustfileTest:
-    """The plan as a Locust test, or the user's own. Raises BadLocustfile."""
-    if spec.locustfile is None:
-        return PlanTest(session, spec.url)
-    return LocustfileTest(session, spec.url, spec.locustfile)
-
-
-def _start(session: Session) -> int | None:
-    """The common start; None if stopped before it comes."""
-    start = gevent.event.AsyncResult()
-    listen_for_start(session.loop, start.set, lambda: gevent.spawn(session.stop, PARENT_GONE))
-    gevent.wait([start, session.stopped], count=1)
-    return int(start.get()) if start.ready() else None
-
-
-def _timed(test: PlanTest | LocustfileTest, t0_ns: int) -> None:
-    """The timed window, then the answers that are still out, with lag, speed and cost recorded beside them."""
-    session = test.session
-    heartbeat = Heartbeat(session, t0_ns)
-    note_window(session, t0_ns, {"generator": "locust", "locust": locust.__version__})
-    test.issue(t0_ns)
-    heartbeat.stop_counting()
-    while session.awaited:
-        session.drained.clear()
-        session.drained.wait()
-    session.write_all()
-    heartbeat.close()
-    note_issued(session)
 
 
 def _watch_for_bugs(stop: Callable[[str], None]) -> list[BaseException]:

@@ -1,10 +1,15 @@
-"""A user's own locustfile as a Locust test: its users and its shape decide what is sent when, our client sends it."""
+"""A user's own locustfile as a Locust test: its users and its shape decide what is sent when, our client sends it.
+
+Every stamp of their requests is on record, as a plan's are.
+"""
 
 from __future__ import annotations
 
 import heapq
 import json
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
@@ -16,17 +21,94 @@ from gevent import monkey
 from locust import User
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.runners import LocalRunner
 from locust.util.load_locustfile import load_locustfile
 
 from gapmeter.loadgen.exchange import Exchange
-from gapmeter.loadgen.locust.user import GapmeterUser
+from gapmeter.loadgen.issue import AFTER_FAILURE_NS, EARLY_NS
+from gapmeter.loadgen.plan import CHAT, COMPLETION
 from gapmeter.loadgen.session import Session
 from gapmeter.loadgen.worker import Locustfile
+from gapmeter.records import Outcome
+from gapmeter.records.stream import events
 from gapmeter.records.timer import Timer
 
-# As an open loop's: the timer goes off a little earlier, and the rest is spun.
-_EARLY_NS = 50_000
+# Locust's sleep is late by a millisecond: end it this much earlier, and wait for the rest on a timer.
+_SLEEP_EARLY_S = 0.005
 _STAGGER_S = 1.0  # over which users start
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a request ended. ``ok``: answered with a 2xx; otherwise ``outcome`` and ``error`` say why not."""
+
+    request_id: str
+    ok: bool
+    outcome: str
+    error: str
+    e2e_s: float
+    _exchange: Exchange
+
+    @property
+    def text(self) -> str:
+        """The answer. Parsed from the recorded bytes at every call, which takes a little of the user's time."""
+        return "".join(_text_of(data) for _, data in events(self._exchange.collect()))
+
+
+class GapmeterUser(User):
+    """A user who sends a request and waits for the answer; each is due a think time after the end of the one before.
+
+    The think time is what ``wait_time`` says between tasks, and ``think`` within them. Any other time that a task takes
+    before its request makes that late, and is shown as the load tester's lag.
+    """
+
+    abstract = True
+    environment: LocustfileTest
+
+    def __init__(self, environment: LocustfileTest) -> None:
+        super().__init__(environment)
+        self._answered_ns = self._thought_ns = 0
+        drawn = self.wait_time
+        self.wait_time = lambda: self._pause(drawn())  # type: ignore[method-assign]
+
+    def ask(
+        self, prompt: str = "", *, messages: Sequence[dict[str, Any]] | None = None, completion: bool = False,
+        max_tokens: int = 64, exact: bool = False, temperature: float = 0.0, **more: Any,
+    ) -> Reply:  # fmt: skip
+        """Send a request and wait for the whole answer. ``messages``, instead of a prompt, continue a conversation.
+
+        ``completion``: no chat, the prompt as it is. ``exact``: the answer is to have ``max_tokens`` tokens (vLLM's
+        ``ignore_eos``). ``more`` goes into the body. A failed request has a reply, too. The user ends with the run.
+        """
+        question = {"prompt": prompt} if completion else {"messages": messages or [{"role": "user", "content": prompt}]}
+        body: dict[str, Any] = {**question, "max_tokens": max_tokens, "temperature": temperature, **more}
+        if exact:
+            body |= {"min_tokens": max_tokens, "ignore_eos": True}
+        due_ns = (self._answered_ns or monotonic_ns()) + self._thought_ns
+        exchange = self.environment.requests.send(COMPLETION if completion else CHAT, body, due_ns)
+        good = exchange.outcome is Outcome.OK
+        self._answered_ns, self._thought_ns = exchange.end_ns, 0 if good else AFTER_FAILURE_NS
+        e2e_s = (exchange.end_ns - due_ns) / 1e9
+        return Reply(exchange.request_id, good, exchange.outcome.name.lower(), exchange.error, e2e_s, exchange)
+
+    def think(self, seconds: float) -> None:
+        """Pause before the next request, as somebody does who reads the answer."""
+        gevent.sleep(self._pause(seconds))
+
+    def _pause(self, seconds: float) -> float:
+        """Add to the think time; returns how long to sleep for it."""
+        self._thought_ns += round(seconds * 1e9)
+        if not self._answered_ns:
+            return seconds
+        return max(0.0, (self._answered_ns + self._thought_ns - monotonic_ns()) / 1e9 - _SLEEP_EARLY_S)
+
+
+def _text_of(data: str) -> str:
+    if data == "[DONE]":
+        return ""
+    choices = json.loads(data).get("choices") or [{}]
+    part = choices[0].get("delta") or choices[0].get("message") or choices[0]
+    return str(part.get("content") or part.get("text") or "")
 
 
 class RequestQueue:
@@ -56,7 +138,11 @@ class RequestQueue:
         self._composed += 1
         answer = self._answers[exchange.index] = gevent.event.AsyncResult()
         try:
-            self._put(due_ns, exchange)
+            if due_ns <= monotonic_ns():
+                self._session.send(exchange, due_ns)
+            else:
+                heapq.heappush(self._due, (due_ns, exchange.index, exchange))
+                self._timer.arm(self._due[0][0] - EARLY_NS)
             answered: Exchange = answer.get()
         finally:  # a shape may end a user who waits; the request that was sent is still answered, and recorded
             self._answers.pop(exchange.index, None)
@@ -71,15 +157,8 @@ class RequestQueue:
                 answer.set_exception(StopUser())
         self._due.clear()
 
-    def _put(self, due_ns: int, exchange: Exchange) -> None:
-        if due_ns <= monotonic_ns():
-            self._session.send(exchange, due_ns)
-            return
-        heapq.heappush(self._due, (due_ns, exchange.index, exchange))
-        self._timer.arm(self._due[0][0] - _EARLY_NS)
-
     def _wake(self) -> None:
-        while self._due and self._due[0][0] <= monotonic_ns() + _EARLY_NS:
+        while self._due and self._due[0][0] <= monotonic_ns() + EARLY_NS:
             due_ns, index, exchange = heapq.heappop(self._due)
             if index not in self._answers:
                 continue
@@ -87,7 +166,7 @@ class RequestQueue:
                 pass
             self._session.send(exchange, due_ns)
         if self._due:
-            self._timer.arm(self._due[0][0] - _EARLY_NS)
+            self._timer.arm(self._due[0][0] - EARLY_NS)
 
     def _answered(self, exchange: Exchange) -> None:
         if (answer := self._answers.get(exchange.index)) is not None:
@@ -116,11 +195,12 @@ class LocustfileTest(Environment):
         self.events.user_error.add_listener(self._raised)
         self.events.test_stop.add_listener(lambda **_: self.over.set())
 
-    def begin(self) -> None:
+    def begin(self) -> LocalRunner:
         """Make the runner; users come with the start."""
         runner = self.create_local_runner()
         if self.shape_class is not None:
             self.shape_class.runner = runner
+        return runner
 
     def issue(self, t0_ns: int) -> None:
         """Returns when the time is over, the shape has ended, or the run is stopped."""
@@ -134,11 +214,6 @@ class LocustfileTest(Environment):
         left_s = max(0.0, (t0_ns + plan.end_ns - monotonic_ns()) / 1e9)
         gevent.wait([self.over, session.stopped], timeout=left_s, count=1)
         self.requests.close()
-
-    def end(self) -> None:
-        """End Locust's users and its runner."""
-        if self.runner is not None:
-            self.runner.quit()
 
     def _raised(self, user_instance: Any, exception: BaseException, tb: TracebackType | None, **_: Any) -> None:
         if not self.failed:

@@ -6,8 +6,6 @@ a generator process is. Locust's master carries the messages; what is issued whe
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -22,14 +20,14 @@ import gevent.event
 import locust
 from locust.env import Environment
 
-from gapmeter.loadgen.cluster import MasterSpec
-from gapmeter.loadgen.locust.clocks import SAME, Offset, Trip, clock_name
-from gapmeter.loadgen.locust.protocol import TYPE, VERSION, FileServer, Hello, Order, Result
-from gapmeter.loadgen.locust.totals import METRICS, Report, merged
+from gapmeter.loadgen.fleet import MasterSpec
+from gapmeter.loadgen.locust.protocol import TYPE, VERSION, FileServer, Hello, Offset, Order, Result, clock_name
+from gapmeter.loadgen.locust.slice_run import Report, merged
 from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.locust.worker import SliceUser
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit, leave, listen_for_start
+from gapmeter.records.workers import LocustWorker, LocustWorkers
 
 _LOOK_S = 0.05
 _TRIPS = 20
@@ -64,7 +62,8 @@ class Member:
     restarts: int = 0
     report: Report = field(default_factory=Report)
     heard_ns: int = field(default_factory=monotonic_ns)
-    trips: list[Trip] = field(default_factory=list)
+    estimate: Offset = field(default_factory=Offset)  # from the shortest of the round trips
+    trips: int = 0
 
     @property
     def name(self) -> str:
@@ -73,39 +72,41 @@ class Member:
     @property
     def offset(self) -> Offset:
         """Its clock minus ours: nothing where both read the same clock."""
-        return SAME if self.same_clock else self.estimate
+        return Offset() if self.same_clock else self.estimate
 
-    @property
-    def estimate(self) -> Offset:
-        return Offset.of(self.trips) if self.trips else SAME
+    def came_back(self, trip: Offset) -> None:
+        """A message has been there and back."""
+        if not self.trips or trip.half_width_ns < self.estimate.half_width_ns:
+            self.estimate = trip
+        self.trips += 1
 
     def take(self, report: Report) -> None:
         """Keep the newest; an older one that comes later changes nothing."""
         if report.sequence > self.report.sequence:
             self.report = report
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> LocustWorker:
         """For the manifest. What it had issued after its last report, nobody knows."""
-        return {
-            "worker": self.number, "host": self.about.host, "pid": self.about.pid, "state": self.state,
-            "why": self.why, "planned": self.planned, "reports": self.report.sequence, "issued": self.report.issued,
-            "finished": self.report.finished, "failed": self.report.failed,
-            "test_restarts": self.restarts, "same_clock": self.same_clock,
-            "clock_offset_ns": self.offset.offset_ns, "clock_half_width_ns": self.offset.half_width_ns,
-            "estimated_offset_ns": self.estimate.offset_ns, "estimated_half_width_ns": self.estimate.half_width_ns,
-            "round_trips": len(self.trips),
-        }  # fmt: skip
+        return LocustWorker(
+            worker=self.number, host=self.about.host, pid=self.about.pid, state=self.state, why=self.why,
+            planned=self.planned, reports=self.report.sequence, issued=self.report.issued,
+            finished=self.report.finished, failed=self.report.failed, test_restarts=self.restarts,
+            same_clock=self.same_clock, clock_offset_ns=self.offset.offset_ns,
+            clock_half_width_ns=self.offset.half_width_ns, estimated_offset_ns=self.estimate.offset_ns,
+            estimated_half_width_ns=self.estimate.half_width_ns, round_trips=self.trips,
+        )  # fmt: skip
 
 
 class Master:
     """The workers of one run. Raises OSError when a port is taken, or what Locust does."""
 
     def __init__(self, spec: MasterSpec, plan: Plan) -> None:
-        self._spec, self._plan = spec, plan
+        self._spec, self._plan, self._asked = spec, plan, spec.workers
         self._env = Environment(user_classes=[SliceUser], host=spec.url)
-        self._runner = self._env.create_master_runner(spec.listen_host, spec.listen_port)
-        files_port = spec.listen_port + 1 if spec.listen_port else 0
-        self._files = FileServer(spec.listen_host, files_port, Path(spec.folder), self._expects, self._finished)
+        self._runner = self._env.create_master_runner(self._asked.listen_host, self._asked.listen_port)
+        files_port = self._asked.listen_port + 1 if self._asked.listen_port else 0
+        folder = Path(spec.folder)
+        self._files = FileServer(self._asked.listen_host, files_port, folder, self._expects, self._finished)
         self._runner.register_message(TYPE, self._heard)
         self._env.events.heartbeat_sent.add_listener(lambda client_id, **_: self._alive(client_id))
         self._env.events.worker_report.add_listener(self._reported)
@@ -120,15 +121,16 @@ class Master:
 
     @property
     def members(self) -> list[Member]:
-        return sorted(self._members.values(), key=lambda member: member.number)
+        return list(self._members.values())
 
     def gather(self, say: Callable[[str], None]) -> None:
         """Wait for the workers; each that comes is told of."""
-        said = -1
-        while len(self._members) < self._spec.workers and not self.stopped.is_set():
-            if said != len(self._members):
-                said = len(self._members)
-                say(f"{said} of {self._spec.workers} workers are here; {self._spec.listen_host}:{self.port} listens")
+        announced = -1
+        while len(self._members) < self._asked.count and not self.stopped.is_set():
+            if announced != len(self._members):
+                announced = len(self._members)
+                here = f"{announced} of {self._asked.count} workers are here"
+                say(f"{here}; {self._asked.listen_host}:{self.port} listens")
             gevent.sleep(_LOOK_S)
 
     def arm(self) -> None:
@@ -137,11 +139,11 @@ class Master:
         if self.stopped.is_set():
             return
         for member in self.members:
-            part = self._plan.slice(member.number, self._spec.workers) if self._spec.workers > 1 else self._plan
+            part = self._plan.slice(member.number, self._asked.count) if self._asked.count > 1 else self._plan
             member.planned = len(part)
             part.save(self._files.slice_path(member.number))
             order = Order(
-                worker=member.number, workers=self._spec.workers, url=self._spec.url, generator=self._spec.generator,
+                worker=member.number, workers=self._asked.count, url=self._spec.url, generator=self._spec.generator,
                 digest=part.digest(), port=self._files.port, token=self._files.token,
             )  # fmt: skip
             self._send(member, "arm", order=asdict(order))
@@ -179,16 +181,12 @@ class Master:
 
     def write_report(self) -> None:
         """What the manifest will say of the workers, anew while it runs; the merged histograms are beside it."""
-        reports = [member.report for member in self.members]
-        value = {
-            "locust": locust.__version__, "plan": self._plan.digest(), "port": self.port,
-            "workers": [member.describe() for member in self.members],
-            "histograms": {name: merged(name, reports).encode().decode() for name in METRICS},
-        }  # fmt: skip
-        path = Path(self._spec.report)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(value, indent=1))
-        os.replace(part, path)
+        histograms = merged(member.report for member in self.members)
+        LocustWorkers(
+            locust=locust.__version__, plan=self._plan.digest(), port=self.port,
+            workers=tuple(member.describe() for member in self.members),
+            histograms={name: histogram.encode().decode() for name, histogram in histograms.items()},
+        ).write(Path(self._spec.folder))  # fmt: skip
 
     def troubles(self) -> list[str]:
         """A sentence for each worker that is lost or failed."""
@@ -210,8 +208,8 @@ class Master:
         while not all(settled(member) or member.state in _OVER for member in self._members.values()):
             for member in self.members:
                 silent_ns = monotonic_ns() - member.heard_ns
-                if member.state not in _OVER and silent_ns > self._spec.patience_s * 1e9:
-                    member.state, member.why = State.LOST, f"was not heard for {self._spec.patience_s:g} s"
+                if member.state not in _OVER and silent_ns > self._asked.patience_s * 1e9:
+                    member.state, member.why = State.LOST, f"was not heard for {self._asked.patience_s:g} s"
             gevent.sleep(_LOOK_S)
 
     def _heard(self, msg: Any, **_: Any) -> None:
@@ -224,7 +222,7 @@ class Master:
         member.heard_ns = monotonic_ns()
         match message["word"]:
             case "clock":
-                member.trips.append(Trip(message["sent_ns"], message["there_ns"], monotonic_ns()))
+                member.came_back(Offset.of(message["sent_ns"], message["there_ns"], monotonic_ns()))
             case "ready" if member.state is State.WAITING:
                 member.state = State.READY
             case "failed":
@@ -233,7 +231,7 @@ class Master:
     def _admit(self, client_id: str, message: dict[str, Any]) -> None:
         """Number a new worker, or refuse it: slices are dealt out once."""
         why = f"the master speaks version {VERSION} of the protocol" if message["version"] != VERSION else ""
-        if self._armed or len(self._members) >= self._spec.workers:
+        if self._armed or len(self._members) >= self._asked.count:
             why = "this run has all its workers already"
         if why:
             self._runner.send_message(TYPE, {"word": "refuse", "why": why}, client_id)
@@ -274,38 +272,36 @@ def main(arguments: list[str]) -> int:
     try:
         master = Master(spec, plan)
     except (SystemExit, Exception) as error:  # noqa: BLE001 - Locust raises what it likes, or exits
-        return leave(Exit.BAD_SPEC, f"{spec.listen_host}:{spec.listen_port} cannot be listened on: {error}")
+        return leave(
+            Exit.BAD_SPEC, f"{spec.workers.listen_host}:{spec.workers.listen_port} cannot be listened on: {error}"
+        )
     start = gevent.event.AsyncResult()
     listen_for_start(GreenLoop(), start.set, lambda: gevent.spawn(master.stop))
     for signum in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signum, master.stop)
     try:
-        return _conduct(master, start)
+        master.gather(lambda text: print(text, flush=True))
+        master.measure_clocks(_TRIPS)
+        master.arm()
+        if master.stopped.is_set():
+            master.collect()
+            return Exit.STOPPED
+        if troubles := master.troubles():
+            master.stop()
+            return leave(Exit.BAD_SPEC, "; ".join(troubles))
+        print("ready", flush=True)
+        gevent.wait([start, master.stopped], count=1)
+        measuring = gevent.spawn(master.keep_measuring)
+        if start.ready():
+            master.start(start.get())
+        master.collect()
+        measuring.kill()
+        master.write_report()
+        if troubles := master.troubles():
+            return leave(Exit.BAD_SPEC, "; ".join(troubles))
+        return Exit.STOPPED if master.stopped.is_set() else Exit.DONE
     finally:
         master.close()
-
-
-def _conduct(master: Master, start: Any) -> int:
-    master.gather(lambda text: print(text, flush=True))
-    master.measure_clocks(_TRIPS)
-    master.arm()
-    if master.stopped.is_set():
-        master.collect()
-        return Exit.STOPPED
-    if troubles := master.troubles():
-        master.stop()
-        return leave(Exit.BAD_SPEC, "; ".join(troubles))
-    print("ready", flush=True)
-    gevent.wait([start, master.stopped], count=1)
-    measuring = gevent.spawn(master.keep_measuring)
-    if start.ready():
-        master.start(start.get())
-    master.collect()
-    measuring.kill()
-    master.write_report()
-    if troubles := master.troubles():
-        return leave(Exit.BAD_SPEC, "; ".join(troubles))
-    return Exit.STOPPED if master.stopped.is_set() else Exit.DONE
 
 
 if __name__ == "__main__":

@@ -19,31 +19,31 @@ import http.client
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from wsgiref.util import FileWrapper
 
 import gevent
 from gevent import pywsgi
 
-from gapmeter.loadgen.locust.totals import Report
+from gapmeter.loadgen.locust.slice_run import Report
 
 TYPE = "gapmeter"
-VERSION = 2
+VERSION = 3
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker offers itself. ``clock``: see ``clocks.clock_name``."""
+    """A worker offers itself. ``clock``: see ``clock_name``."""
 
     version: int
     host: str
     pid: int
     clock: str
-    locust: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class FileServer:
         status, path = self._answer(environ)
         size = path.stat().st_size if path is not None else 0
         start_response(status, [("Content-Length", str(size)), ("Content-Type", "application/octet-stream")])
-        return _pieces(path) if path is not None else ()
+        return FileWrapper(path.open("rb"), _PIECE_BYTES) if path is not None else ()
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, Path | None]:
         """Status, and the file to send, if any."""
@@ -186,12 +186,28 @@ class Files:
             connection.close()
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while data := file.read(_PIECE_BYTES):
-            yield data
-
-
 def _content_digest(sha256: bytes) -> str:
     """The header of RFC 9530."""
     return f"sha-256=:{base64.b64encode(sha256).decode()}:"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Their clock minus ours. The truth lies within ``half_width_ns`` of it, however long either way took."""
+
+    offset_ns: int = 0
+    half_width_ns: int = 0
+
+    @classmethod
+    def of(cls, sent_ns: int, there_ns: int, heard_ns: int) -> Offset:
+        """From a message there and its answer (Cristian 1989): ``there_ns`` was stamped at some moment in between."""
+        return cls(there_ns - (sent_ns + heard_ns) // 2, (heard_ns - sent_ns + 1) // 2)
+
+
+def clock_name() -> str:
+    """Equal where CLOCK_MONOTONIC is the same clock: the kernel's boot and its time namespace; "" when unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return ""

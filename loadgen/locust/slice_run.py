@@ -1,18 +1,46 @@
-"""A worker's slice of the plan, issued by a generator process of its own. Runs in a thread; knows nothing of gevent."""
+"""A worker's slice of the plan: issued by a generator process of its own, followed in its records meanwhile.
+
+Runs in a thread; knows nothing of gevent.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
-from gapmeter.loadgen.locust.totals import Totals
-from gapmeter.loadgen.plan import Plan
-from gapmeter.records.tail import RecordTail
+from hdrh.histogram import HdrHistogram
 
-_TOTALS_EVERY_S = 0.5
+from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from gapmeter.loadgen.plan import Plan
+from gapmeter.records.follow import RecordFollower, count_in, new_histograms
+
+_FOLLOW_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker has seen so far. Cumulative: a report that is lost costs nothing, the next holds it all.
+
+    Each has a higher ``sequence`` than those before it. ``histograms``: encoded, by metric.
+    """
+
+    sequence: int = 0
+    issued: int = 0
+    finished: int = 0
+    failed: int = 0
+    histograms: dict[str, str] = field(default_factory=dict)
+
+
+def merged(reports: Iterable[Report]) -> dict[str, HdrHistogram]:
+    """Over all workers, in ns, by metric: histograms are added, percentiles never."""
+    total = new_histograms()
+    for report in reports:
+        for name, encoded in report.histograms.items():
+            total[name].decode_and_add(encoded)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +60,12 @@ class SliceRun:
     """
 
     def __init__(self, plan: Plan, url: str, generator: str, call: Call, folder: Path) -> None:
-        self.totals = Totals()
         self.records = folder / "worker-0.gap"
         self.ready, self.over = threading.Event(), threading.Event()
         self.failed, self.troubles = "", list[str]()
+        self._follower = RecordFollower([self.records], 0, whole=True)
+        self._histograms = new_histograms()
+        self._reports = 0
         self._starts: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._fleet: Fleet | None = None
         self._begun = False
@@ -55,17 +85,27 @@ class SliceRun:
         if self._fleet is not None:
             self._fleet.stop()
 
+    def report(self) -> Report:
+        """What has been seen so far."""
+        self._reports += 1
+        encoded = {name: histogram.encode().decode() for name, histogram in self._histograms.items()}
+        seen = self._follower
+        return Report(self._reports, seen.issued, seen.done, seen.failed.total(), encoded)
+
     def _run(self, plan: Plan, url: str, generator: str, call: Call, folder: Path) -> None:
         try:
             with make_fleet(plan, url, call.api_key, folder, call.cores, 1, generator=generator) as fleet:
                 self._fleet = fleet
                 self.ready.set()
                 if (t0_ns := self._starts.get()) is not None:
-                    tail = RecordTail(fleet.record_paths[0])
                     fleet.start(t0_ns)
-                    fleet.wait(lambda: self.totals.take(tail.poll()), _TOTALS_EVERY_S)
+                    fleet.wait(self._follow, _FOLLOW_EVERY_S)
                     self.troubles = fleet.troubles()
         except (Unreachable, NotStarted, OSError) as error:
             self.failed = str(error)
         finally:
             self.over.set()
+
+    def _follow(self) -> None:
+        for answered in self._follower.poll():
+            count_in(self._histograms, answered)

@@ -8,15 +8,15 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
 import gevent
 from gevent.socket import wait_read, wait_write
 
-from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import Connection, Pool
-from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.exchange import Address, Exchange
 
 READ, WRITE = 1, 2
 _MOST_READ = 1 << 16
@@ -161,7 +161,7 @@ class GreenPool(Pool):
 
     def _send_on_new(self, exchange: Exchange) -> None:
         exchange.connect_start_ns = exchange.connect_start_ns or monotonic_ns()
-        exchange.carrier = _Opening(gevent.spawn(self._open_and_send, exchange))
+        exchange.carrier = partial(gevent.spawn(self._open_and_send, exchange).kill, block=False)
 
     def _open_and_send(self, exchange: Exchange) -> None:
         try:
@@ -170,16 +170,6 @@ class GreenPool(Pool):
             self._not_opened(exchange, error)
         else:
             self._send_opened(connection, exchange)
-
-
-class _Opening:
-    """The greenlet that opens a connection."""
-
-    def __init__(self, greenlet: Any) -> None:
-        self._greenlet = greenlet
-
-    def cancel(self) -> None:
-        self._greenlet.kill(block=False)
 
 
 def _connected(family: int, address: tuple[str, int]) -> socket.socket:

@@ -18,12 +18,10 @@ from typing import Any
 
 import gevent
 import gevent.event
-import locust
 from locust import User, task
 from locust.env import Environment
 
-from gapmeter.loadgen.locust.clocks import clock_name
-from gapmeter.loadgen.locust.protocol import TYPE, VERSION, Files, Hello, NotTaken, Order, Result
+from gapmeter.loadgen.locust.protocol import TYPE, VERSION, Files, Hello, NotTaken, Order, Result, clock_name
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 
@@ -65,21 +63,14 @@ class Worker(Environment):
         self._run: SliceRun | None = None
         self._left = False
         self._users = 0
-        self._answers: dict[str, Callable[[dict[str, Any]], None]] = {
-            "arm": self._armed,
-            "refuse": self._refuse,
-            "clock": self._clock,
-            "start": self._started,
-            "stop": self._stop,
-        }
 
     def serve(self) -> None:
         """Serve the master to the end. Raises Refused, ConnectionError when no master answers."""
         self._say(f"calling the master at {self._call.host}:{self._call.port}, for five minutes if none answers")
         runner = self.create_worker_runner(self._call.host, self._call.port)
-        runner.register_message(TYPE, lambda msg, **_: self._answers[msg.data["word"]](msg.data))
+        runner.register_message(TYPE, self._heard)
         self.events.report_to_master.add_listener(self._report)
-        self.events.quit.add_listener(lambda **_: self._stop({}))
+        self.events.quit.add_listener(lambda **_: self._stop())
         runner.greenlet.spawn(_until_killed, self._gone)
         try:
             order = self._join()
@@ -91,7 +82,7 @@ class Worker(Environment):
                 gevent.sleep(_LOOK_S)
             late = [run.failed] if run.failed else []
             stopped = ["it was stopped by a signal"] if self._left else []
-            result = Result([*run.troubles, *late, *stopped], max(0, self._users - 1), run.totals.report())
+            result = Result([*run.troubles, *late, *stopped], max(0, self._users - 1), run.report())
             self._insist(lambda: files.hand_in(run.records, result), run.records)
         finally:
             if self._run is not None:
@@ -119,10 +110,10 @@ class Worker(Environment):
 
     def _join(self) -> Order:
         """Offer ourselves until the master has an order for us."""
-        about = Hello(VERSION, socket.gethostname(), os.getpid(), clock_name(), locust.__version__)
+        about = Hello(VERSION, socket.gethostname(), os.getpid(), clock_name())
         while not self._order.ready():
             self._check()
-            self._send("hello", asdict(about))
+            self._send("hello", **asdict(about))
             self._order.wait(_AGAIN_S)
         order: Order = self._order.get()
         self._say(f"armed as worker {order.worker} of {order.workers}")
@@ -139,10 +130,10 @@ class Worker(Environment):
         while not (run.ready.is_set() or run.over.is_set()):
             gevent.sleep(_LOOK_S)
         if run.failed:
-            self._send("failed", {"why": run.failed})
+            self._send("failed", why=run.failed)
             gevent.sleep(0.5)
             raise Refused(run.failed)
-        self._send("ready", {})
+        self._send("ready")
         return run
 
     def _insist(self, transfer: Callable[[], None], records: Path | None = None) -> None:
@@ -164,30 +155,30 @@ class Worker(Environment):
         if self._gone.is_set():
             raise Refused("the master is gone", records)
 
-    def _armed(self, message: dict[str, Any]) -> None:
-        if not self._order.ready():
-            self._order.set(Order(**message["order"]))
+    def _heard(self, msg: Any, **_: Any) -> None:
+        message: dict[str, Any] = msg.data
+        match message["word"]:
+            case "arm" if not self._order.ready():
+                self._order.set(Order(**message["order"]))
+            case "refuse":
+                self._refused = message["why"]
+            case "clock":
+                self._send("clock", sent_ns=message["sent_ns"], there_ns=monotonic_ns())
+            case "start" if not self._start.ready():
+                self._start.set(message["t0_ns"])
+                self._begin()
+            case "stop":
+                self._stop()
 
-    def _refuse(self, message: dict[str, Any]) -> None:
-        self._refused = message["why"]
-
-    def _clock(self, message: dict[str, Any]) -> None:
-        self._send("clock", {"sent_ns": message["sent_ns"], "there_ns": monotonic_ns()})
-
-    def _started(self, message: dict[str, Any]) -> None:
-        if not self._start.ready():
-            self._start.set(message["t0_ns"])
-            self._begin()
-
-    def _stop(self, _: dict[str, Any]) -> None:
+    def _stop(self) -> None:
         if self._run is not None:
             gevent.spawn(self._run.stop)
 
     def _report(self, client_id: str, data: dict[str, Any]) -> None:
         if self._run is not None:
-            data[TYPE] = asdict(self._run.totals.report())
+            data[TYPE] = asdict(self._run.report())
 
-    def _send(self, word: str, values: dict[str, Any]) -> None:
+    def _send(self, word: str, **values: Any) -> None:
         assert self.runner is not None
         self.runner.send_message(TYPE, {"word": word, **values})
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from gapmeter.analysis.requests.definitions import PERCENTILES, Measured, figures, pooled, seen, vllm_bench
-from gapmeter.loadgen.content import PATHS
+from gapmeter.loadgen.plan import PATHS
 from gapmeter.machine.instrument import equal_plan
 from gapmeter.records import Outcome
 from gapmeter.records.request import RequestRecord

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gapmeter.loadgen.address import Address
 from gapmeter.loadgen.client import Connection, Pool
-from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, RequestRecord, decode, encode
 

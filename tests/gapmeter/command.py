@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 
 from gapmeter.records import RunFolder
+from gapmeter.records.follow import RecordTail
 from gapmeter.records.request import FINISHED
-from gapmeter.records.tail import RecordTail
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "GAPMETER_TEST_MARK"

@@ -17,13 +17,16 @@ from typing import Any
 
 import pytest
 
-from gapmeter.loadgen.locust.figures import live_rows, supported
-from gapmeter.loadgen.locust.follow import Followed
-from gapmeter.loadgen.locust.totals import METRICS
+from gapmeter.records.follow import new_histograms
 from gapmeter.records.histograms import new_histogram
+from gapmeter.records.workers import LocustWorker, LocustWorkers
 from tests.analysis.report_frames import write_run
 from tests.browser import Tab
 from tests.gapmeter.command import ROOT, Command, gapmeter
+
+with pytest.MonkeyPatch.context() as context:
+    context.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")  # else it patches the sockets of this process
+    from gapmeter.web.locust_page import ShownRun, live_rows, supported
 
 STEADY = (
     "run", "smoke", "--engine", "simulated", "--set", "load.generator=locust", "--set", "load.rate=40",
@@ -128,7 +131,7 @@ def page(tmp_path: Path) -> Iterator[str]:
     """The page's process with a run that is over. Yields its address."""
     run = write_run(tmp_path / "run", count=400, rate=22.0, failures=3)
     told = json.dumps({"folder": str(run.path), "name": "chat", "url": "http://127.0.0.1:1"})
-    command = [sys.executable, "-P", "-m", "gapmeter.loadgen.locust.page", "0"]
+    command = [sys.executable, "-P", "-m", "gapmeter.web.locust_page", "0"]
     environment = {**os.environ, "LOCUST_SKIP_MONKEY_PATCH": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as process:
         assert process.stdin is not None
@@ -169,24 +172,27 @@ def test_what_workers_elsewhere_report_becomes_one_event_a_request(tmp_path: Pat
     (tmp_path / "requests").mkdir()
     (tmp_path / "requests" / "master.json").write_text("{}")
     heard: list[tuple[float | None, str]] = []
-    followed = Followed(tmp_path, lambda e2e_ms, why: heard.append((e2e_ms, why)))
-    histograms = {name: new_histogram() for name in METRICS}
+    shown_run = ShownRun(tmp_path, lambda e2e_ms, why: heard.append((e2e_ms, why)))
+    histograms = new_histograms()
 
     def report(issued: int, finished: int, failed: int) -> None:
-        told = {name: histogram.encode().decode() for name, histogram in histograms.items()}
-        workers = [{"issued": issued, "finished": finished, "failed": failed}]
-        value = json.dumps({"workers": workers, "histograms": told})
-        (tmp_path / "requests" / "workers.json").write_text(value)
-        followed.look()
+        encoded = {name: histogram.encode().decode() for name, histogram in histograms.items()}
+        worker = LocustWorker(
+            worker=0, host="h", pid=1, state="ready", why="", planned=9, reports=1, issued=issued, finished=finished,
+            failed=failed, test_restarts=0, same_clock=True, clock_offset_ns=0, clock_half_width_ns=0,
+            estimated_offset_ns=0, estimated_half_width_ns=0, round_trips=0,
+        )  # fmt: skip
+        LocustWorkers("2.47", "digest", 5557, (worker,), encoded).write(tmp_path / "requests")
+        shown_run.look()
 
-    followed.look()
+    shown_run.look()
     assert heard == []
     for value_ns in (5_000_000, 5_000_000, 70_000_000):
         histograms["e2e"].record_value(value_ns)
     report(5, 4, 1)
     assert sorted(round(e2e_ms) for e2e_ms, _ in heard if e2e_ms is not None) == [5, 5, 70]
     assert [why for e2e_ms, why in heard if e2e_ms is None] == ["failed"]
-    assert followed.in_flight == 1
+    assert shown_run.in_flight == 1
     histograms["e2e"].record_value(5_000_000)
     report(5, 5, 1)
     assert len(heard) == 5

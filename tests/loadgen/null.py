@@ -44,8 +44,13 @@ def plan(
     at = text.index(b"word")
     return Plan(
         loop="closed" if users else "open", path=PATH, due_ns=np.array(due_ns, np.int64), bodies=[text] * count,
-        request_ids=[f"r-{index:06d}" for index in range(count)], prompt_tokens=np.full(count, 3, np.int64),
+        prompt_tokens=np.full(count, 3, np.int64),
         output_tokens=np.full(count, tokens, np.int64), prompt_tokens_exact=True, warmup_ns=0, warmup_requests=0,
         end_ns=end_ns, concurrency=users, think_time_ns=think_ns, timeout_ns=int(timeout_s * 1e9), worker=0, workers=1,
         id_prefix="r", swaps=Swaps(np.tile([at, at + 4, 0], (count, 1)), (b"word", b"fine", b"gold")), notes=(),
     )  # fmt: skip
+
+
+def ids(plan: Plan) -> list[str]:
+    """The x-request-id of every planned request."""
+    return [plan.request_id(index) for index in range(len(plan))]

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gapmeter.loadgen.address import Address, authorization
 from gapmeter.loadgen.client import Client
-from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.exchange import Address, Exchange, authorization
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer

@@ -3,55 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from gapmeter.loadgen.cluster import Workers, make_cluster, report_path
-from gapmeter.loadgen.fleet import Fleet, NotStarted
+from gapmeter.loadgen.fleet import Fleet, NotStarted, Workers, make_cluster
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, on_clock
 from gapmeter.records.stream import parse_answer
-from tests.loadgen.null import plan
+from gapmeter.records.workers import LocustWorker, LocustWorkers
+from tests.loadgen.null import ids, plan
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
 
 MS = 1_000_000
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def null() -> Iterator[str]:
-    """A null server: 20 ms to the first token, 2 ms between tokens. Yields its address."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gapmeter.servers.null",
-        "--with-parent",
-        "--first-ms",
-        "20",
-        "--gap-ms",
-        "2",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
 
 
 class Crew:
@@ -76,12 +53,14 @@ class Crew:
 
 
 @contextlib.contextmanager
-def cluster(what: Plan, url: str, folder: Path, *, patience_s: float = 30) -> Iterator[tuple[Fleet, Crew]]:
-    """Three workers, armed and waiting for the start; none is left when the block ends."""
-    crew = Crew(3)
+def cluster(
+    what: Plan, url: str, folder: Path, *, count: int = 3, patience_s: float = 30
+) -> Iterator[tuple[Fleet, Crew]]:
+    """Workers, armed and waiting for the start; none is left when the block ends."""
+    crew = Crew(count)
     try:
         with make_cluster(
-            what, url, folder, Workers(3, listen_port=0, patience_s=patience_s), generator="locust", say=crew.say
+            what, url, folder, Workers(count, listen_port=0, patience_s=patience_s), generator="locust", say=crew.say
         ) as fleet:
             yield fleet, crew
     finally:
@@ -92,13 +71,13 @@ def cluster(what: Plan, url: str, folder: Path, *, patience_s: float = 30) -> It
 
 def records(folder: Path, code: int = FINISHED) -> list[RequestRecord]:
     files = [read_records(path) for path in sorted(folder.glob("*.gap"))]
-    found = [decode(payload) for file in files for kind, payload in file.blobs if kind == code]
-    return sorted(found, key=lambda record: record.index)
+    return sorted((record for file in files for record in file.requests(code)), key=lambda record: record.index)
 
 
-def told(folder: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(report_path(folder).read_text())
-    return value
+def reported(folder: Path) -> LocustWorkers:
+    report = LocustWorkers.read(folder)
+    assert report is not None
+    return report
 
 
 def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_histograms_add_up(
@@ -110,27 +89,25 @@ def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_his
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
         assert crew.ends() == [0, 0, 0]
     found = records(tmp_path)
-    assert [record.request_id for record in found] == what.request_ids
+    assert [record.request_id for record in found] == ids(what)
     assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
     assert {record.outcome for record in found} == {Outcome.OK}
-    report = told(tmp_path)
-    assert [(worker["state"], worker["planned"], worker["issued"]) for worker in report["workers"]] == [
-        ("handed in", 50, 50)
-    ] * 3
-    assert report["plan"] == what.digest()
-    assert all(map(clock_is_within_its_half_width, report["workers"])), report["workers"]
+    report = reported(tmp_path)
+    assert [(worker.state, worker.planned, worker.issued) for worker in report.workers] == [("handed in", 50, 50)] * 3
+    assert report.plan == what.digest()
+    assert all(map(clock_is_within_its_half_width, report.workers)), report.workers
     expected = sorted(int(parse_answer(record).token_ns[0]) - record.due_ns for record in found)
-    merged = HdrHistogram.decode(report["histograms"]["ttft"])
+    merged = HdrHistogram.decode(report.histograms["ttft"])
     assert merged.get_total_count() == 150
     assert merged.values_are_equivalent(merged.get_max_value(), expected[-1])
     gaps = sum(len(set(parse_answer(record).token_ns)) - 1 for record in found)  # tokens read at once have none
-    assert HdrHistogram.decode(report["histograms"]["itl"]).get_total_count() == gaps > 0
+    assert HdrHistogram.decode(report.histograms["itl"]).get_total_count() == gaps > 0
 
 
-def clock_is_within_its_half_width(worker: dict[str, Any]) -> bool:
+def clock_is_within_its_half_width(worker: LocustWorker) -> bool:
     """On one machine the truth is known: it is one clock."""
-    near = abs(worker["estimated_offset_ns"]) <= worker["estimated_half_width_ns"] < 100 * MS
-    return bool(worker["same_clock"] and near and worker["clock_offset_ns"] == 0 and worker["round_trips"] >= 10)
+    near = abs(worker.estimated_offset_ns) <= worker.estimated_half_width_ns < 100 * MS
+    return bool(worker.same_clock and near and worker.clock_offset_ns == 0 and worker.round_trips >= 10)
 
 
 def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_slice_again(tmp_path: Path, null: str) -> None:
@@ -142,19 +119,19 @@ def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_slice_again(tmp_
         assert fleet.wait(lambda: None, 0.05) == [Exit.BAD_SPEC]
         (trouble,) = fleet.troubles()
         crew.ends()
-    report = told(tmp_path)
-    (dead,) = [worker for worker in report["workers"] if worker["state"] != "handed in"]
-    assert dead["pid"] == crew.processes[1].pid
-    assert dead["state"] == "lost"
-    assert 0 < dead["issued"] < dead["planned"] == 150
-    assert f"worker {dead['worker']} (" in trouble
-    assert f"was not heard for 6 s; it had issued {dead['issued']} of 150 requests" in trouble
+    report = reported(tmp_path)
+    (dead,) = [worker for worker in report.workers if worker.state != "handed in"]
+    assert dead.pid == crew.processes[1].pid
+    assert dead.state == "lost"
+    assert 0 < dead.issued < dead.planned == 150
+    assert f"worker {dead.worker} (" in trouble
+    assert f"was not heard for 6 s; it had issued {dead.issued} of 150 requests" in trouble
     found = records(tmp_path)
-    others = [index for index in range(450) if index % 3 != dead["worker"]]
+    others = [index for index in range(450) if index % 3 != dead.worker]
     assert [record.index for record in found] == others
     assert [record.index for record in records(tmp_path, ISSUED)] == others
     # What the dead worker had told of its answers by then is in the merged histograms.
-    assert HdrHistogram.decode(report["histograms"]["ttft"]).get_total_count() == 300 + dead["finished"]
+    assert HdrHistogram.decode(report.histograms["ttft"]).get_total_count() == 300 + dead.finished
 
 
 def test_a_generator_that_is_killed_under_its_worker_is_told_and_its_records_are_handed_in(
@@ -196,6 +173,27 @@ def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_pa
     assert len(records(tmp_path)) == 30
 
 
+def test_a_worker_whose_master_is_gone_stops_within_a_minute_and_names_where_it_keeps_its_records(
+    tmp_path: Path, null: str
+) -> None:
+    what = plan([*range(0, 30 * MS, MS), 3_600_000 * MS])
+    with cluster(what, null, tmp_path, count=1) as (fleet, crew):
+        t0 = fleet.start()
+        time.sleep((t0 - time.monotonic_ns()) / 1e9 + 1)
+        fleet.processes[0].kill()
+        (worker,) = crew.processes
+        _, said = worker.communicate(timeout=100)
+    assert worker.returncode == 98
+    kept = re.search(r"the master is gone; its records are in (\S+)", said)
+    assert kept, said
+    folder = Path(kept[1]).parent
+    try:
+        assert read_records(kept[1]).complete
+        assert [record.outcome for record in records(folder)] == [Outcome.OK] * 30
+    finally:
+        shutil.rmtree(folder)
+
+
 def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_path: Path) -> None:
     with (
         pytest.raises(NotStarted, match=r"worker \d .*could not begin: Connection refused"),
@@ -211,3 +209,67 @@ def test_a_slice_begins_only_once_however_often_locust_starts_the_test(tmp_path:
     assert [run.begin(t0), run.begin(t0), run.begin(t0 + MS)] == [True, False, False]
     assert run.over.wait(20)
     assert [record.index for record in records(tmp_path, ISSUED)] == list(range(20))
+
+
+AHEAD_S = (5000, 0, 77)
+
+
+class Shifted(Crew):
+    """Each worker's CLOCK_MONOTONIC is ahead of ours by so many seconds."""
+
+    def join(self) -> subprocess.Popen[str]:
+        ahead = str(AHEAD_S[len(self.processes)])
+        inside = ["unshare", "--time", "--fork", "--kill-child", "--monotonic", ahead, "--boottime", ahead]
+        command = [*inside, sys.executable, "-P", "-m", "gapmeter", "worker", "--master", self.address]
+        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+    def say(self, text: str) -> None:
+        if "listens" in text and not self.address:
+            self.address = text.split("; ")[1].split(" ")[0]
+            for _ in AHEAD_S:
+                self.processes.append(self.join())
+
+
+def _may() -> bool:
+    words = ["unshare", "--time", "--fork", "--monotonic", "9", "true"]
+    try:
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.whole_run
+def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_offsets_are_known(
+    tmp_path: Path, null: str
+) -> None:
+    if not _may():
+        pytest.skip("a time namespace needs Linux 5.6, root and the program unshare")
+    what = plan([index * 20 * MS for index in range(90)])
+    crew = Shifted(len(AHEAD_S))
+    try:
+        with make_cluster(
+            what, null, tmp_path, Workers(3, listen_port=0), generator="locust", say=crew.say
+        ) as fleet:  # fmt: skip
+            t0 = fleet.start()
+            assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+            ended = time.monotonic_ns()
+        assert crew.ends() == [0, 0, 0]
+    finally:
+        for process in crew.processes:
+            process.kill()
+            process.communicate()
+    workers = {worker.worker: worker for worker in reported(tmp_path).workers}
+    known = sorted(worker.clock_offset_ns for worker in workers.values())
+    widths = {worker.clock_half_width_ns for worker in workers.values()}
+    assert [round(offset / 1e9) for offset in known] == sorted(AHEAD_S)
+    for offset, ahead_s in zip(known, sorted(AHEAD_S), strict=True):
+        assert abs(offset - ahead_s * 1_000 * MS) <= max(widths) < 100 * MS
+    assert [worker.same_clock for worker in workers.values()] == [False] * 3, "a namespace is a clock of its own"
+    found = records(tmp_path)
+    assert [record.index for record in found] == list(range(90))
+    for record in found:
+        worker = workers[record.worker]
+        moved = on_clock(record, worker.clock_offset_ns)
+        assert abs(moved.due_ns - t0 - what.due_ns[record.index]) <= 2 * worker.clock_half_width_ns
+        assert t0 - 2 * worker.clock_half_width_ns <= moved.sent_ns <= moved.end_ns <= ended + 100 * MS
+        assert moved.end_ns - moved.due_ns == record.end_ns - record.due_ns

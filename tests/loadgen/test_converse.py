@@ -15,28 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.loadgen import PlanError
-from gapmeter.loadgen.issue import issue
+from gapmeter.loadgen.issue import Conversations, Users, issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from gapmeter.loadgen.users import Conversations, Users
+from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import load_scenario
 from tests.loadgen.null import plan
 from tests.loadgen.test_issue import bed, seen
-from tests.loadgen.tiny_tokenizer import write_model
 
 MS = 1_000_000
 SETTINGS = (
     "workload.kind=conversation", "workload.turns={uniform: [1, 5]}", "workload.prompt_tokens={uniform: [40, 70]}",
     "load.rate=5", "load.requests=40", "load.think_time={exponential: 2s}", "load.warmup=20s",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
-    return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
 
 
 def planned(tokenizer: PromptTokenizer | None, *overrides: str) -> Plan:
@@ -105,8 +98,10 @@ def test_a_warmup_that_is_shorter_than_a_conversation_is_said(tokenizer: PromptT
     assert "the load still grows while it is measured; write a longer load.warmup" in note
 
 
-def test_conversations_may_begin_with_shared_texts(tokenizer: PromptTokenizer) -> None:
-    made = planned(tokenizer, "workload.shared_prefix=0.5", "workload.shared_prefixes=2", "workload.prompt_tokens=80")
+@pytest.mark.parametrize("length", ["80", "{uniform: [60, 100]}"], ids=["equal", "of any length"])
+def test_conversations_may_begin_with_shared_texts(tokenizer: PromptTokenizer, length: str) -> None:
+    shared = ("workload.shared_prefix=0.5", "workload.shared_prefixes=2")
+    made = planned(tokenizer, *shared, f"workload.prompt_tokens={length}")
     starts = [" ".join(messages(body)[0]["content"].split()[:10]) for body in made.bodies]
     assert len(set(starts)) == 2
     assert made.prefix_share is not None
@@ -124,7 +119,6 @@ def test_shares_hold_whole_conversations_and_together_are_the_plan(
     for share in shares:
         assert all(b == a + 1 or b == 1 for a, b in pairwise(share.turns.tolist()))
         assert [share.local_index(share.global_index(i)) for i in range(len(share))] == list(range(len(share)))
-        assert share.request_ids == [share.request_id(i) for i in range(len(share))]
         share.save(tmp_path / "share.npz")
         assert Plan.load(tmp_path / "share.npz").digest() == share.digest()
     firsts = [share.due_ns[share.turns == 1] for share in shares]

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from gapmeter.loadgen.address import Address
-from gapmeter.loadgen.exchange import Exchange
-from gapmeter.loadgen.failures import is_retryable
-from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.session import Session, is_retryable
+from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import Outcome, RecordWriter, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode, encode
+from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.null.answers import PreparedAnswer, chunk
 from gapmeter.servers.null.server import Connection, Schedule, Server
@@ -79,14 +77,11 @@ async def issue_all(what: Plan, path: Path, *faults: str, first_ms: float = 1) -
             await issue(session, time.monotonic_ns())
             async with asyncio.timeout(20):
                 await session.drain()
-            return Done(recorded(path, FINISHED), recorded(path, ISSUED), server.requests, session)
+            file = read_records(path / "worker-0.gap")
+            return Done(file.requests(), file.requests(ISSUED), server.requests, session)
     finally:
         await server.close()
         await asyncio.sleep(0)
-
-
-def recorded(path: Path, code: int) -> list[RequestRecord]:
-    return [decode(payload) for kind, payload in read_records(path / "worker-0.gap").blobs if kind == code]
 
 
 def asking(retries: int, due_ns: Sequence[int] = (0,), pause_ms: int = 30, **more: Any) -> Plan:
@@ -143,7 +138,7 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
             async with asyncio.timeout(10):
                 await session.drain()
                 await over.wait()
-    (record,) = recorded(tmp_path, FINISHED)
+    (record,) = read_records(tmp_path / "worker-0.gap").requests()
     assert record.outcome is Outcome.STALLED
     assert record.body.count(b"still here") >= 3
 
@@ -191,7 +186,7 @@ async def test_a_server_that_refuses_is_asked_again(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         await issue(session, time.monotonic_ns())
         await session.drain()
-    assert [(record.outcome, record.retry) for record in recorded(tmp_path, FINISHED)] == [
+    assert [(record.outcome, record.retry) for record in read_records(tmp_path / "worker-0.gap").requests()] == [
         (Outcome.REFUSED, k) for k in range(3)
     ]
 
@@ -221,7 +216,7 @@ async def test_stopping_asks_nothing_again_and_ends_at_once(tmp_path: Path) -> N
         async with asyncio.timeout(5):
             await drained
     await server.close()
-    assert [record.outcome for record in recorded(tmp_path, FINISHED)] == [Outcome.HTTP_5XX]
+    assert [record.outcome for record in read_records(tmp_path / "worker-0.gap").requests()] == [Outcome.HTTP_5XX]
 
 
 @pytest.mark.parametrize(("status", "again"), [(400, False), (404, False), (408, True), (425, True), (429, True)])

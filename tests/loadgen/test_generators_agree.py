@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.fleet import GENERATORS, make_fleet
+from gapmeter.loadgen.fleet import make_fleet
 from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, Flag, RequestRecord, decode
+from gapmeter.records.follow import RecordTail
+from gapmeter.records.request import FINISHED, Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.tail import RecordTail
 from gapmeter.servers.null.answers import FAULTS
 from tests.loadgen.null import body, null_server, plan
 
@@ -34,8 +35,7 @@ def issued(what: Plan, url: str, folder: Path, generator: str) -> list[RequestRe
         assert fleet.wait(lambda: None, 0.02) == [0], fleet.troubles()
     file = read_records(folder / "worker-0.gap")
     assert file.complete
-    found = [decode(payload) for code, payload in file.blobs if code == FINISHED]
-    return sorted(found, key=lambda record: record.index)
+    return sorted(file.requests(), key=lambda record: record.index)
 
 
 async def of_each(what: Plan, url: str, folder: Path) -> list[list[RequestRecord]]:

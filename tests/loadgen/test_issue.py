@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.address import Address
-from gapmeter.loadgen.heartbeat import Heartbeat
+from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import Outcome, RecordWriter, Span, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.null.server import Server
-from tests.loadgen.null import null_server, plan
+from tests.loadgen.null import ids, null_server, plan
 
 MS = 1_000_000
 
@@ -36,8 +36,7 @@ class Bed:
     path: Path
 
     def records(self, code: int = FINISHED) -> list[RequestRecord]:
-        found = [decode(payload) for kind, payload in read_records(self.path).blobs if kind == code]
-        return sorted(found, key=lambda record: record.index)
+        return sorted(read_records(self.path).requests(code), key=lambda record: record.index)
 
 
 @contextlib.asynccontextmanager
@@ -68,7 +67,7 @@ async def test_an_open_loop_issues_everything_though_nothing_is_ever_answered(tm
     async with bed(what, tmp_path, fault="silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
         await issue(on.session, t0)
-        assert sorted(await seen(on.server, 100)) == what.request_ids
+        assert sorted(await seen(on.server, 100)) == ids(what)
         assert on.session.client.in_flight == 100
         assert not on.records(FINISHED)
         issued = on.records(ISSUED)

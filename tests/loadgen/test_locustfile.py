@@ -11,7 +11,7 @@ import pytest
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
 from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.records.stream import parse_answer
 from tests.loadgen.null import null_server, plan
 
@@ -35,17 +35,20 @@ def run(text: str, url: str, folder: Path, *, users: int = 2, seconds: float = 2
 
 
 def records(path: Path, code: int = FINISHED) -> list[RequestRecord]:
-    found = [decode(payload) for kind, payload in read_records(path).blobs if kind == code]
-    return sorted(found, key=lambda record: record.index)
+    return sorted(read_records(path).requests(code), key=lambda record: record.index)
 
 
 async def test_a_request_is_due_a_think_time_after_the_answer_before_it(tmp_path: Path) -> None:
     text = """
+print("said as the file is read")
+
+
 class Mine(GapmeterUser):
     wait_time = constant(0.05)
 
     @task
     def talk(self):
+        print("more than a pipe holds that nobody reads" * 1000)
         first = self.ask("hello", max_tokens=3, exact=True)
         assert first.ok and first.text, first
         self.think(0.02)

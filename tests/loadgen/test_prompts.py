@@ -44,10 +44,9 @@ def test_every_prompt_has_exactly_the_tokens_asked_for(
     tokenizer = tokenizers[name]
     prompts = make_prompts(tokenizer, kind, np.array(asked), share, stream(seed))
     shortest = prompts.words.shortest
-    assert tokenizer.counts(prompts.texts, kind).tolist() == [max(tokens, shortest) for tokens in asked]
+    assert tokenizer.counts(prompts.openings.texts, kind).tolist() == [max(tokens, shortest) for tokens in asked]
     assert prompts.tokens.tolist() == [max(tokens, shortest) for tokens in asked]
     assert prompts.lengthened == sum(tokens < shortest for tokens in asked)
-    assert prompts.exact
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -57,7 +56,7 @@ def test_counts_are_those_of_transformers_one_step_call(tmp_path: Path, name: st
 
     folder = write_model(tmp_path, name)
     theirs = AutoTokenizer.from_pretrained(folder)
-    direct, wrapped = load_tokenizer(folder), PromptTokenizer(TransformersBackend(theirs), name)
+    direct, wrapped = load_tokenizer(folder), PromptTokenizer(TransformersBackend(str(folder)), name)
     texts = ["one", "the license of this work", "a b c d e", "  spaced \n", "naïve 日本語 🙂", "<|user|> 1 {{ x }}", ""]
     chats = [[{"role": "user", "content": text}] for text in texts]
     ids = [
@@ -83,14 +82,17 @@ def test_a_tokenizer_that_a_class_changes_as_it_loads_is_left_to_transformers(tm
 
 def test_a_long_prompt_is_exact_too(tokenizers: dict[str, PromptTokenizer]) -> None:
     prompts = make_prompts(tokenizers["byte-level"], "chat", np.array([32_000]), 0.0, stream(1))
-    assert tokenizers["byte-level"].counts([prompts.texts[0]], "chat") == 32_000
+    assert tokenizers["byte-level"].counts([prompts.openings.texts[0]], "chat") == 32_000
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_prompts_differ_from_their_first_words_on(tokenizers: dict[str, PromptTokenizer], name: str) -> None:
     prompts = make_prompts(tokenizers[name], "chat", np.full(200, 100), 0.0, stream(1))
-    assert len(set(prompts.texts)) == 200
-    words = [text.split(prompts.words.joiner)[:4] if prompts.words.joiner else list(text[:6]) for text in prompts.texts]
+    assert len(set(prompts.openings.texts)) == 200
+    words = [
+        text.split(prompts.words.joiner)[:4] if prompts.words.joiner else list(text[:6])
+        for text in prompts.openings.texts
+    ]
     assert len({tuple(first) for first in words}) > 190
 
 
@@ -98,32 +100,31 @@ def test_the_shared_share_is_the_same_text_and_the_rest_differs(tokenizers: dict
     prompts = make_prompts(tokenizers["byte-level"], "chat", np.full(50, 140), 0.5, stream(1))
     own_tokens = 140 - prompts.words.overhead
     shared = round(own_tokens * 0.5)
-    first = prompts.texts[0].split()
-    for text, (word, at) in zip(prompts.texts, prompts.firsts, strict=True):
+    first = prompts.openings.texts[0].split()
+    for text, (word, at) in zip(prompts.openings.texts, prompts.openings.firsts, strict=True):
         assert text.split()[:shared] == first[:shared]
         assert text[at:].startswith(word)
         assert len(text[at:].split()) == own_tokens - shared
-    assert len({text.split()[shared] for text in prompts.texts}) > 25
+    assert len({text.split()[shared] for text in prompts.openings.texts}) > 25
     whole = make_prompts(tokenizers["byte-level"], "chat", np.full(5, 140), 1.0, stream(1))
-    assert len(set(whole.texts)) == 1
+    assert len(set(whole.openings.texts)) == 1
 
 
 def test_a_shorter_prompt_shares_the_beginning_of_a_longer_one(tokenizers: dict[str, PromptTokenizer]) -> None:
-    short, long = make_prompts(tokenizers["byte-level"], "chat", np.array([80, 400]), 0.5, stream(1)).texts
+    short, long = make_prompts(tokenizers["byte-level"], "chat", np.array([80, 400]), 0.5, stream(1)).openings.texts
     assert lcp(short, long) >= len(" ".join(short.split()[: (len(short.split()) + 1) // 2 - 1]))
 
 
 def test_what_one_prompt_says_depends_on_no_other(tokenizers: dict[str, PromptTokenizer]) -> None:
     one = make_prompts(tokenizers["byte-level"], "chat", np.array([50, 60, 70]), 0.0, stream(1))
     other = make_prompts(tokenizers["byte-level"], "chat", np.array([99, 60, 12]), 0.0, stream(1))
-    assert one.texts[1] == other.texts[1]
-    assert one.texts[0] != other.texts[0]
+    assert one.openings.texts[1] == other.openings.texts[1]
+    assert one.openings.texts[0] != other.openings.texts[0]
 
 
 def test_without_a_tokenizer_words_are_counted_and_said_to_be_inexact() -> None:
     prompts = make_prompts(None, "chat", np.array([1, 20, 300]), 0.0, stream(1))
-    assert [len(text.split()) for text in prompts.texts] == [1, 20, 300]
-    assert not prompts.exact
+    assert [len(text.split()) for text in prompts.openings.texts] == [1, 20, 300]
 
 
 def test_words_of_a_survey_cost_one_token_each_wherever_they_stand(tokenizers: dict[str, PromptTokenizer]) -> None:
@@ -142,7 +143,7 @@ def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> 
     with pytest.raises(PlanError, match=says):
         make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
     made = make_prompts(tokenizer, "completion", np.array([50]), 0.0, stream(1))
-    assert tokenizer.counts(made.texts, "completion").tolist() == [50]
+    assert tokenizer.counts(made.openings.texts, "completion").tolist() == [50]
 
 
 def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from gapmeter.loadgen.locust.protocol import Files, FileServer, NotTaken, Order, Result
-from gapmeter.loadgen.locust.totals import Report
+from gapmeter.loadgen.locust.slice_run import Report
 
 RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": "x"}))
 

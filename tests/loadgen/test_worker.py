@@ -17,39 +17,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.fleet import GENERATORS, Fleet, NotStarted, Unreachable, make_fleet
+from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import Exit
-from gapmeter.records import Outcome, RecordFile, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
+from gapmeter.loadgen.worker import GENERATORS, Exit
+from gapmeter.records import Outcome, read_records
+from gapmeter.records.follow import RecordTail
+from gapmeter.records.request import FINISHED, ISSUED
 from gapmeter.records.stream import parse_answer
-from gapmeter.records.tail import RecordTail
-from tests.loadgen.null import plan
+from tests.loadgen.null import ids, plan
 
 MS = 1_000_000
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def null(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A null server in a process of its own: 20 ms to the first token, 2 ms between tokens. Yields its address."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gapmeter.servers.null",
-        "--with-parent",
-        "--first-ms",
-        "20",
-        "--gap-ms",
-        "2",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
 
 
 @pytest.fixture(params=sorted(GENERATORS))
@@ -61,10 +39,6 @@ def generator(request: pytest.FixtureRequest) -> str:
 def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
     fleet.start()
     return fleet.wait(look, 0.02)
-
-
-def records(file: RecordFile, code: int = FINISHED) -> list[RequestRecord]:
-    return [decode(payload) for kind, payload in file.blobs if kind == code]
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -102,8 +76,8 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, ge
     assert all(file.complete for file in files)
     assert [file.process["worker"] for file in files] == [0, 1, 2]
     (t0,) = {note["t0_ns"] for file in files for note in file.notes if note["type"] == "window"}
-    found = sorted((record for file in files for record in records(file)), key=lambda record: record.index)
-    assert [record.request_id for record in found] == what.request_ids
+    found = sorted((record for file in files for record in file.requests()), key=lambda record: record.index)
+    assert [record.request_id for record in found] == ids(what)
     assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
     assert {record.outcome for record in found} == {Outcome.OK}
     assert all(len(parse_answer(record).token_ns) == 4 for record in found)
@@ -112,7 +86,7 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, ge
 def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, generator: str, null: str) -> None:
     with make_fleet(plan([-1] * 12, users=2), null, None, tmp_path, (), 4, generator=generator) as fleet:
         assert run(fleet) == [Exit.DONE] * 2
-    assert sum(len(records(read_records(path))) for path in fleet.record_paths) == 12
+    assert sum(len(read_records(path).requests()) for path in fleet.record_paths) == 12
 
 
 def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, generator: str, null: str) -> None:
@@ -154,11 +128,11 @@ def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_i
         assert fleet.troubles() == ["generator process 0 was killed by SIGKILL"]
     file = read_records(fleet.record_paths[0])
     assert not file.complete
-    assert [record.outcome for record in records(file)] == [Outcome.OK] * 20
-    assert all(len(parse_answer(record).token_ns) == 4 for record in records(file))
-    in_flight = {record.index for record in records(file, ISSUED)} - {record.index for record in records(file)}
+    assert [record.outcome for record in file.requests()] == [Outcome.OK] * 20
+    assert all(len(parse_answer(record).token_ns) == 4 for record in file.requests())
+    in_flight = {record.index for record in file.requests(ISSUED)} - {record.index for record in file.requests()}
     assert in_flight == {20, 21}
-    assert {record.outcome for record in records(file, ISSUED)} == {Outcome.LOST}
+    assert {record.outcome for record in file.requests(ISSUED)} == {Outcome.LOST}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -176,7 +150,7 @@ def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
         assert fleet.troubles() == []
     file = read_records(fleet.record_paths[0])
     assert file.complete
-    assert [(record.index, record.outcome) for record in records(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
+    assert [(record.index, record.outcome) for record in file.requests()] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
 
 
 def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, generator: str, null: str) -> None:
@@ -225,7 +199,7 @@ def test_a_process_whose_parent_is_killed_leaves_by_itself(
     until(lambda: not Path(f"/proc/{worker}").exists())
     file = read_records(path)
     assert file.complete
-    assert [record.outcome for record in records(file)] == ([Outcome.ABORTED] if when == "start" else [])
+    assert [record.outcome for record in file.requests()] == ([Outcome.ABORTED] if when == "start" else [])
 
 
 def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path, generator: str) -> None:
@@ -280,7 +254,7 @@ def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, n
         pass
     np.savez(tmp_path / "worker-0.plan.npz", **changed)
     (tmp_path / "worker-0.gap").unlink()
-    command = [sys.executable, "-P", "-m", GENERATORS[generator], str(tmp_path / "worker-0.json")]
+    command = [sys.executable, "-P", "-m", "gapmeter.loadgen.worker", str(tmp_path / "worker-0.json")]
     start = b"%d\n" % time.monotonic_ns()
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -306,11 +280,11 @@ def test_a_key_is_sent_but_never_written(tmp_path: Path, generator: str, null: s
 
 
 @pytest.mark.parametrize("spec", [None, "", "{}", '{"url": 3}', "[1]"])
-def test_a_spec_that_is_none_is_refused(tmp_path: Path, generator: str, spec: str | None) -> None:
+def test_a_spec_that_is_none_is_refused(tmp_path: Path, spec: str | None) -> None:
     path = tmp_path / "spec.json"
     if spec is not None:
         path.write_text(spec)
-    command = [sys.executable, "-P", "-m", GENERATORS[generator], str(path)]
+    command = [sys.executable, "-P", "-m", "gapmeter.loadgen.worker", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == Exit.BAD_SPEC
     assert done.stderr.startswith("not a generator's spec")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.locust.totals import Totals
 from gapmeter.records import Outcome, RecordWriter
-from gapmeter.records.follow import RecordFollower
+from gapmeter.records.follow import METRICS, RecordFollower, RecordTail, count_in, new_histograms
+from gapmeter.records.reader import dropped_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
-from gapmeter.records.tail import RecordTail
 from tests.records.test_stream import chat, sse
 
 MS = 1_000_000
@@ -63,9 +63,82 @@ def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(re
     assert list(follower.recent["ttft"]) == [10.0]
 
 
-def test_a_workers_totals_count_and_measures_by_the_same_rules(records: Path) -> None:
-    totals = Totals()
-    totals.take(RecordTail(records).poll())
-    assert (totals.issued, totals.finished, totals.failed) == (3, 3, 2)
-    counts = [totals.histograms[name].get_total_count() for name in ("ttft", "itl", "tpot", "e2e")]
-    assert counts == [1, 1, 1, 1]
+def test_histograms_count_what_was_answered_and_nothing_that_failed(records: Path) -> None:
+    histograms = new_histograms()
+    for answered in RecordFollower([records], 0, whole=True).poll():
+        count_in(histograms, answered)
+    assert {name: histogram.get_total_count() for name, histogram in histograms.items()} == dict.fromkeys(METRICS, 1)
+
+
+def record(index: int, size: int = 10) -> RequestRecord:
+    return RequestRecord(
+        index=index, request_id=f"r-{index}", worker=0, due_ns=index, outcome=Outcome.OK, body=b"x" * size,
+        chunk_ns=np.array([index], np.int64), chunk_bytes=np.array([size], np.uint32),
+    )  # fmt: skip
+
+
+def test_each_poll_gives_what_was_written_since_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.gap"
+    tail = RecordTail(path)
+    assert tail.poll() == []
+    writer = RecordWriter(path, {"role": "generator"})
+    assert tail.poll() == []
+    writer.blob(ISSUED, encode(record(1)))
+    writer.json({"type": "usage"})
+    writer.blob(FINISHED, encode(record(1)))
+    assert [(code, found.index) for code, found in tail.poll()] == [(ISSUED, 1), (FINISHED, 1)]
+    assert tail.poll() == []
+    writer.blob(ISSUED, encode(record(2)))
+    writer.close()
+    assert [(code, found.index) for code, found in tail.poll()] == [(ISSUED, 2)]
+    assert tail.poll() == []
+
+
+@pytest.mark.parametrize("size", [100, 5000, 262_000, 262_144, 1_000_000, 9_000_000])
+def test_records_of_any_size_are_read_whole(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "worker-0.gap"
+    writer = RecordWriter(path, {})
+    for index in range(30 if size < 10_000 else 3):
+        writer.blob(FINISHED, encode(record(index, size + index)))
+    found = [found for _, found in RecordTail(path).poll()]
+    assert [len(one.body) for one in found] == [size + index for index in range(len(found))]
+    assert len(found) == (30 if size < 10_000 else 3)
+    writer.close()
+
+
+def test_a_file_cut_anywhere_gives_its_whole_records_and_never_fails(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "whole.gap", {})
+    for index in range(5):
+        writer.blob(FINISHED, encode(record(index, 50)))
+    writer.close()
+    whole = (tmp_path / "whole.gap").read_bytes()
+    counts = []
+    for length in range(0, len(whole), 3):
+        (tmp_path / "cut.gap").write_bytes(whole[:length])
+        counts.append(len(RecordTail(tmp_path / "cut.gap").poll()))
+    assert counts == sorted(counts)
+    assert set(counts) == set(range(6))
+
+
+def test_records_that_are_half_written_are_read_once_they_are_whole(tmp_path: Path) -> None:
+    """What another process may see: the size of a frame before its payload."""
+    writer = RecordWriter(tmp_path / "whole.gap", {})
+    writer.blob(FINISHED, encode(record(7, 50)))
+    writer.close()
+    whole = (tmp_path / "whole.gap").read_bytes()
+    half = bytearray(whole)
+    at = whole.index(b"r-7") - 200
+    half[at:] = bytes(len(half) - at)
+    path = tmp_path / "growing.gap"
+    path.write_bytes(half)
+    tail = RecordTail(path)
+    assert tail.poll() == []
+    shutil.copy(tmp_path / "whole.gap", path)
+    assert [found.index for _, found in tail.poll()] == [7]
+
+
+def test_how_many_records_were_dropped_is_in_the_files_head(tmp_path: Path) -> None:
+    assert dropped_records(tmp_path / "none.gap") == 0
+    writer = RecordWriter(tmp_path / "worker-0.gap", {})
+    writer.close()
+    assert dropped_records(tmp_path / "worker-0.gap") == 0

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from gapmeter.records import RecordWriter, read_records
+from gapmeter.records.follow import RecordTail
 from gapmeter.records.request import FINISHED, RequestRecord, encode
-from gapmeter.records.tail import RecordTail
 
 
 def test_a_file_with_reserved_room_is_cut_to_its_records(tmp_path: Path) -> None:
