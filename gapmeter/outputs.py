@@ -74,7 +74,7 @@ class Outputs:
 def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
     """What it found, as one JSON document."""
     document: dict[str, Any] = conclusion.result.to_json()
-    return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
+    return document if conclusion.regression is None else {**document, "regression": conclusion.regression.to_json()}
 
 
 def write_file(path: Path, text: str) -> None:

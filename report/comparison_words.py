@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, Regression, RegressionRow
 from gapmeter.analysis.compare.regression import UNKNOWN as UNESTIMABLE
 from gapmeter.analysis.compare.result import (
@@ -183,18 +181,16 @@ def spreads(table: SideTable) -> list[str]:
 # Against a baseline
 
 
-def regression_document(found: Regression, result: Comparison) -> dict[str, Any]:
-    """As a run's JSON has it, with its sentences; ``result`` is the comparison with the baseline."""
-    told = found.to_json()
-    for row, figure in zip(told["rows"], found.rows, strict=True):
-        row["sentence"] = _regression_row(figure, found.limit)
+def with_sentences(found: Regression, result: Comparison) -> Regression:
+    """The same with its sentences; ``result`` is the comparison with the baseline."""
     if not result.comparable:
-        return told | {"sentence": headline(result)}
-    sentence = "; ".join(row["sentence"] for row in told["rows"] if row["status"] == found.status)
+        return found.model_copy(update={"sentence": headline(result)})
+    rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found.limit)}) for row in found.rows)
+    sentence = "; ".join(row.sentence for row in rows if row.status == found.status)
     changed = result.comparisons[0].changed
     if found.status == REGRESSED and changed and changed.stage:
         sentence += f"; {change_sentence(result.comparisons[0])}"
-    return told | {"sentence": sentence}
+    return found.model_copy(update={"rows": rows, "sentence": sentence})
 
 
 def _regression_row(row: RegressionRow, limit: float) -> str:

@@ -31,33 +31,37 @@ class RegressionRow(DifferenceFigure):
     metric: str
     status: Status
     p_adjusted: float | None
+    sentence: str = ""
 
 
 class Regression(Result):
     """A run (B) against its baseline (A). ``limit``: the growth that is allowed, as a fraction.
 
-    ``status`` is the worst row's, or NOT COMPARABLE, without rows.
+    ``status`` is the worst row's, or NOT COMPARABLE, without rows; ``folder`` the comparison's. ``sentence`` is there
+    once the report has made it, for people: no program of ours reads it.
     """
 
     baseline: str
+    folder: str
     limit: float
     rows: tuple[RegressionRow, ...]
     status: Status | Literal["NOT COMPARABLE"]
+    sentence: str = ""
 
 
 def judge_regression(
-    result: Comparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str
-) -> Regression:  # fmt: skip
-    """From a comparison of the two. ``slos``: metric and percentile."""
+    result: Comparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str, folder: str
+) -> Regression:
+    """From a comparison of the two, in ``folder``. ``slos``: metric and percentile."""
     if not result.comparable:
-        return Regression(baseline=baseline, limit=limit, rows=(), status=NOT_COMPARABLE)
+        return Regression(baseline=baseline, folder=folder, limit=limit, rows=(), status=NOT_COMPARABLE)
     metrics = result.comparisons[0].metrics
     named = [(m, p, metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
     p_values = {i: figure.p for i, (_, _, figure) in enumerate(named) if figure.p is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
     rows = tuple(_row(m, p, figure, adjusted.get(i), limit) for i, (m, p, figure) in enumerate(named))
     worst = next(status for status in _WORST_FIRST if any(row.status == status for row in rows))
-    return Regression(baseline=baseline, limit=limit, rows=rows, status=worst)
+    return Regression(baseline=baseline, folder=folder, limit=limit, rows=rows, status=worst)
 
 
 def _row(metric: str, percentile: float, figure: ClaimedFigure, p: float | None, limit: float) -> RegressionRow:

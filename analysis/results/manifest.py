@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from gapmeter.analysis.results.codec import Result, ResultFile, left_out
+from gapmeter.analysis.results.codec import Result, ResultFile, first_problem, left_out
 from gapmeter.analysis.results.device import Weights
 from gapmeter.scenarios.model import Scenario
 
@@ -275,10 +276,22 @@ class ManifestBase(ResultFile):
     versions: Mapping[str, str]
     git: Git | None
     ended_because: str | None = left_out()
+    _path: Path = Path(FILE)  # where it was read from
+
+    @classmethod
+    def parse(cls, text: bytes | str, path: Path) -> Self:
+        found = super().parse(text, path)
+        found._path = path
+        return found
 
     @cached_property
     def asked(self) -> Scenario:
-        return Scenario.model_validate(self.scenario)
+        """Raises NotReadable for a kept scenario that this version's scenarios could not be."""
+        try:
+            return Scenario.model_validate(self.scenario)
+        except ValidationError as error:
+            key, problem = first_problem(error, self.scenario)
+            raise self.not_readable(self._path, f"scenario.{key}".rstrip("."), problem) from error
 
 
 class Manifest(ManifestBase):

@@ -32,7 +32,7 @@ from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import FloorShares
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document
-from gapmeter.report.comparison_words import headline, regression_document, words_of
+from gapmeter.report.comparison_words import headline, with_sentences, words_of
 from tests import kit
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 
@@ -269,8 +269,8 @@ def test_a_regression_is_beyond_the_limit_and_beyond_its_interval(case: str) -> 
     metrics = {"ttft": MetricComparison(verdict="slower", percentiles={"p90": told}, shift=())}
     pair = PairComparison.model_construct(metrics=metrics, changed=None)
     result = Comparison.model_construct(comparable=True, comparisons=(pair,))
-    found = judge_regression(result, [("ttft", 90.0)], 0.05, "base")
+    found = judge_regression(result, [("ttft", 90.0)], 0.05, "base", "compare/1")
     assert found.status == found.rows[0].status == status
-    said = regression_document(found, result)
-    assert said["sentence"] == said["rows"][0]["sentence"]
-    assert said["sentence"].startswith("TTFT p90 ")
+    said = with_sentences(found, result)
+    assert said.sentence == said.rows[0].sentence
+    assert said.sentence.startswith("TTFT p90 ")

@@ -102,6 +102,22 @@ def test_a_file_that_is_another_is_told_by_its_key_with_the_remedy(run: Path, ca
         RunResult.parse(json.dumps(document), run / "summary.json")
 
 
+KEPT: dict[str, tuple[Change, str]] = {
+    "a key that is unknown": (lambda told: told["load"].update(more=3), "scenario.load.more is not a key of it"),
+    "a value of another kind": (lambda told: told["load"].update(rate="fast"), "scenario.load.rate is 'fast': .*rate"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_kept_scenario_that_is_none_is_told_by_file_and_key(run: Path, case: str) -> None:
+    change, says = KEPT[case]
+    document = json.loads((run / "manifest.json").read_text())
+    change(document["scenario"])
+    told = Manifest.parse(json.dumps(document), run / "manifest.json")  # for lists of runs, which ask nothing of it
+    with pytest.raises(NotReadable, match=f"{run}/manifest.json: {says}.*; read it with the gapmeter that wrote it"):
+        _ = told.asked
+
+
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
 def test_what_is_no_json_is_said_to_be_none(run: Path, text: str) -> None:
     with pytest.raises(NotReadable, match=r"summary\.json: is no JSON"):
