@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from gapmeter.analysis.numbers import rate
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import INVALID, LoadFacts, RunFigures
+from gapmeter.analysis.results.requests import LoadFacts
+from gapmeter.analysis.results.run import INVALID, RunFigures
 from gapmeter.analysis.results.run import UNKNOWN as UNKNOWN
 from gapmeter.analysis.results.run import Provenance as Provenance
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, Regression, RegressionRow
-from gapmeter.analysis.compare.regression import UNKNOWN as UNESTIMABLE
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
+from gapmeter.analysis.results.comparison import (
     BLOCKS,
     MIXED,
     NAMES,
+    NOT_ESTIMABLE,
     NOTHING,
+    REGRESSED,
+    UNDECIDED,
     UNKNOWN,
     VALID,
     VALIDITY,
@@ -19,10 +21,11 @@ from gapmeter.analysis.compare.result import (
     FigureName,
     PairComparison,
     PairWords,
+    Regression,
+    RegressionRow,
     SidePart,
     SideTable,
 )
-from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.report import marks
 
@@ -195,7 +198,7 @@ def with_sentences(found: Regression, result: Comparison) -> Regression:
 
 def _regression_row(row: RegressionRow, limit: float) -> str:
     name = f"{NAMES[row.metric]} {row.name.partition(' ')[2]}"
-    if row.status == UNESTIMABLE:
+    if row.status == NOT_ESTIMABLE:
         return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
     grew = f"{name} {duration(row.a_ms)} -> {duration(row.b_ms)}, {relative(row)}"
     meaning = {

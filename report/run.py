@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from gapmeter.analysis.compare.regression import Regression
 from gapmeter.analysis.numbers import bounds, count, share
+from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import INVALID, RunResult, SloAnswer
 from gapmeter.records import RunFolder

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gapmeter.analysis.capacity.posterior import Posterior, posterior
 from gapmeter.analysis.capacity.read import Measured, goal_of, read_trials
-from gapmeter.analysis.capacity.result import (
+from gapmeter.analysis.capacity.search import Goal, Posterior, posterior, spread
+from gapmeter.analysis.capacity.trial import Trial
+from gapmeter.analysis.cost.economics import SearchTrial, describe_search
+from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
     DIED,
@@ -33,14 +36,9 @@ from gapmeter.analysis.capacity.result import (
     SeenAt,
     TrialResult,
 )
-from gapmeter.analysis.capacity.search import Goal, spread
-from gapmeter.analysis.capacity.trial import Trial
-from gapmeter.analysis.cost.economics import SearchTrial, describe_search
-from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.results.cost import Economy
-from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
-from gapmeter.analysis.results.study import SearchManifest
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.records import RunFolder

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from gapmeter.analysis.compare.result import BLOCKS, FACTOR, FOLLOWS, NOTED, VALIDITY, Fact
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.run import INVALID, FloorShares
+from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, VALIDITY, Fact
+from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.results.trust import FloorShares
 
 NOT_RECORDED = "not recorded"
 Meaning = Literal["factor", "follows", "noted", "blocks"]

@@ -2,24 +2,36 @@
 
 For p95 and above the slow bands (``ledger.tail``) of both points are compared, else all their requests: means over
 real requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a
-sample does not support it, that of the mean, whose interval knows that neighbors are alike (``stats.means``). The
+sample does not support it, that of the mean, whose interval knows that neighbors are alike (``stats.series``). The
 interval of a stage's share draws stretches of consecutive requests (``stats.bootstrap``), not requests, for the same
 reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
+from gapmeter.analysis.results.sweep import (
+    CurveKnee,
+    Growth,
+    Point,
+)
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, share_with_draws, stretches, with_draws
 from gapmeter.analysis.stats.estimate import Estimate, Floats
-from gapmeter.analysis.stats.means import Level
-from gapmeter.analysis.sweep.result import Growth, Point
+from gapmeter.analysis.stats.series import Level
+from gapmeter.analysis.sweep.curves import (
+    EVENT_OF,
+    GROWS_WITH,
+    Axis,
+    Seen,
+)
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
 
@@ -110,3 +122,26 @@ def _names(ledgers: pd.DataFrame) -> list[str]:
     """Stages with something in them, the residual last. What is unmeasured lies in the residual."""
     known = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
     return [*known, UNEXPLAINED]
+
+
+def growths_of(
+    axis: Axis, sights: Sequence[Seen | None], knees: Sequence[CurveKnee], main: str,
+    levels: Mapping[str, float | None],
+) -> Iterator[Growth]:  # fmt: skip
+    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
+
+    Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
+    """
+    at_knee = {knee.series: knee.point for knee in knees}
+    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
+        shown = [sight for at in members if (sight := sights[at])]
+        for one, two in pairwise(shown):
+            turned = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
+            for metric in dict.fromkeys((main, "itl")):
+                before, after = (
+                    Side(sight.point, sight.figures[metric], getattr(sight.frames, EVENT_OF[metric]))
+                    for sight in (one, two)
+                )
+                yield growth_between(
+                    before, after, metric, levels[metric], name, at_knee=turned.point.index == at_knee.get(name)
+                )

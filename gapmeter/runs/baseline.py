@@ -55,8 +55,9 @@ def judged_against(
 def _judged(
     run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
 ) -> Conclusion[RunResult]:
-    from gapmeter.analysis.compare.regression import REGRESSED, judge_regression
-    from gapmeter.analysis.compare.result import NOT_COMPARABLE
+    from gapmeter.analysis.results.comparison import REGRESSED
+    from gapmeter.analysis.compare.claims import judge_regression
+    from gapmeter.analysis.results.comparison import NOT_COMPARABLE
     from gapmeter.report.comparison_words import with_sentences
     from gapmeter.study.comparison import compare_runs
 

@@ -18,7 +18,7 @@ from gapmeter.study.load import INTERRUPTED
 from gapmeter.study.manifest import OpenManifest
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.compare.regression import Regression
+    from gapmeter.analysis.results.comparison import Regression
 
 R = TypeVar("R")
 

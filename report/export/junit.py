@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gapmeter.analysis.capacity.result import CapacityResult
-from gapmeter.analysis.compare.regression import Regression
 from gapmeter.analysis.numbers import count, share
+from gapmeter.analysis.results.capacity import CapacityResult
+from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
-from gapmeter.analysis.sweep.result import Point, SweepResult
+from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.report.run_words import slo_interval, slo_value
 from gapmeter.report.words import slo_sentence
 

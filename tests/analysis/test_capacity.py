@@ -14,12 +14,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.capacity import search as capacity
-from gapmeter.analysis.capacity.counts import count_values
-from gapmeter.analysis.capacity.evidence import (
+from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.search import Ask, Goal, next_trial, posterior, search
+from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     MOST_SURE,
     SURE,
+    Count,
+    Enough,
+    Finding,
     Look,
+    Outcome,
+    Promise,
+    Trial,
     chance_if_broken,
     chance_if_kept,
     chance_if_stable,
@@ -28,10 +35,7 @@ from gapmeter.analysis.capacity.evidence import (
     plan_looks,
     worth,
 )
-from gapmeter.analysis.capacity.posterior import posterior
-from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED, Fleet
-from gapmeter.analysis.capacity.search import Ask, Goal, next_trial, search
-from gapmeter.analysis.capacity.trial import Count, Enough, Finding, Outcome, Promise, Trial
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
 
 P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)

@@ -12,24 +12,27 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.build import compare
-from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER
+from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
-from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
+from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
     FOLLOWS,
+    NOT_ESTIMABLE,
     NOTED,
+    REGRESSED,
+    UNDECIDED,
+    WITHIN,
     Asked,
     ClaimedFigure,
     Comparison,
     MetricComparison,
     PairComparison,
 )
-from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
-from gapmeter.analysis.results import RunResult
-from gapmeter.analysis.results.run import FloorShares
+from gapmeter.analysis.results.trust import FloorShares
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document
 from gapmeter.report.comparison_words import headline, with_sentences, words_of
@@ -259,7 +262,7 @@ REGRESSIONS = {
     "beyond chance, not beyond the limit": (figure(0.04, 0.001), WITHIN),
     "an improvement": (figure(-0.3, 0.001), WITHIN),
     "below the load tester's floor": (figure(0.08, 0.001, floor_ms=9.0), UNDECIDED),
-    "not supported": (figure(None, None), UNKNOWN),
+    "not supported": (figure(None, None), NOT_ESTIMABLE),
 }
 
 

@@ -25,7 +25,9 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import Cost, Energy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import Goodput, RunFigures, RunResult, Steady, SteadyMethods, Throughput
+from gapmeter.analysis.results.requests import Goodput, Throughput
+from gapmeter.analysis.results.run import RunFigures, RunResult
+from gapmeter.analysis.results.trust import Steady, SteadyMethods
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import cost_sentence, energy_sentence

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, decide
-from gapmeter.analysis.results.run import Check
-from gapmeter.analysis.stats.means import level_of_interval
-from gapmeter.analysis.sweep.axis import axis_of, label
+from gapmeter.analysis.results.sweep import Growth, Point
+from gapmeter.analysis.results.trust import Check
+from gapmeter.analysis.stats.series import level_of_interval
+from gapmeter.analysis.sweep.curves import axis_of, label, latency_turn
 from gapmeter.analysis.sweep.growth import Side, growth_between, means_ms, slow_band
-from gapmeter.analysis.sweep.knee import latency_turn
-from gapmeter.analysis.sweep.result import Growth, Point
 from gapmeter.report.sweep_words import growth_sentence
 
 LOADS = [1, 2, 4, 8, 16, 32]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gapmeter import errors
-from gapmeter.analysis.compare.regression import Regression, RegressionRow
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.comparison import Regression, RegressionRow
 from gapmeter.cli import main
 from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError

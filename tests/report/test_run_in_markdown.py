@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gapmeter.analysis.compare.regression import Regression, RegressionRow
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.comparison import Regression, RegressionRow
 from gapmeter.report import markdown, run
 from tests.analysis.report_frames import write_run
 
