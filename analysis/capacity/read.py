@@ -24,8 +24,6 @@ from gapmeter.analysis.capacity.trial import (
     worth_of_slow,
 )
 from gapmeter.analysis.requests.metrics import (
-    Bools,
-    Ints,
     good_requests,
     limits_of,
     measured_requests,
@@ -93,19 +91,15 @@ def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outc
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
     invalid, client = validity(result.checks, slos)
+    took = request_values_ns(measured, "e2e")  # in flight by Little's law, unless one failed: it may have stayed long
+    in_flight = note.rate * float(took.mean()) / 1e9 if len(took) and not np.isnan(took).any() else math.inf
     outcome = Outcome(
         count_all(slos, measured, note.rate), result.counts.issued, len(measured), note.seconds,
-        good=good, good_n_eff=worth, looks=note.ended, in_flight=_in_flight(measured, note.rate),
+        good=good, good_n_eff=worth, looks=note.ended, in_flight=in_flight,
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder,
     )  # fmt: skip
     return outcome, result
-
-
-def _in_flight(measured: pd.DataFrame, rate: float) -> float:
-    """Requests in flight on average, by Little's law; infinite where one failed, since it may have stayed for long."""
-    took = request_values_ns(measured, "e2e")
-    return rate * float(took.mean()) / 1e9 if len(took) and not np.isnan(took).any() else math.inf
 
 
 def validity(checks: Sequence[Check], slos: Sequence[Slo]) -> tuple[str, bool]:
@@ -142,7 +136,7 @@ def count_all(slos: Sequence[Slo], requests: pd.DataFrame, rate: float) -> tuple
 
     A failed request exceeds every limit.
     """
-    return tuple(_count(slo, requests, rate) for slo in slos)
+    return tuple(_count(slo, requests, rate) if len(requests) else Count(0.0, 0, 0.0) for slo in slos)
 
 
 def count_values(values: Floats, due_ns: Floats, limit_ns: float, percentile: float, rate: float) -> Count:
@@ -168,26 +162,17 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
 def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     failed = ~succeeded(requests)
     if slo.metric == "errors":
-        return _count_errors(failed)
+        return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0)
     limit, percentile = float(slo.limit_ns or 0), slo.percentile or 0.0
     if slo.metric == "itl":
-        return _count_gaps(*pooled_gaps(requests, ~failed, failures=True), limit)
+        gaps, clusters = pooled_gaps(requests, ~failed, failures=True)
+        if not len(gaps):
+            return Count(0.0, 0, 0.0)
+        over, half = ((gaps > each).sum() for each in (limit, limit / 2))
+        return Count(float(over), len(gaps), worth_of_clusters(gaps, clusters), float(half))
     values = np.where(failed, np.inf, request_values_ns(requests, slo.metric))
     known = ~np.isnan(values)
     if slo.metric == "tpot":
         return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
     count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them
-
-
-def _count_gaps(gaps_ns: Floats, clusters: Sequence[Ints], limit_ns: float) -> Count:
-    if not len(gaps_ns):
-        return Count(0.0, 0, 0.0)
-    over, half = ((gaps_ns > limit).sum() for limit in (limit_ns, limit_ns / 2))
-    return Count(float(over), len(gaps_ns), worth_of_clusters(gaps_ns, clusters), float(half))
-
-
-def _count_errors(failed: Bools) -> Count:
-    if not len(failed):
-        return Count(0.0, 0, 0.0)
-    return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0)

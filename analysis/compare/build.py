@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
 from gapmeter.analysis.compare import claims, protocol
@@ -45,7 +45,7 @@ from gapmeter.analysis.results.comparison import (
     StageDifference,
     StageDifferences,
 )
-from gapmeter.analysis.results.cost import Cost, Energy
+from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
@@ -78,7 +78,14 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
         comparable=comparable,
         forced=asked.force and not comparable,
         command=command,
-        sides=tuple(_side(letter, side) for letter, side in zip(letters, sides, strict=True)),
+        sides=tuple(
+            SideFacts(
+                name=letter, runs=side.names, scenario=side.first.manifest.scenario.get("name"),
+                digest=side.first.manifest.scenario_digest, verdicts=tuple(each.result.verdict for each in side.runs),
+                requests=side.requests, failed=side.failed,
+            )
+            for letter, side in zip(letters, sides, strict=True)
+        ),
         protocol=tuple(
             Comparability(
                 side=letter, comparable=each.comparable, factors=each.factors, recognized=each.recognized,
@@ -172,19 +179,6 @@ def _names(a: str, b: str, found: Protocol) -> tuple[str, str]:
 # The parts of the result
 
 
-def _side(letter: str, side: Side) -> SideFacts:
-    manifest = side.first.manifest
-    return SideFacts(
-        name=letter,
-        runs=tuple(each.run.name for each in side.runs),
-        scenario=manifest.scenario.get("name"),
-        digest=manifest.scenario_digest,
-        verdicts=tuple(each.result.verdict for each in side.runs),
-        requests=side.requests,
-        failed=side.failed,
-    )
-
-
 def _pair(
     names: tuple[str, str], found: Differences, verdict: Verdict, sides: Sequence[Side], side: Side
 ) -> PairComparison:
@@ -201,27 +195,23 @@ def _pair(
         requests=found.counts,
         runs=found.runs,
         block_requests=found.block,
-        metrics={metric: _metric(metric, found, verdict, by_figure) for metric in METRICS},
+        metrics={
+            metric: MetricComparison(
+                verdict=verdict.metrics[metric],
+                percentiles={
+                    percentile_key(p): _claimed(each, by_figure.get((metric, p)))
+                    for p, each in own.items()
+                    if p in _SHOWN or (metric, p) in by_figure
+                },
+                shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES),
+            )
+            for metric, own in found.metrics.items()
+        },
         errors=FailedShares(a_share=sides[0].failed_share, b_share=side.failed_share),
         stages={event: _stages(event, found) for event in found.stages},
         unmeasured=found.unmeasured,
         changed=claims.what_changed(found, verdict, device),
         device=device,
-    )
-
-
-def _metric(
-    metric: str, found: Differences, verdict: Verdict, claimed: Mapping[tuple[str, float], Claim]
-) -> MetricComparison:
-    own = found.metrics[metric]
-    return MetricComparison(
-        verdict=verdict.metrics[metric],
-        percentiles={
-            percentile_key(p): _claimed(each, claimed.get((metric, p)))
-            for p, each in own.items()
-            if p in _SHOWN or (metric, p) in claimed
-        },
-        shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES),
     )
 
 
@@ -252,20 +242,18 @@ def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
 
 
 def _stages(event: str, found: Differences) -> StageDifferences:
-    rows = []
-    for name, each in found.stages[event].items():
-        share = found.shares[event][name]
-        percentiles = found.stage_percentiles.get(event, {}).get(name, {})
-        rows.append(
-            StageDifference(
-                stage=name,
-                owner=owner_of(name),
-                **dict(_figure(each)),
-                share=share.value if share else None,
-                share_ci=share.known[1:] if share else None,
-                percentiles={percentile_key(p): _figure(own) for p, own in percentiles.items()},
-            )
+    shares, percentiles = found.shares[event], found.stage_percentiles.get(event, {})
+    rows = (
+        StageDifference(
+            stage=name,
+            owner=owner_of(name),
+            **dict(_figure(each)),
+            share=part.value if (part := shares[name]) else None,
+            share_ci=part.known[1:] if part else None,
+            percentiles={percentile_key(p): _figure(own) for p, own in percentiles.get(name, {}).items()},
         )
+        for name, each in found.stages[event].items()
+    )
     return StageDifferences(total=_figure(found.totals[event]), stages=tuple(rows))
 
 
@@ -288,18 +276,16 @@ def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[s
 def _provenance(sides: Sequence[Side], command: str, *, comparable: bool, forced: bool) -> Provenance:
     """Of all runs together."""
     known = [side.first.result.provenance for side in sides]
-    hardware = [side.first.manifest.hardware for side in sides]
-    validity = "valid" if comparable else FORCED if forced else "not compared"
     together = {
-        "digest": ", ".join(dict.fromkeys(each.digest for each in known)),
-        "engine": ", ".join(dict.fromkeys(each.engine for each in known)),
-        "hardware": ", ".join(dict.fromkeys(hardware_words(each.gpus, each.cpu, each.cores) for each in hardware)),
-        "load": ", ".join(dict.fromkeys(each.load for each in known)),
+        name: ", ".join(dict.fromkeys(str(getattr(each, name)) for each in known))
+        for name in ("digest", "engine", "hardware", "load")
+    }
+    own = {
         "n": " and ".join(str(side.requests) for side in sides),
-        "validity": validity,
+        "validity": "valid" if comparable else FORCED if forced else "not compared",
         "command": command or "gapmeter compare",
     }
-    return known[0].model_copy(update=together)
+    return known[0].model_copy(update=together | own)
 
 
 def _ms(ns: float | None) -> float | None:
@@ -307,6 +293,7 @@ def _ms(ns: float | None) -> float | None:
 
 
 _IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
+_NO_ENERGY = "not in this run: no counter of energy was read"
 _NO_CAPACITY = SidePart(value=None, ci=None, why="not in this run: gapmeter capacity measures it")
 
 
@@ -324,7 +311,7 @@ def _row(letter: str, side: Side) -> SideRow:
     hardware = manifest.hardware
     return SideRow(
         name=letter,
-        runs=tuple(each.run.name for each in side.runs),
+        runs=side.names,
         device=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
         engine=result.provenance.engine,
         load=result.provenance.load,
@@ -333,8 +320,8 @@ def _row(letter: str, side: Side) -> SideRow:
         requests=side.requests,
         figures={f"{metric}_{percentile_key(p)}": _estimate(side, metric, p) for metric, p in _IN_TABLE},
         capacity=_NO_CAPACITY,
-        cost=_cost(side),
-        energy=_energy(side),
+        cost=_first_known((each.result.cost for each in side.runs), "per_request_usd"),
+        energy=_first_known((each.result.energy for each in side.runs), "per_request_j", _NO_ENERGY),
     )
 
 
@@ -346,34 +333,21 @@ def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
     return SideEstimate(value_ms=value, ci_ms=(low, high), why="")
 
 
-def _cost(side: Side) -> SidePart:
-    """Of the first run that has one; else why the last has none."""
-    why = ""
-    for each in side.runs:
-        cost = each.result.cost
-        if isinstance(cost, Cost):
-            return SidePart(value=cost.per_request_usd, ci=cost.per_request_usd_ci, why="")
-        why = cost.reason
-    return SidePart(value=None, ci=None, why=why)
-
-
-def _energy(side: Side) -> SidePart:
-    """Likewise."""
-    why = "not in this run: no counter of energy was read"
-    for each in side.runs:
-        energy = each.result.energy
-        if isinstance(energy, Energy) and energy.per_request_j is not None:
-            return SidePart(value=energy.per_request_j, ci=energy.per_request_j_ci, why="")
-        why = energy.reason or why
+def _first_known(runs: Iterable[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:
+    """A figure of the first run that has it; else why the last has not."""
+    for each in runs:
+        if (value := getattr(each, figure)) is not None:
+            return SidePart(value=value, ci=getattr(each, f"{figure}_ci"), why="")
+        why = each.reason or why
     return SidePart(value=None, ci=None, why=why)
 
 
 def _spread(rows: Sequence[SideRow]) -> DeviceSpread:
     """Of each figure that every side has."""
-    spreads = {}
-    for key in rows[0].figures:
-        known = [value for row in rows if (value := row.figures[key].value_ms)]
-        if len(known) == len(rows):
-            low, high = min(known), max(known)
-            spreads[key] = FigureSpread(low_ms=low, high_ms=high, relative=high / low - 1)
+    known = {key: [value for row in rows if (value := row.figures[key].value_ms)] for key in rows[0].figures}
+    spreads = {
+        key: FigureSpread(low_ms=min(values), high_ms=max(values), relative=max(values) / min(values) - 1)
+        for key, values in known.items()
+        if len(values) == len(rows)
+    }
     return DeviceSpread(device=rows[0].device, sides=tuple(row.name for row in rows), figures=spreads)

@@ -205,19 +205,18 @@ def judge_regression(
     named = [(m, p, metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
     p_values = {i: figure.p for i, (_, _, figure) in enumerate(named) if figure.p is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
-    rows = tuple(_row(m, p, figure, adjusted.get(i), limit) for i, (m, p, figure) in enumerate(named))
+    rows = tuple(
+        RegressionRow(
+            **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
+            name=f"{metric} p{percentile:g}",
+            metric=metric,
+            status=_status(figure, adjusted.get(i), limit),
+            p_adjusted=adjusted.get(i),
+        )
+        for i, (metric, percentile, figure) in enumerate(named)
+    )
     worst = next(status for status in _WORST_FIRST if any(row.status == status for row in rows))
     return Regression(baseline=baseline, folder=folder, limit=limit, rows=rows, status=worst)
-
-
-def _row(metric: str, percentile: float, figure: ClaimedFigure, p: float | None, limit: float) -> RegressionRow:
-    return RegressionRow(
-        **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
-        name=f"{metric} p{percentile:g}",
-        metric=metric,
-        status=_status(figure, p, limit),
-        p_adjusted=p,
-    )
 
 
 def _status(figure: ClaimedFigure, p: float | None, limit: float) -> RegressionStatus:

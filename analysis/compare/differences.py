@@ -14,7 +14,7 @@ around a quantile is known from those alone); between runs, k_A + k_B - 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -84,61 +84,51 @@ class Pair:
         self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
         self.series = {metric: [[run.series(metric) for run in side] for side in self.sides] for metric in METRICS}
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
-        measured = {event: [_measured(run, event) for run in runs] for event in EVENTS}
+        measured = {event: [(~np.isnan(run.ledgers[event])).any(axis=0) for run in runs] for event in EVENTS}
         self.known = {e: np.logical_and.reduce(m) for e, m in measured.items() if all(each.any() for each in m)}
         self._tables = {
             event: [[_table(run.ledgers[event], known) for run in side] for side in self.sides]
             for event, known in self.known.items()
         }
-        self.shown = {event: self._shown(event) for event in self.known}
-
-    def _shown(self, event: str) -> list[int]:
-        """Stages that are not 0 throughout."""
-        tables = [table for side in self._tables[event] for table in side]
-        return [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for table in tables)]
+        # Stages that are not 0 throughout.
+        self.shown = {
+            event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for side in sides for table in side)]
+            for event, sides in self._tables.items()
+        }
 
     def as_it_is(self) -> Figures:
         """The figures of what was measured, one row each."""
-        return self._figures([[np.arange(run.count, dtype=np.int32)[None] for run in side] for side in self.sides])
+        return self._figures([[_whole(run) for run in side] for side in self.sides])
 
     def of_each_run(self) -> list[list[Figures]]:
         """The same of every run by itself, by side; the keys are the side's."""
-        found: list[list[Figures]] = []
-        for number, side in enumerate(self.sides):
-            alone = [{i: np.arange(run.count, dtype=np.int32)[None]} for i, run in enumerate(side)]
-            found.append([self._of_side(number, own) for own in alone])
-        return found
+        return [
+            [self._of_side(number, {i: _whole(run)}) for i, run in enumerate(side)]
+            for number, side in enumerate(self.sides)
+        ]
 
     def drawn(self, resamples: int) -> Figures:
-        """The figures of so many resamples."""
-        parts = [self._figures(indices) for indices in self._indices(resamples)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _indices(self, resamples: int) -> Iterator[list[list[Indices]]]:
-        """By side and run, shape (some, n) each, until there were ``resamples`` of them."""
+        """The figures of so many resamples, some at a time."""
+        # A source of randomness a run, from what it measured; for pairs, one a pair, whichever side comes first.
+        seeds = [[run.digest() for run in side] for side in self.sides]
+        if self.paired:
+            seeds = [[min(pair) + max(pair) for pair in zip(*seeds, strict=True)]]
+        sources = [[np.random.default_rng(int.from_bytes(seed, "little")) for seed in own] for own in seeds]
         values = sum(run.count for side in self.sides for run in side)
         at_once = max(1, min(resamples, _MOST_VALUES // max(values, 1)))
-        sources = self._sources()
+        parts = []
         for first in range(0, resamples, at_once):
             some = min(at_once, resamples - first)
             drawn = [
                 [bootstrap.draw(run.count, self.block, some, rng) for run, rng in zip(side, own, strict=True)]
                 for side, own in zip(self.sides, sources, strict=False)
             ]
-            yield drawn * 2 if self.paired else drawn
-
-    def _sources(self) -> list[list[np.random.Generator]]:
-        """A source of randomness a run, from what it measured; for pairs, one a pair, whichever side comes first."""
-        a, b = ([run.digest() for run in side] for side in self.sides)
-        if self.paired:
-            return [[_source(min(x, y) + max(x, y)) for x, y in zip(a, b, strict=True)]]
-        return [[_source(x) for x in a], [_source(x) for x in b]]
+            parts.append(self._figures(drawn * 2 if self.paired else drawn))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _figures(self, drawn: Sequence[Sequence[Indices]]) -> Figures:
-        out: Figures = {}
-        for number, own in enumerate(drawn):
-            out |= self._of_side(number, dict(enumerate(own)))
-        return out
+        sides = [self._of_side(number, dict(enumerate(own))) for number, own in enumerate(drawn)]
+        return {name: figure for side in sides for name, figure in side.items()}
 
     def _of_side(self, number: int, own: Mapping[int, Indices]) -> Figures:
         """One side's figures, of the runs and requests that ``own`` names: keys ``ttft/0``, ``first_token/1`` …"""
@@ -154,13 +144,15 @@ class Pair:
             sums: Any = sum(t @ tables[number][i] for i, t in times.items())
             out[f"{event}/{number}"] = sums[:, :-1] / np.maximum(sums[:, -1:], 1)
             for stage in self.shown[event] if self.stage_percentiles else ():
-                rows = np.concatenate([_column(tables[number][i], stage)[drawn] for i, drawn in own.items()], axis=1)
+                by_run = [np.where(t[:, -1] > 0, t[:, stage], np.nan) for t in tables[number]]  # NaN without a ledger
+                rows = np.concatenate([by_run[i][drawn] for i, drawn in own.items()], axis=1)
                 out[f"{event}.{stage}/{number}"] = harrell_davis(rows, self.stage_percentiles)
         return out
 
 
-def _source(seed: bytes) -> np.random.Generator:
-    return np.random.default_rng(int.from_bytes(seed, "little"))
+def _whole(run: Run) -> Indices:
+    """Every request once, as one resample."""
+    return np.arange(run.count, dtype=np.int32)[None]
 
 
 def _block(run: Run) -> float:
@@ -176,12 +168,6 @@ def _block(run: Run) -> float:
     return longest
 
 
-def _measured(run: Run, event: str) -> NDArray[np.bool_]:
-    """Which stages a run measured; none where it has no ledger."""
-    table = run.ledgers[event]
-    return np.asarray((~np.isnan(table)).any(axis=0), dtype=bool)
-
-
 def _table(ledger: Floats, known: NDArray[np.bool_]) -> Floats:
     """Shape (n, stages + 2): stages, whole wait, 1 where there is a ledger. What one side lacks joins the remainder."""
     there = ~np.isnan(ledger[:, _RESIDUAL])
@@ -190,11 +176,6 @@ def _table(ledger: Floats, known: NDArray[np.bool_]) -> Floats:
     table[:, _RESIDUAL] += table[:, lacking].sum(axis=1)
     table[:, lacking] = 0.0
     return np.concatenate([table, table.sum(axis=1, keepdims=True), there[:, None].astype(np.float64)], axis=1)
-
-
-def _column(table: Floats, stage: int) -> Floats:
-    """A stage's values, NaN where there is no ledger."""
-    return np.where(table[:, -1] > 0, table[:, stage], np.nan)
 
 
 def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]]:

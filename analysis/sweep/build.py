@@ -12,7 +12,7 @@ from gapmeter.analysis.cost.cost import describe_cost, describe_tokens, offered_
 from gapmeter.analysis.cost.economics import describe_value
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
@@ -263,23 +263,16 @@ def _exit_code(points: Sequence[AnyPoint]) -> int:
 
 def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest) -> Provenance:
     """What differs from point to point is named with all its values."""
-    server, hardware = manifest.scenario["server"], manifest.hardware
     keys = dict.fromkeys(key for point in points for key in point.resolved)
     values = {key: ", ".join(dict.fromkeys(str(point.resolved.get(key)) for point in points)) for key in keys}
     bad = sum(point.verdict in (INVALID, FAILED, MISSING) for point in points)
     validity = "valid" if not bad else f"{bad} of {len(points)} points without valid figures"
-    return Provenance(
-        scenario=str(manifest.scenario["name"]),
-        digest=manifest.scenario_digest,
-        model=str(server["model"]),
-        precision=values.get("server.precision", str(server["precision"])),
-        engine=values.get("server.engine", str(server["engine"])),
-        hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
-        load="; ".join(f"{key} {told}" for key, told in values.items()),
+    return provenance_of_study(
+        manifest,
+        load="; ".join(f"{key} {those}" for key, those in values.items()),
         n=str(sum(point.metrics["ttft"].count for point in points if isinstance(point, Point))),
         validity=INVALID if bad == len(points) else validity,
-        date=manifest.started_wall.partition("T")[0],
-        command=manifest.command,
+        **{name: values[key] for name in ("precision", "engine") if (key := f"server.{name}") in values},
     )
 
 
