@@ -79,8 +79,8 @@ class CalibratedLimit(Result):
         return self.ended_by == "client"
 
 
-class GeneratorFloor(Result):
-    """One generator's own error and cost on this machine."""
+class FloorFigures(Result):
+    """What a load tester itself adds on this machine. ``quick``: measured with little effort."""
 
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -88,13 +88,18 @@ class GeneratorFloor(Result):
     itl_p99_ms: float
     e2e_p50_ms: float
     e2e_p99_ms: float
+    chunk_us: float
+    quick: bool
+
+
+class GeneratorFloor(FloorFigures):
+    """One generator's own error and cost on this machine."""
+
     lag_p50_ms: float
     lag_p99_ms: float
-    chunk_us: float
     tokens: CalibratedLimit
     requests: CalibratedLimit
     measured_wall: str
-    quick: bool
     cores_shared: bool
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from gapmeter.analysis.results.codec import Ends, Number, Result, left_out, stands_as
-from gapmeter.analysis.results.distribution import (
-    Distribution,
-)
+from gapmeter.analysis.results.distribution import Distribution, MainPercentiles
 
 
 class LoadFacts(Result):
@@ -65,14 +63,10 @@ class Turn(Result):
     ttft: Distribution | None
 
 
-class Corrected(Result):
+class Corrected(MainPercentiles):
     """Percentiles with the ``added`` requests in them that users at their own pace would have sent meanwhile."""
 
     added: int
-    p50_ms: Number
-    p90_ms: Number
-    p95_ms: Number
-    p99_ms: Number
     p999_ms: Number
 
 
@@ -128,14 +122,10 @@ class Throughput(Result):
     span_s: float
 
 
-class PeerFigures(Result):
+class PeerFigures(MainPercentiles):
     """A metric by another tool's definition, which ``differs`` from ours so."""
 
     differs: str
-    p50_ms: Number
-    p90_ms: Number
-    p95_ms: Number
-    p99_ms: Number
     mean_ms: Number
     count: int
 

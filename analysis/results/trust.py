@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from gapmeter.analysis.results.codec import Ends, Number, Result
+from gapmeter.analysis.results.manifest import FloorFigures
 
 CheckStatus = Literal["ok", "warn", "broken", "unmeasured"]
 OK: Final = "ok"
@@ -33,21 +34,13 @@ class RunWarning(Result):
     touches: tuple[str, ...]
 
 
-class FloorShares(Result):
+class FloorShares(FloorFigures):
     """What the load tester itself adds on this machine, and how much of one process's limits was used at most."""
 
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    itl_p50_ms: float
-    itl_p99_ms: float
-    e2e_p50_ms: float
-    e2e_p99_ms: float
-    chunk_us: float
     tokens_per_s: float
     requests_per_s: float
     tokens_share: float
     requests_share: float
-    quick: bool
     measured: str
 
 

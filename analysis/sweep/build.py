@@ -192,9 +192,8 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 
 def _distribution(frames: Frames, metric: str, asked: Iterable[float], seconds: float) -> PointDistribution:
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
-    found = distribution(
-        values, asked, values.count / requests if requests else 1.0, seconds / requests if requests else 0.0
-    )
+    each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
+    found = distribution(values, asked, each, lasts)
     mean = mean_level(frames, metric)
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 

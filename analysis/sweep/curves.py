@@ -35,7 +35,7 @@ from gapmeter.analysis.results.sweep import (
     ThroughputChange,
     figure_name,
 )
-from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Floats
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 from gapmeter.analysis.stats.series import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.read import Frames
 
@@ -72,7 +72,13 @@ def axis_of(points: Sequence[PointFacts]) -> Axis:
     """The axis of these points, which have the same swept keys."""
     keys = list(dict.fromkeys(key for point in points for key in point.resolved))
     loops = {point.loop for point in points}
-    ordering = next((k for k in (LOAD, *_FIRST, *keys) if (k in keys or k == LOAD) and _numeric(points, k)), None)
+    ordering = None
+    for key in (LOAD, *_FIRST, *keys):
+        values = [_value(point, key) for point in points]
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        if (key in keys or key == LOAD) and numbers and len({str(value) for value in values}) > 1:
+            ordering = key
+            break
     ordered_by = ("load.concurrency", "load.rate", "load.arrivals") if ordering == LOAD else (ordering,)
     groups: dict[str, list[int]] = {}
     for at, point in enumerate(points):
@@ -121,13 +127,6 @@ def _word(key: str, value: Any) -> str:
     else:
         text = value if isinstance(value, str) else json.dumps(value)
     return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
-
-
-def _numeric(points: Sequence[PointFacts], key: str) -> bool:
-    """Whether every point has a number here, and they differ."""
-    found = [_value(point, key) for point in points]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
-    return numbers and len({str(value) for value in found}) > 1
 
 
 FEWEST = 4
@@ -195,9 +194,10 @@ def latency_turn(load: Sequence[float], latency: Sequence[float]) -> Turn:
     return Turn(best, "latency begins to climb there", below[best])
 
 
-def find_knee(
-    load: Sequence[float], levels: Sequence[Level], rule: Callable[[Sequence[float], Sequence[float]], Turn]
-) -> Knee:
+Rule = Callable[[Sequence[float], Sequence[float]], Turn]
+
+
+def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Knee:
     """What ``rule`` says of points that are known only so well."""
     if len(load) < FEWEST:
         return Knee(UNDECIDED, f"{len(load)} points are too few to find a knee in; it takes {FEWEST}", 0.0)
@@ -207,23 +207,16 @@ def find_knee(
     places = np.array([turn.at for turn in turns if turn.at is not None], dtype=np.float64)
     share = len(places) / DRAWS
     if share >= CONFIDENCE:
-        return _found(places, share, next(turn for turn in turns if turn.at == _likeliest(places)))
+        likeliest = int(Counter(places.tolist()).most_common(1)[0][0])
+        turn = next(turn for turn in turns if turn.at == likeliest)
+        low, high = (int(end) for end in np.quantile(places, [TAIL, 1 - TAIL], method="nearest"))
+        return Knee(KNEE, turn.why, share, turn.at, low, high, turn.bend)
     reason, times = Counter(turn.why for turn in turns if turn.at is None).most_common(1)[0]
     if times >= CONFIDENCE * DRAWS:
         return Knee(NONE, reason, times / DRAWS)
     return Knee(UNDECIDED, "what is known of the points allows for a knee and for none", share)
 
 
-def _found(places: Floats, share: float, turn: Turn) -> Knee:
-    low, high = (int(end) for end in np.quantile(places, [TAIL, 1 - TAIL], method="nearest"))
-    return Knee(KNEE, turn.why, share, turn.at, low, high, turn.bend)
-
-
-def _likeliest(places: Floats) -> int:
-    return int(Counter(places.tolist()).most_common(1)[0][0])
-
-
-Rule = Callable[[Sequence[float], Sequence[float]], Turn]
 EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
 GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more load does
 
@@ -235,6 +228,10 @@ class Seen:
     point: Point
     figures: Mapping[str, Level | None]
     frames: Frames
+
+    def ledgers(self, metric: str) -> pd.DataFrame:
+        """What its requests, or token gaps, waited for, in time order."""
+        return getattr(self.frames, EVENT_OF[metric])
 
 
 def seen(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | None]) -> Seen | None:

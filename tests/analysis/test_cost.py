@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.cost.cost import (
-    NoRate,
-    cost_of,
-    describe_cost,
-    describe_tokens,
-    offered_rate,
-    searched_rate,
-)
+from gapmeter.analysis.cost.cost import NoRate, cost_of, describe_cost, describe_tokens, offered_rate, searched_rate
 from gapmeter.analysis.cost.economics import SearchTrial, describe_search, describe_value
 from gapmeter.analysis.cost.energy import describe_energy
 from gapmeter.analysis.cost.price import NoPrice, price_of
