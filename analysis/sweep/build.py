@@ -107,10 +107,7 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
     None where there is none: then means are compared, which need less.
     """
     shown = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
-    for level in LEVELS:
-        if shown and all(found.ms(level) is not None for found in shown):
-            return level
-    return None
+    return next((level for level in LEVELS if shown and all(each.ms(level) is not None for each in shown)), None)
 
 
 def _facts(
