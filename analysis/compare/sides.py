@@ -15,10 +15,9 @@ from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.estimate import Floats, Ints
 from gapmeter.analysis.stats.series import Series, time_blocks
 
-Ints = NDArray[np.int64]
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
 STAGE_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), UNEXPLAINED)
 

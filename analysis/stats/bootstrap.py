@@ -28,10 +28,7 @@ from numpy.typing import NDArray
 from scipy import fft, sparse, special
 
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.estimate import TAIL, Estimate, Floats
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from gapmeter.analysis.stats.estimate import TAIL, Bools, Estimate, Floats, Ints
 
 DRAWS = 1000
 FEWEST_STRETCHES = 5

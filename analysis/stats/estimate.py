@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2

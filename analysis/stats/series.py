@@ -35,15 +35,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gapmeter.analysis.stats.dependence import autocorrelation_time, exceedances, first_cosines, neighbours_alike
-from gapmeter.analysis.stats.estimate import NORMAL, Estimate, Floats, t_quantile
+from gapmeter.analysis.stats.estimate import NORMAL, Bools, Estimate, Floats, Ints, t_quantile
 from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
 from gapmeter.analysis.stats.hdr import nearest_rank
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _FEW_SPELLS = 100
 _LEAST_OF_SEVERAL = 0.6
