@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapmeter.analysis.numbers import rate
-from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import INVALID, LoadFacts, RunFigures
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
+from gapmeter.analysis.results.requests import LoadFacts
+from gapmeter.analysis.results.run import INVALID, RunFigures
 from gapmeter.analysis.results.run import UNKNOWN as UNKNOWN
 from gapmeter.analysis.results.run import Provenance as Provenance
 
@@ -29,6 +30,18 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
         date=manifest.started_wall.partition("T")[0],
         command=manifest.command,
     )
+
+
+def provenance_of_study(manifest: SweepManifest | SearchManifest, **own: str) -> Provenance:
+    """Of several loads together; ``own``: their load, n and validity, and whatever else is not as the manifest says."""
+    server, hardware = manifest.scenario["server"], manifest.hardware
+    facts = {
+        "scenario": str(manifest.scenario["name"]), "digest": manifest.scenario_digest, "model": str(server["model"]),
+        "precision": str(server["precision"]), "engine": str(server["engine"]),
+        "hardware": hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        "date": manifest.started_wall.partition("T")[0] or UNKNOWN, "command": manifest.command,
+    }  # fmt: skip
+    return Provenance(**(facts | own))
 
 
 def engine_words(manifest: Manifest) -> str:

@@ -36,7 +36,8 @@ from gapmeter.analysis.requests.omission import describe_closed_loop
 from gapmeter.analysis.results.distribution import GroupDistribution, MetricDistribution, StageDistribution
 from gapmeter.analysis.results.latency import EventResidual, Left, Residual
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.results.run import INVALID, WARN, Check, Confidence, RunFigures, RunWarning, Trust
+from gapmeter.analysis.results.run import INVALID, Confidence, RunFigures
+from gapmeter.analysis.results.trust import WARN, Check, RunWarning, Trust
 from gapmeter.analysis.stages import BY_NAME
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Floats
 from gapmeter.analysis.stats.hdr import PERCENTILES

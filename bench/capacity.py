@@ -22,9 +22,8 @@ import numpy as np
 
 from bench import false_claims
 from bench.virtual_trials import CHAT, SMALL, Asked, VirtualOracle, VirtualTrial
-from gapmeter.analysis.capacity.posterior import posterior
-from gapmeter.analysis.capacity.result import FAILS, HOLDS
-from gapmeter.analysis.capacity.search import Goal, search
+from gapmeter.analysis.capacity.search import Goal, posterior, search
+from gapmeter.analysis.results.capacity import FAILS, HOLDS
 from gapmeter.analysis.stats.exact import share_bounds
 
 START, WITHIN = 16.0, 0.08

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from bench.queues import QUEUES, Queue, lindley, wait_quantile
-from gapmeter.analysis.capacity.counts import count_values
-from gapmeter.analysis.capacity.evidence import find, hopeless, plan_looks
-from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED
-from gapmeter.analysis.capacity.trial import Promise
+from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.trial import Promise, find, hopeless, plan_looks
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.exact import share_bounds
 

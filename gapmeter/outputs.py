@@ -74,7 +74,7 @@ class Outputs:
 def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
     """What it found, as one JSON document."""
     document: dict[str, Any] = conclusion.result.to_json()
-    return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
+    return document if conclusion.regression is None else {**document, "regression": conclusion.regression.to_json()}
 
 
 def write_file(path: Path, text: str) -> None:
@@ -86,9 +86,9 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _markdown(conclusion: Conclusion[Any]) -> str:
-    from gapmeter.analysis.capacity.result import CapacityResult  # by now analysed: these imports cost nothing more
     from gapmeter.analysis.results import Manifest, RunResult
-    from gapmeter.analysis.results.study import SearchManifest, SweepManifest
+    from gapmeter.analysis.results.capacity import CapacityResult
+    from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
     from gapmeter.report import capacity, markdown, run, sweep
 
     result, folder = conclusion.result, conclusion.folder
@@ -101,8 +101,8 @@ def _markdown(conclusion: Conclusion[Any]) -> str:
 
 def suites_of(conclusion: Conclusion[Any]) -> list[Suite]:
     """What it consists of for programs that know test suites only: a run, a sweep's points, or a search's answer."""
-    from gapmeter.analysis.capacity.result import CapacityResult
     from gapmeter.analysis.results import RunResult
+    from gapmeter.analysis.results.capacity import CapacityResult
     from gapmeter.report.export.junit import suite_of_run, suite_of_search, suites_of_sweep
 
     result = conclusion.result

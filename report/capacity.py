@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from gapmeter.analysis.capacity.result import (
+from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
+from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
     DIED,
@@ -25,8 +26,7 @@ from gapmeter.analysis.capacity.result import (
     SearchWords,
     TrialResult,
 )
-from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
-from gapmeter.analysis.results.study import SearchManifest
+from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.report import cost
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gapmeter.analysis.capacity.result import FAILS, HOLDS, Density, Search, TrialVerdict
 from gapmeter.analysis.numbers import rate, share, significant
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, Density, Search, TrialVerdict
 from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points, shade, stairs
 from gapmeter.report.svg import NOTHING, Fragment, group
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
+from gapmeter.analysis.results.comparison import (
     BLOCKS,
     NAMES,
     ClaimedFigure,
@@ -17,7 +18,6 @@ from gapmeter.analysis.compare.result import (
     StageDifference,
     StageDifferences,
 )
-from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import percentile_of_key
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import comparison_words as words

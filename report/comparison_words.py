@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, Regression, RegressionRow
-from gapmeter.analysis.compare.regression import UNKNOWN as UNESTIMABLE
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
+from gapmeter.analysis.results.comparison import (
     BLOCKS,
     MIXED,
     NAMES,
+    NOT_ESTIMABLE,
     NOTHING,
+    REGRESSED,
+    UNDECIDED,
     UNKNOWN,
     VALID,
     VALIDITY,
@@ -21,10 +21,11 @@ from gapmeter.analysis.compare.result import (
     FigureName,
     PairComparison,
     PairWords,
+    Regression,
+    RegressionRow,
     SidePart,
     SideTable,
 )
-from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.report import marks
 
@@ -183,23 +184,21 @@ def spreads(table: SideTable) -> list[str]:
 # Against a baseline
 
 
-def regression_document(found: Regression, result: Comparison) -> dict[str, Any]:
-    """As a run's JSON has it, with its sentences; ``result`` is the comparison with the baseline."""
-    told = found.to_json()
-    for row, figure in zip(told["rows"], found.rows, strict=True):
-        row["sentence"] = _regression_row(figure, found.limit)
+def with_sentences(found: Regression, result: Comparison) -> Regression:
+    """The same with its sentences; ``result`` is the comparison with the baseline."""
     if not result.comparable:
-        return told | {"sentence": headline(result)}
-    sentence = "; ".join(row["sentence"] for row in told["rows"] if row["status"] == found.status)
+        return found.model_copy(update={"sentence": headline(result)})
+    rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found.limit)}) for row in found.rows)
+    sentence = "; ".join(row.sentence for row in rows if row.status == found.status)
     changed = result.comparisons[0].changed
     if found.status == REGRESSED and changed and changed.stage:
         sentence += f"; {change_sentence(result.comparisons[0])}"
-    return told | {"sentence": sentence}
+    return found.model_copy(update={"rows": rows, "sentence": sentence})
 
 
 def _regression_row(row: RegressionRow, limit: float) -> str:
     name = f"{NAMES[row.metric]} {row.name.partition(' ')[2]}"
-    if row.status == UNESTIMABLE:
+    if row.status == NOT_ESTIMABLE:
         return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
     grew = f"{name} {duration(row.a_ms)} -> {duration(row.b_ms)}, {relative(row)}"
     meaning = {

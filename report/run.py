@@ -7,12 +7,12 @@ a line in one or both.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import bounds, count, share
+from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import INVALID, RunResult, SloAnswer
 from gapmeter.records import RunFolder
@@ -93,7 +93,7 @@ _BRACKET = (
 )
 
 
-def brief(result: RunResult, manifest: Manifest, regression: Mapping[str, Any] | None = None) -> Document:
+def brief(result: RunResult, manifest: Manifest, regression: Regression | None = None) -> Document:
     """The summary: did it hold its objectives, where did the time go, may it be believed.
 
     ``regression``: how it compares with its baseline, where it was held against one.
@@ -323,15 +323,15 @@ def _upgrade(result: RunResult) -> Section | None:
 # --- against a baseline, and again
 
 
-def _regression(found: Mapping[str, Any]) -> Section:
+def _regression(found: Regression) -> Section:
     rows: list[Row] = [
-        [row["status"], row["name"], Figure(row["a_ms"]), Figure(row["b_ms"]),
-         bounds(*row["ci_ms"]) if row["ci_ms"] else "not estimable", share(row["relative"])]
-        for row in found["rows"]
+        [row.status, row.name, Figure(row.a_ms), Figure(row.b_ms),
+         bounds(*row.ci_ms) if row.ci_ms else "not estimable", share(row.relative)]
+        for row in found.rows
     ]  # fmt: skip
     headers: Headers = [" ", "percentile", "baseline", "now", "difference, 95 % interval", "relative"]
-    status = Mark(found["status"], status=f"**{found['status']}**")
-    said = Paragraph((status, f" against {found['baseline']}: {run_words.stopped(found['sentence'])}"))
+    status = Mark(found.status, status=f"**{found.status}**")
+    said = Paragraph((status, f" against {found.baseline}: {run_words.stopped(found.sentence)}"))
     return Section("regression", "", [said, Table("Against the baseline", headers, rows, words=2)], on=MARKDOWN)
 
 

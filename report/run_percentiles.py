@@ -10,7 +10,8 @@ from gapmeter.analysis.numbers import count, over
 from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
-from gapmeter.analysis.results.run import PeerFigures, RunResult
+from gapmeter.analysis.results.requests import PeerFigures
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series

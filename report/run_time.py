@@ -7,7 +7,8 @@ import pandas as pd
 
 from gapmeter.analysis.numbers import DASH, significant
 from gapmeter.analysis.requests.attempts import final
-from gapmeter.analysis.results.run import Drift, Mser5, Pelt, QueueSlope, RunResult
+from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.results.trust import Drift, Mser5, Pelt, QueueSlope
 from gapmeter.report.document import Block, Chart, Columns, Figure, Heading, Name, Paragraph, Row, Section, Table
 from gapmeter.report.requests import picked
 from gapmeter.report.run_folder import Run

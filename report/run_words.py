@@ -9,7 +9,8 @@ from gapmeter.analysis.numbers import bounds, count, duration, over, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import INCONCLUSIVE, INVALID, PASS, FailureExample, RunResult, SloAnswer
+from gapmeter.analysis.results.requests import FailureExample
+from gapmeter.analysis.results.run import INCONCLUSIVE, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.report import marks, words
 
 _FAILED = {

@@ -9,10 +9,8 @@ from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, bounds, share, significant
 from gapmeter.analysis.results.cost import Cost
-from gapmeter.analysis.results.study import SweepManifest
-from gapmeter.analysis.stages import owner_words
-from gapmeter.analysis.sweep.growth import SLOW_LEVEL
-from gapmeter.analysis.sweep.result import (
+from gapmeter.analysis.results.manifest import SweepManifest
+from gapmeter.analysis.results.sweep import (
     FAILED,
     Growth,
     LostPoint,
@@ -23,6 +21,8 @@ from gapmeter.analysis.sweep.result import (
     figure_name,
     level_key,
 )
+from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.records import RunFolder
 from gapmeter.report import html, marks
 from gapmeter.report.document import (

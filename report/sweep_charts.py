@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from gapmeter.analysis.numbers import bounds, duration, share, significant
 from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.results.sweep import Point, SweepResult, figure_name
 from gapmeter.analysis.stages import UNEXPLAINED
-from gapmeter.analysis.sweep.result import Point, SweepResult, figure_name
 from gapmeter.report.charts import Axis, Plot, Scale, bar, limit, line, points, written
 from gapmeter.report.charts import Point as Dot
 from gapmeter.report.charts import Text as Label

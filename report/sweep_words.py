@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.cost import Cost, Price
 from gapmeter.analysis.results.run import INVALID
-from gapmeter.analysis.stages import owner_words
-from gapmeter.analysis.sweep.growth import SLOW_LEVEL
-from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED
-from gapmeter.analysis.sweep.result import (
+from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
     CurveKnee,
     Growth,
@@ -22,6 +19,9 @@ from gapmeter.analysis.sweep.result import (
     SweepWords,
     figure_name,
 )
+from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
+from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.words import cost_sentence, price_words, slo_sentence, value_sentence
 

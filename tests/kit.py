@@ -10,15 +10,8 @@ from gapmeter.analysis.results.cost import NoCost, NoEnergy, TokensPerRequest, V
 from gapmeter.analysis.results.device import Roofline, Weights
 from gapmeter.analysis.results.latency import Compute
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import (
-    Drift,
-    LedgerFacts,
-    MadeBy,
-    RunFigures,
-    RunResult,
-    Steady,
-    SteadyMethods,
-)
+from gapmeter.analysis.results.run import LedgerFacts, MadeBy, RunFigures, RunResult
+from gapmeter.analysis.results.trust import Drift, Steady, SteadyMethods
 from gapmeter.report.words import words_of
 
 WEIGHTS = Weights(

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gapmeter.analysis.capacity.posterior import Posterior, posterior
 from gapmeter.analysis.capacity.read import Measured, goal_of, read_trials
-from gapmeter.analysis.capacity.result import (
+from gapmeter.analysis.capacity.search import Goal, Posterior, posterior, spread
+from gapmeter.analysis.capacity.trial import Trial
+from gapmeter.analysis.cost.economics import SearchTrial, describe_search
+from gapmeter.analysis.provenance import provenance_of_study
+from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
     DIED,
@@ -33,14 +36,8 @@ from gapmeter.analysis.capacity.result import (
     SeenAt,
     TrialResult,
 )
-from gapmeter.analysis.capacity.search import Goal, spread
-from gapmeter.analysis.capacity.trial import Trial
-from gapmeter.analysis.cost.economics import SearchTrial, describe_search
-from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.results.cost import Economy
-from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import UNKNOWN, Provenance
-from gapmeter.analysis.results.study import SearchManifest
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.records import RunFolder
@@ -62,7 +59,12 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         slo=tuple(SearchedSlo(text=slo.text, metric=slo.metric) for slo in manifest.slo),
         capacity=search,
         **({} if economy is None else {name: getattr(economy, name) for name in Economy.model_fields}),
-        provenance=_provenance(manifest, search),
+        provenance=provenance_of_study(
+            manifest,
+            load=f"Poisson, open loop, {len(search.trials)} trials",
+            n=str(search.requests),
+            validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
+        ),
     )
 
 
@@ -72,13 +74,15 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
     ended: Ended = asked.ended or INTERRUPTED
     trials = [each.trial for each in measured]
     valid = [trial for trial in trials if trial.verdict != INVALID]
+    spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(valid) if valid else None
     estimate = _estimate(goal, valid, known, ended)
     binding = _binding(goal, measured, estimate)
     fleet = None
     if asked.target_rps and estimate.low and ended != UNMEETABLE:
         fleet = Fleet.plan(estimate.low, asked.target_rps, asked.headroom, asked.spare)
-    curve = sorted((each for each in measured if each.trial.verdict != INVALID), key=lambda each: each.trial.rate)
+    # What the last trial ended of, or what showed that the load tester was the limit.
+    telling = [trial for trial in trials if trial.outcome.client_limit or ended != CLIENT]
     return Search(
         rate=estimate.rate,
         low=estimate.low,
@@ -96,14 +100,15 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
         replicas=fleet.replicas if fleet else None,
         planning=fleet,
         target_rps=asked.target_rps,
-        requests=sum(trial.outcome.requests for trial in trials),
-        seconds=sum(trial.outcome.seconds for trial in trials),
-        needs=_needs(goal, trials, estimate) if ended == BUDGET else None,
+        requests=spent,
+        seconds=seconds,
+        needs=_needs(goal, estimate, spent, seconds) if ended == BUDGET else None,
         best_seen=_best_seen(goal, measured) if ended == UNMEETABLE else None,
-        reason=_reason(trials, ended),
+        reason=_reason_of(telling[-1]) if telling else None,
         trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
-        curve=tuple(_point(each.trial) for each in curve),
-        posterior=None if known is None else _density(known),
+        curve=tuple(_point(trial) for trial in sorted(valid, key=lambda trial: trial.rate)),
+        posterior=known
+        and Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses))),
     )
 
 
@@ -158,17 +163,20 @@ def _held_as_far(goal: Goal, valid: Sequence[Trial], high: float | None) -> Seen
     leaning = [t for t in valid if t.finding.leaning == HOLDS and (high is None or t.rate < high)]
     if not leaning:
         return None
-    at = max(leaning, key=lambda trial: (trial.rate, trial.outcome.measured))
-    count = at.outcome.counts[at.finding.promise]
-    return SeenAt(rate=at.rate, slo=goal.promises[at.finding.promise].text, over=count.over, count=count.count)
+    return _seen_at(goal, max(leaning, key=lambda trial: (trial.rate, trial.outcome.measured)))
 
 
-def _needs(goal: Goal, trials: Sequence[Trial], estimate: _Estimate) -> MoreNeeded:
+def _seen_at(goal: Goal, trial: Trial) -> SeenAt:
+    """Of the promise that decided it."""
+    at = trial.finding.promise
+    count = trial.outcome.counts[at]
+    return SeenAt(rate=trial.rate, slo=goal.promises[at].text, over=count.over, count=count.count)
+
+
+def _needs(goal: Goal, estimate: _Estimate, spent: int, seconds: float) -> MoreNeeded:
     """About how much more it takes. The width of an interval falls with the square root of what is spent on it."""
     if not estimate.spread:
         return MoreNeeded(requests=None, seconds=None, budget_s=None)
-    spent = sum(trial.outcome.requests for trial in trials)
-    seconds = sum(trial.outcome.seconds for trial in trials)
     factor = max((estimate.spread / goal.within) ** 2 - 1, 0.25)
     return MoreNeeded(requests=math.ceil(spent * factor), seconds=seconds * factor, budget_s=seconds * (1 + factor))
 
@@ -178,19 +186,13 @@ def _best_seen(goal: Goal, measured: Sequence[Measured]) -> BestSeen | None:
     lowest = min((m for m in measured if m.trial.verdict != INVALID), key=lambda m: m.trial.rate, default=None)
     if lowest is None:
         return None
-    at = lowest.trial.finding.promise
-    count = lowest.trial.outcome.counts[at]
-    return BestSeen(
-        rate=lowest.trial.rate, slo=goal.promises[at].text, over=count.over, count=count.count,
-        share_over=count.over / count.count if count.count else None,
-        answer=lowest.result.slo[at] if lowest.result else None,
-    )  # fmt: skip
+    seen, at = _seen_at(goal, lowest.trial), lowest.trial.finding.promise
+    share, answer = seen.over / seen.count if seen.count else None, lowest.result.slo[at] if lowest.result else None
+    return BestSeen(**dict(seen), share_over=share, answer=answer)
 
 
-def _reason(trials: Sequence[Trial], ended: Ended) -> str | None:
-    """What the last trial ended of, or what showed that the load tester was the limit."""
-    telling = [trial for trial in trials if trial.outcome.client_limit] if ended == CLIENT else list(trials)
-    return telling[-1].outcome.died or telling[-1].outcome.invalid or None if telling else None
+def _reason_of(trial: Trial) -> str | None:
+    return trial.outcome.died or trial.outcome.invalid or None
 
 
 def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
@@ -210,29 +212,21 @@ def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
         requests=outcome.requests,
         measured=outcome.measured,
         seconds=outcome.seconds,
-        reason=outcome.died or outcome.invalid or None,
+        reason=_reason_of(trial),
         folder=outcome.name or None,
     )
 
 
 def _point(trial: Trial) -> RatePoint:
     """Goodput at one rate; its interval is that of the share of good requests, at the rate asked for."""
-    outcome, rate = trial.outcome, trial.rate
-    if not outcome.measured:
-        return RatePoint(
-            rate=rate, good_share=None, good_share_ci=None, goodput_per_s=None, goodput_ci=None,
-            verdict=trial.verdict, n=0,
-        )  # fmt: skip
-    share = outcome.good / outcome.measured
-    low, high = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
+    outcome, rate, share, ends = trial.outcome, trial.rate, None, None
+    if outcome.measured:
+        share = outcome.good / outcome.measured
+        ends = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
     return RatePoint(
-        rate=rate, good_share=share, good_share_ci=(low, high), goodput_per_s=share * rate,
-        goodput_ci=(low * rate, high * rate), verdict=trial.verdict, n=outcome.measured,
+        rate=rate, good_share=share, good_share_ci=ends, goodput_per_s=None if share is None else share * rate,
+        goodput_ci=ends and (ends[0] * rate, ends[1] * rate), verdict=trial.verdict, n=outcome.measured,
     )  # fmt: skip
-
-
-def _density(known: Posterior) -> Density:
-    return Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses)))
 
 
 def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> Economy | None:
@@ -246,20 +240,3 @@ def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) ->
         return None
     manifest = Manifest.read(folder.path / usable[0][0])
     return describe_search(search.low, search.high, manifest, [trial for _, trial in usable])
-
-
-def _provenance(manifest: SearchManifest, search: Search) -> Provenance:
-    server = manifest.scenario["server"]
-    return Provenance(
-        scenario=str(manifest.scenario["name"]),
-        digest=manifest.scenario_digest,
-        model=str(server["model"]),
-        precision=str(server["precision"]),
-        engine=str(server["engine"]),
-        hardware=hardware_words(manifest.hardware.gpus, manifest.hardware.cpu, manifest.hardware.cores),
-        load=f"Poisson, open loop, {len(search.trials)} trials",
-        n=str(search.requests),
-        validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
-        date=manifest.started_wall.partition("T")[0] or UNKNOWN,
-        command=manifest.command,
-    )

@@ -1,24 +1,42 @@
-"""A capacity search's folder as values: what was asked, and every trial from its own run's folder."""
+"""A capacity search's folder as values: what was asked, and every trial from its run's folder, its requests counted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.capacity.counts import count_all, count_good, promises_of
-from gapmeter.analysis.capacity.evidence import find, plan_looks
 from gapmeter.analysis.capacity.search import Goal
-from gapmeter.analysis.capacity.trial import Count, Outcome, Trial
-from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
+from gapmeter.analysis.capacity.trial import (
+    Count,
+    Outcome,
+    Promise,
+    Trial,
+    chance_if_stable,
+    find,
+    plan_looks,
+    worth,
+    worth_of_clusters,
+    worth_of_slow,
+)
+from gapmeter.analysis.requests.metrics import (
+    good_requests,
+    limits_of,
+    measured_requests,
+    pooled_gaps,
+    request_values_ns,
+    stamps_ns,
+    succeeded,
+)
 from gapmeter.analysis.results import RunResult
-from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.results.run import BROKEN, Check
-from gapmeter.analysis.results.study import SearchManifest, TrialNote
+from gapmeter.analysis.results.manifest import SearchManifest, Slo, TrialNote
+from gapmeter.analysis.results.trust import BROKEN, Check
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.series import share_of
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "lag", "loop_lag", "client_cpu", "token_rate", "request_rate")
@@ -73,19 +91,15 @@ def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outc
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
     invalid, client = validity(result.checks, slos)
+    took = request_values_ns(measured, "e2e")  # in flight by Little's law, unless one failed: it may have stayed long
+    in_flight = note.rate * float(took.mean()) / 1e9 if len(took) and not np.isnan(took).any() else math.inf
     outcome = Outcome(
         count_all(slos, measured, note.rate), result.counts.issued, len(measured), note.seconds,
-        good=good, good_n_eff=worth, looks=note.ended, in_flight=_in_flight(measured, note.rate),
+        good=good, good_n_eff=worth, looks=note.ended, in_flight=in_flight,
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder,
     )  # fmt: skip
     return outcome, result
-
-
-def _in_flight(measured: pd.DataFrame, rate: float) -> float:
-    """Requests in flight on average, by Little's law; infinite where one failed, since it may have stayed for long."""
-    took = request_values_ns(measured, "e2e")
-    return rate * float(took.mean()) / 1e9 if len(took) and not np.isnan(took).any() else math.inf
 
 
 def validity(checks: Sequence[Check], slos: Sequence[Slo]) -> tuple[str, bool]:
@@ -105,3 +119,60 @@ def validity(checks: Sequence[Check], slos: Sequence[Slo]) -> tuple[str, bool]:
         if texts := [check.text for check in broken if check.rule in rules]:
             return "; ".join(texts), client
     return "", False
+
+
+def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:
+    """The SLOs of a manifest as shares: a p99 lets 1 % of values exceed its limit."""
+    return tuple(
+        Promise(
+            slo.text, slo.metric, slo.limit_share if slo.limit_share is not None else 1 - (slo.percentile or 0) / 100
+        )
+        for slo in slos
+    )
+
+
+def count_all(slos: Sequence[Slo], requests: pd.DataFrame, rate: float) -> tuple[Count, ...]:
+    """One count an SLO; ``requests`` as from ``measured_requests``, asked for at ``rate`` per second.
+
+    A failed request exceeds every limit.
+    """
+    return tuple(_count(slo, requests, rate) if len(requests) else Count(0.0, 0, 0.0) for slo in slos)
+
+
+def count_values(values: Floats, due_ns: Floats, limit_ns: float, percentile: float, rate: float) -> Count:
+    """What latencies from due times on, ns, say about a limit; in the order of their due times, infinite: never."""
+    if not len(values):
+        return Count(0.0, 0, 0.0)
+    over, n_eff = float((values > limit_ns).sum()), worth(values, percentile)
+    return Count(
+        over, len(values), n_eff, float((values > limit_ns / 2).sum()),
+        chance_if_stable(values, due_ns, limit_ns, rate),
+        min(n_eff, worth_of_slow(values, limit_ns)) if over else None,
+    )  # fmt: skip
+
+
+def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]:
+    """How many requests kept every limit themselves, and how many independent ones all of them are worth."""
+    if not len(requests):
+        return 0, 0.0
+    good = good_requests(requests, limits_of(slos))
+    return int(good.sum()), share_of(good).n_eff or 0.0
+
+
+def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
+    failed = ~succeeded(requests)
+    if slo.metric == "errors":
+        return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0)
+    limit, percentile = float(slo.limit_ns or 0), slo.percentile or 0.0
+    if slo.metric == "itl":
+        gaps, clusters = pooled_gaps(requests, ~failed, failures=True)
+        if not len(gaps):
+            return Count(0.0, 0, 0.0)
+        over, half = ((gaps > each).sum() for each in (limit, limit / 2))
+        return Count(float(over), len(gaps), worth_of_clusters(gaps, clusters), float(half))
+    values = np.where(failed, np.inf, request_values_ns(requests, slo.metric))
+    known = ~np.isnan(values)
+    if slo.metric == "tpot":
+        return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
+    count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
+    return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them

@@ -7,6 +7,14 @@
    where requests are worth more.
 3. *Probabilistic bisection* on log rate with what is left: the posterior's median, unless a trial close by could not be
    decided or none there could be in the time that is left: then a quartile.
+
+The posterior: where the capacity lies, as a density over the logarithm of the rate (probabilistic bisection).
+
+A trial at rate x that says "holds" with confidence p multiplies the density above x by 2p and that below by 2(1 - p);
+one that says "fails", the other way round (Horstein 1963; Waeber, Frazier and Henderson 2013, Bisection search with
+noisy responses, SIAM J. Control Optim. 51). The prior is uniform over the logarithm, from one doubling below the
+lowest rate tried to one above the highest. Such a density is constant between neighbouring rates that were tried, so
+it is kept exactly: its steps and their masses, no grid.
 """
 
 from __future__ import annotations
@@ -17,9 +25,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.capacity.evidence import FIRST_LOOK, find, hopeless, plan_looks, values_to_hold
-from gapmeter.analysis.capacity.posterior import Posterior, posterior
-from gapmeter.analysis.capacity.result import (
+from gapmeter.analysis.capacity.trial import (
+    FIRST_LOOK,
+    Count,
+    Oracle,
+    Promise,
+    Trial,
+    find,
+    hopeless,
+    plan_looks,
+    values_to_hold,
+)
+from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
     DIED,
@@ -33,7 +50,45 @@ from gapmeter.analysis.capacity.result import (
     UNMEETABLE,
     Ended,
 )
-from gapmeter.analysis.capacity.trial import Count, Oracle, Promise, Trial
+from gapmeter.analysis.stats.estimate import Floats
+
+REACH = math.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """``edges``: logarithms of rates, shape (k + 1,), increasing; ``masses``: probability between them, shape (k,)."""
+
+    edges: Floats
+    masses: Floats
+
+    def quantile(self, q: float) -> float:
+        """The rate below which the capacity lies with probability ``q``."""
+        below = np.concatenate([[0.0], np.cumsum(self.masses)])
+        return float(np.exp(np.interp(q, below / below[-1], self.edges)))
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The central interval that holds the capacity with this probability."""
+        tail = (1 - confidence) / 2
+        return self.quantile(tail), self.quantile(1 - tail)
+
+
+def posterior(trials: Sequence[Trial]) -> Posterior:
+    """The density after ``trials``; those that are invalid say nothing. Raises ValueError without a valid one."""
+    valid = [trial for trial in trials if trial.verdict != INVALID]
+    if not valid:
+        raise ValueError("no trial has said anything yet")
+    tried = np.unique(np.log([trial.rate for trial in valid]))
+    edges = np.concatenate([[tried[0] - REACH], tried, [tried[-1] + REACH]])
+    middles = (edges[:-1] + edges[1:]) / 2
+    weights = np.log(np.diff(edges))
+    for trial in valid:
+        sure = trial.finding.confidence
+        above = sure if trial.finding.leaning == HOLDS else 1 - sure
+        weights += np.where(middles > math.log(trial.rate), math.log(above), math.log(1 - above))
+    masses = np.exp(weights - weights.max())
+    return Posterior(edges, masses / masses.sum())
+
 
 MOST_HALVINGS = 8
 MOST_DOUBLINGS = 20
@@ -90,18 +145,18 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
         return BUDGET
     if last.invalid:
         return _after_invalid(goal, trials)
-    told = [trial for trial in trials if trial.verdict != INVALID]
-    wider = _bracket(goal, told)
+    valid = [trial for trial in trials if trial.verdict != INVALID]
+    wider = _bracket(goal, valid)
     if wider is not None:
         beyond = _twice_invalid(trials)
-        limited = not isinstance(wider, str) and beyond and wider >= min(beyond)
-        return (
-            _below_invalid(goal, trials, told) if limited else wider if isinstance(wider, str) else _short(goal, wider)
-        )
-    known = posterior(told)
-    if _decided(told, HOLDS) and _decided(told, FAILS) and spread(known, goal.confidence) <= goal.within:
+        if isinstance(wider, str):
+            return wider
+        return _below_invalid(goal, trials, valid) if beyond and wider >= min(beyond) else _short(goal, wider)
+    known = posterior(valid)
+    if _decided(valid, HOLDS) and _decided(valid, FAILS) and spread(known, goal.confidence) <= goal.within:
         return FOUND
-    return _decide(goal, told, known, _left(goal, trials) - _lost(goal, told))
+    lost = [trial.outcome.seconds - trial.outcome.measured / trial.rate for trial in valid]  # beside what counts
+    return _decide(goal, valid, known, _left(goal, trials) - max(goal.lost_s, float(np.median(lost))))
 
 
 def spread(known: Posterior, confidence: float) -> float:
@@ -147,67 +202,61 @@ def _left(goal: Goal, trials: Sequence[Trial]) -> float:
     return goal.budget_s - sum(trial.outcome.seconds for trial in trials)
 
 
-def _lost(goal: Goal, told: Sequence[Trial]) -> float:
-    """How long a trial takes beside the requests that count, as trials so far did."""
-    lost = [trial.outcome.seconds - trial.outcome.measured / trial.rate for trial in told]
-    return max(goal.lost_s, float(np.median(lost)))
-
-
 def _short(goal: Goal, rate: float) -> Ask:
     seconds = max(goal.budget_s * SHORT_PART, _SHORTEST_S)
     return Ask(rate, min(goal.longest, max(math.ceil(rate * seconds), 2 * goal.first_look)))
 
 
-def _decide(goal: Goal, told: Sequence[Trial], known: Posterior, left_s: float) -> Ask | Ended:
+def _decide(goal: Goal, valid: Sequence[Trial], known: Posterior, left_s: float) -> Ask | Ended:
     """Between a rate that leans to holding and one that leans to failing."""
-    held, failed = _decided(told, HOLDS), _decided(told, FAILS)
-    low = max((t.rate for t in told if t.finding.leaning == HOLDS), default=0.0)
-    high = min((t.rate for t in told if t.verdict == FAILS), default=math.inf)
+    held, failed = _decided(valid, HOLDS), _decided(valid, FAILS)
+    low = max((t.rate for t in valid if t.finding.leaning == HOLDS), default=0.0)
+    high = min((t.rate for t in valid if t.verdict == FAILS), default=math.inf)
     if not failed:
-        return _short(goal, max(t.rate for t in told) * 2)
+        return _short(goal, max(t.rate for t in valid) * 2)
     if not held and low < high and high / low > _NARROW:
         return _short(goal, math.sqrt(low * high))
     seconds = left_s * (1.0 if left_s < 2 * goal.lost_s else LARGEST_PART)
     if not held:
-        return _hold(goal, told, min(low, high), seconds)
-    return _refine(goal, told, known, seconds, left_s)
+        return _hold(goal, valid, min(low, high), seconds)
+    return _refine(goal, valid, known, seconds, left_s)
 
 
-def _refine(goal: Goal, told: Sequence[Trial], known: Posterior, seconds: float, left_s: float) -> Ask | Ended:
+def _refine(goal: Goal, valid: Sequence[Trial], known: Posterior, seconds: float, left_s: float) -> Ask | Ended:
     """The posterior's median or quartile, if holding there fits into the time left; else what still moves an end.
 
     That is a surer hold below the highest (where requests are worth more), while the interval reaches below it, then
     one long trial at the upper quartile.
     """
-    middle, held = _ask(known, told), max(_decided(told, HOLDS))
+    middle, held = _ask(known, valid), max(_decided(valid, HOLDS))
     options = [(middle, _CLOSE)]
     if known.interval(goal.confidence)[0] < held * _REACHED:
         options.append((held * _BELOW, 1.0))
     for rate, times in options:
-        needed_s = times * _requests(goal, told, rate) / rate
+        needed_s = times * _requests(goal, valid, rate) / rate
         ask = Ask(rate, _most(goal, rate, max(min(seconds, left_s), min(2 * needed_s, left_s))))
-        if needed_s <= left_s and not _again(told, ask):
+        if needed_s <= left_s and not _again(valid, ask):
             return ask
     ask = Ask(known.quantile(0.75), _most(goal, known.quantile(0.75), left_s))
-    return BUDGET if left_s < goal.lost_s or _again(told, ask) else ask
+    return BUDGET if left_s < goal.lost_s or _again(valid, ask) else ask
 
 
-def _again(told: Sequence[Trial], ask: Ask) -> bool:
+def _again(valid: Sequence[Trial], ask: Ask) -> bool:
     """Whether a trial at about this rate, at least half as long, could not be decided."""
     return any(
         trial.verdict == UNDECIDED
         and abs(math.log(trial.rate / ask.rate)) < _SAME
         and trial.outcome.measured >= ask.most / 2
-        for trial in told
+        for trial in valid
     )
 
 
-def _hold(goal: Goal, told: Sequence[Trial], highest: float, seconds: float) -> Ask:
+def _hold(goal: Goal, valid: Sequence[Trial], highest: float, seconds: float) -> Ask:
     """The highest rate at which holding fits into the time, below what did not fail and what could not be decided."""
-    blind = [t.rate for t in told if t.verdict == UNDECIDED and t.outcome.measured > 2 * _short(goal, t.rate).most]
+    blind = [t.rate for t in valid if t.verdict == UNDECIDED and t.outcome.measured > 2 * _short(goal, t.rate).most]
     top = min([highest * _BELOW, *(at * _BELOW for at in blind)])
     rates = [top * _STEP**k for k in range(_STEPS)]
-    needed_s = [_requests(goal, told, rate) / rate for rate in rates]
+    needed_s = [_requests(goal, valid, rate) / rate for rate in rates]
     rate = next((rate for rate, needed in zip(rates, needed_s, strict=True) if needed <= seconds), None)
     if rate is None:
         rate = rates[needed_s.index(min(needed_s))]
@@ -218,10 +267,10 @@ def _most(goal: Goal, rate: float, seconds: float) -> int:
     return min(goal.longest, max(int(rate * seconds), 2 * goal.first_look))
 
 
-def _requests(goal: Goal, told: Sequence[Trial], rate: float) -> float:
+def _requests(goal: Goal, valid: Sequence[Trial], rate: float) -> float:
     """What holding at ``rate`` takes: on the line through the nearest trials, on logarithms of both."""
     longest: dict[float, Trial] = {}
-    for trial in sorted(told, key=lambda t: t.outcome.measured):
+    for trial in sorted(valid, key=lambda t: t.outcome.measured):
         longest[trial.rate] = trial
     points = [(math.log(at), math.log(max(requests_to_hold(goal, t), 1.0))) for at, t in sorted(longest.items())
               if t.finding.leaning == HOLDS]  # fmt: skip
@@ -231,8 +280,8 @@ def _requests(goal: Goal, told: Sequence[Trial], rate: float) -> float:
     return math.exp(float(np.interp(math.log(rate), rates, needed)))
 
 
-def _decided(told: Sequence[Trial], verdict: str) -> list[float]:
-    return [trial.rate for trial in told if trial.verdict == verdict]
+def _decided(valid: Sequence[Trial], verdict: str) -> list[float]:
+    return [trial.rate for trial in valid if trial.verdict == verdict]
 
 
 def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
@@ -242,9 +291,9 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
         return _short(goal, last.rate)
     if not last.outcome.client_limit:
         return NOT_MEASURED
-    told = [trial for trial in trials if trial.verdict != INVALID]
-    if told:
-        return _below_invalid(goal, trials, told)
+    valid = [trial for trial in trials if trial.verdict != INVALID]
+    if valid:
+        return _below_invalid(goal, trials, valid)
     return _short(goal, last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
 
 
@@ -253,22 +302,22 @@ def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
     return {rate for rate in tried if tried.count(rate) > 1}
 
 
-def _below_invalid(goal: Goal, trials: Sequence[Trial], told: Sequence[Trial]) -> Ask | Ended:
+def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial]) -> Ask | Ended:
     """Between what held and what the load tester could not do; CLIENT once that is narrow and one rate surely held."""
     beyond = min(_twice_invalid(trials))
-    best = max((t.rate for t in told if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
+    best = max((t.rate for t in valid if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
     if not best:
         return CLIENT
     if beyond > best * _NEAR * (1 + 1e-9):
         return _short(goal, math.sqrt(best * beyond))
     longer = Ask(best, _most(goal, best, LARGEST_PART * _left(goal, trials)))
-    return CLIENT if _decided(told, HOLDS) or _again(told, longer) else longer
+    return CLIENT if _decided(valid, HOLDS) or _again(valid, longer) else longer
 
 
-def _bracket(goal: Goal, told: Sequence[Trial]) -> float | Ended | None:
+def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
     """Twice the highest rate that leans to holding, or half the lowest that fails; None once there is one of each."""
-    low, high = min(trial.rate for trial in told), max(trial.rate for trial in told)
-    lowest, highest = (next(trial for trial in told if trial.rate == rate) for rate in (low, high))
+    low, high = min(trial.rate for trial in valid), max(trial.rate for trial in valid)
+    lowest, highest = (next(trial for trial in valid if trial.rate == rate) for rate in (low, high))
     if highest.finding.leaning == HOLDS:
         return highest.rate * 2 if high < goal.start * 2**MOST_DOUBLINGS else CLIENT
     if lowest.finding.leaning == FAILS:
@@ -287,9 +336,9 @@ def _fails_alone(goal: Goal, trial: Trial) -> bool:
     return alone > goal.promises[at].share
 
 
-def _ask(known: Posterior, told: Sequence[Trial]) -> float:
+def _ask(known: Posterior, valid: Sequence[Trial]) -> float:
     """The median, or the quartile farthest from what could not be decided."""
-    blind = [math.log(trial.rate) for trial in told if trial.verdict == UNDECIDED]
+    blind = [math.log(trial.rate) for trial in valid if trial.verdict == UNDECIDED]
     low, high = known.quantile(0.25), known.quantile(0.75)
     radius = math.log(high / low) / 4
     middle = known.quantile(0.5)

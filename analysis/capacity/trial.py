@@ -1,13 +1,50 @@
-"""One trial of a capacity search: a rate, what its requests said about each SLO, and who can run it."""
+"""One trial of a capacity search: a rate, what its requests said about each SLO, who can run it, and how sure it is.
+
+What it says is honest although it stops when it likes the answer.
+
+"p99 <= limit" says that at most 1 % of values exceed the limit. Exact binomial p-values tell how likely the
+exceedances found are if the opposite were true, with n_eff in place of n, since neighbors in a queue are alike. All
+promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one that fails
+suffices, so the strongest counts, times the number of promises (Bonferroni).
+
+*Far below the limit* less is needed (stats.exact). This way is given a quarter of the trial's chance to be
+wrong, the plain one the rest.
+
+*A queue that grows.* A server that completes requests more slowly than they are asked for has no steady state, and once
+its latest values are beyond the limit they stay there (``chance_if_stable``). This has a tenth of the chance.
+
+*Optional stopping.* A trial that is looked at often and stopped when it looks decided would be wrong more often than a
+single test. The looks are therefore fixed before it starts, and each has a share of the chance to be wrong: its
+p-values are divided by that share. By Bonferroni's inequality, which asks nothing of the dependence between looks, the
+chance that *any* look claims a confidence of c for the wrong side is at most 1 - c, whenever the trial is stopped.
+An overload is told by early looks, however little chance they have. Holding needs hundreds of independent values: it
+has three looks, and half of its chance at the last.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gapmeter.analysis.capacity.result import INVALID, Side, TrialVerdict
+import numpy as np
+from scipy import stats
+
+from gapmeter.analysis.requests.metrics import Ints
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID, UNDECIDED, Side, TrialVerdict
+from gapmeter.analysis.stats import dependence
+from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.exact import (
+    FEWEST_FAR,
+    HALF_TIMES,
+    chance_far_below,
+    chance_of_so_few,
+    chance_of_so_many,
+    far_applies,
+)
+from gapmeter.analysis.stats.hdr import nearest_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +141,164 @@ class Oracle(Protocol):
         those of that look, whose number from 1 is the outcome's ``looks``. ``number`` is the trial's, from 1: each has
         arrivals of its own.
         """
+
+
+FIRST_LOOK = 60
+GROWTH = 1.5
+SURE = 0.95  # a trial stops at this confidence
+MOST_SURE = 0.99  # what no trial may exceed: n_eff is an estimate, and a machine drifts
+HINT = 0.8  # what an undecided trial may count for by its last look alone
+_LATE = (1 / 4, 1 / 2, 1.0)  # the late looks, as shares of the longest
+_LATE_HOLD = (0.25, 0.25, 0.5)  # shares of the chance to claim wrongly that all holds
+_LATE_FAIL = (0.2, 0.2, 0.4)  # of the chance to claim wrongly that something fails; what is left, early
+_SIDE = 0.25  # of the chance of holding, for what is proven far below the limit
+_SIDE_GROWTH = 0.1  # of the chance of failing, for a queue that grows
+_MOST_BATCHES, _FEWEST_BATCHES, _BATCH = 20, 5, 8
+_LATEST = 20  # of so many parts the last must be beyond the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """After ``count`` measured requests. Shares of the chance to claim wrongly that all promises hold, or one fails."""
+
+    count: int
+    hold: float
+    fail: float
+
+
+def plan_looks(promises: Sequence[Promise], most: int, first: int = FIRST_LOOK) -> tuple[Look, ...]:
+    """When a trial is looked at: from ``first`` on, growing by half; then at a quarter, a half and all of ``most``."""
+    late = sorted({max(math.ceil(most * part), min(first, most)) for part in _LATE})
+    early = [*itertools.takewhile(lambda n: n < late[0], (math.ceil(first * GROWTH**k) for k in itertools.count()))]
+    possible = [n >= fewest(promises) for n in late]
+    held = [weight * can for weight, can in zip(_LATE_HOLD[-len(late) :], possible, strict=True)]
+    failed = _LATE_FAIL[-len(late) :]
+    rest, whole_held, whole_failed = 1 - sum(_LATE_FAIL), sum(held) or 1.0, sum(failed) if not early else 1.0
+    if early and len(failed) < len(_LATE_FAIL):
+        rest = 1 - sum(failed)
+    looks = [Look(n, 0.0, rest / len(early)) for n in early]
+    shares = zip(late, held, failed, strict=True)
+    return (*looks, *(Look(n, hold / whole_held, fail / whole_failed) for n, hold, fail in shares))
+
+
+def fewest(promises: Sequence[Promise]) -> float:
+    """ln(1 - SURE) / ln(1 - share): with fewer values not even none beyond the limit could hold; 299 for a p99."""
+    rarest = min(promise.share for promise in promises)
+    return math.log(1 - SURE) / math.log(1 - rarest) if 0 < rarest < 1 else 0.0
+
+
+def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Finding:
+    """What these counts say, one a promise, at this look."""
+    holds = [chance_if_broken(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
+    fails = [chance_if_kept(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
+    weakest, worst = holds.index(max(holds)), fails.index(min(fails))
+    leaning: Side = HOLDS if holds[weakest] <= len(promises) * fails[worst] else FAILS
+    wrong, share, promise = (
+        (holds[weakest], look.hold, weakest) if leaning == HOLDS else (len(promises) * fails[worst], look.fail, worst)
+    )
+    confidence = min(1 - wrong / share, MOST_SURE) if share else 0.0
+    verdict: TrialVerdict = leaning if confidence >= SURE else UNDECIDED
+    return Finding(verdict, max(confidence, min(1 - wrong, HINT), 0.5), leaning, promise)
+
+
+def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, last: Look) -> bool:
+    """Whether the trial would not be decided at its last look either, if it went on like this, twice as clearly."""
+    if not now.hold or now.count >= last.count:
+        return False
+    factor = last.count / now.count
+    later = [
+        Count(c.over * factor, round(c.count * factor), 2 * factor * c.n_eff, c.over_half and c.over_half * factor)
+        for c in counts
+    ]
+    return find(promises, later, last).verdict == UNDECIDED
+
+
+def chance_if_broken(count: Count, share: float) -> float:
+    """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
+    plain = chance_of_so_few(count.over, count.count, count.n_eff, share)
+    if count.over or count.over_half is None or not far_applies(count.n_eff, share):
+        return plain
+    below_half = chance_far_below(count.over_half, count.count, count.n_eff, share)
+    return min(1.0, plain / (1 - _SIDE), below_half / _SIDE)
+
+
+def chance_if_kept(count: Count, share: float) -> float:
+    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise."""
+    n_eff = count.n_eff if count.n_eff_over is None else count.n_eff_over
+    plain = chance_of_so_many(count.over, count.count, n_eff, share)
+    return min(1.0, plain / (1 - _SIDE_GROWTH), count.stable / _SIDE_GROWTH)
+
+
+def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) -> float:
+    """P(requests completed so slowly) by a queue that is stable; 1 unless the latest values all exceed ``limit``.
+
+    ``values``: from due to done, ns, in the order of ``due_ns``, asked for at ``rate`` a second. A stable queue
+    completes as many, so a batch of completions takes size / rate on average: Student's t over up to 20 batches. That
+    takes the rate asked for, not the arrivals that came: a burst of them makes a queue, but no slow completions.
+    """
+    done = (due_ns + values)[np.isfinite(values)]
+    batches = min(_MOST_BATCHES, len(done) // _BATCH)
+    if batches < _FEWEST_BATCHES or not (values[-max(len(values) // _LATEST, 5) :] > limit).all():
+        return 1.0
+    size = (len(done) - 1) // batches
+    spans = np.diff(np.sort(done)[-(batches * size + 1) :: size])
+    deviation = float(spans.std(ddof=1))
+    if not deviation:
+        return 1.0
+    t = (float(spans.mean()) - size * 1e9 / rate) / (deviation / math.sqrt(batches))
+    return float(stats.t.sf(t, batches - 1))
+
+
+def values_to_hold(promise: Promise, *, is_far: bool) -> float:
+    """How many independent values a promise takes to be held at the last look, without an exceedance.
+
+    ``is_far``: where no value exceeds half the limit.
+    """
+    if is_far and HALF_TIMES * promise.share < 1:
+        return max(FEWEST_FAR, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], HALF_TIMES * promise.share))
+    return _log_ratio((1 - SURE) * (1 - _SIDE) * _LATE_HOLD[-1], promise.share)
+
+
+def worth(values: Floats, percentile: float) -> float:
+    """How many independent values these are worth, in time order; for a trial that may be short.
+
+    The least of n / tau of the indicator above the sample's own 95th and 99th percentile (below p95, above the 50th,
+    90th and 95th), and n / tau of the values' ranks. In a short stretch the few values above a high percentile come in
+    one or two bursts and say too little about how long bursts are; ranks say more. From p95 on all values below the
+    75th percentile rank alike: a server whose usual latencies drift by a few per cent has ranks that are alike for
+    minutes, and tells nothing by it of how long bursts are. What stats.series allows beyond that for a single run's own
+    ignorance, a search does not: it has many trials, and pays for its looks already (docs/results has the share of
+    false claims at the limit).
+    """
+    if not len(values):
+        return 0.0
+    ordered, levels = np.sort(values), (95.0, 99.0) if percentile >= 95 else (50.0, 90.0, 95.0)
+    at = {level: float(ordered[nearest_rank(level, len(values)) - 1]) for level in (*levels, 75.0)}
+    worths = [dependence.exceedances(values, at[level], None).plain() for level in levels]
+    ranked = np.maximum(values, at[75.0]) if percentile >= 95 else values
+    tau = dependence.autocorrelation_time(stats.rankdata(ranked))
+    return max(1.0, min(*worths, len(values) / tau))
+
+
+def worth_of_clusters(values: Floats, clusters: Sequence[Ints]) -> float:
+    """As ``worth``, for values pooled from clusters (token gaps of a request, or of a moment), from p95 on.
+
+    ``clusters``: arrays that number each value's cluster, in time order. The least over all of them counts.
+    """
+    ordered = np.sort(values)
+    at = {float(ordered[nearest_rank(level, len(values)) - 1]) for level in (90.0, 95.0, 99.0)}
+    return min(dependence.exceedances(values, one, grouping).plain() for one in at for grouping in clusters)
+
+
+def worth_of_slow(values: Floats, limit: float) -> float:
+    """How many independent values these are worth as evidence that too many exceed ``limit``.
+
+    One burst is one event, and a trial that begins in it sees little else: with Student's allowance for what so few
+    bursts cannot tell, of the indicator above the limit and of that above the median (dependence.py).
+    """
+    middle = float(np.sort(values)[nearest_rank(50.0, len(values)) - 1])
+    return min(dependence.exceedances(values, at, None).short() for at in (limit, middle))
+
+
+def _log_ratio(chance: float, share: float) -> float:
+    return math.log(chance) / math.log(1 - share) if 0 < share < 1 else 0.0

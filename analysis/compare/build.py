@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
 from gapmeter.analysis.compare import claims, protocol
 from gapmeter.analysis.compare.claims import Claim, Verdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import Protocol
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.compare.sides import AnalysedRun, Side
+from gapmeter.analysis.judge.floor import floor_of
+from gapmeter.analysis.ledger.tail import owner_of
+from gapmeter.analysis.numbers import share
+from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
     FORCED,
@@ -23,27 +29,27 @@ from gapmeter.analysis.compare.result import (
     Comparability,
     Comparison,
     DecileFigure,
+    DeviceSpread,
     DifferenceFigure,
     Fact,
     FailedShares,
+    FigureSpread,
     Method,
     MetricComparison,
     PairComparison,
+    SideEstimate,
     SideFacts,
+    SidePart,
+    SideRow,
+    SideTable,
     StageDifference,
     StageDifferences,
 )
-from gapmeter.analysis.compare.sides import AnalysedRun, Side
-from gapmeter.analysis.compare.table import side_table
-from gapmeter.analysis.judge.floor import floor_of
-from gapmeter.analysis.ledger.tail import owner_of
-from gapmeter.analysis.numbers import share
-from gapmeter.analysis.provenance import hardware_words
-from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.stats.difference import POWER, Difference
-from gapmeter.analysis.stats.estimate import CONFIDENCE
+from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
+from gapmeter.analysis.stats.series import pooled
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
@@ -72,7 +78,14 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
         comparable=comparable,
         forced=asked.force and not comparable,
         command=command,
-        sides=tuple(_side(letter, side) for letter, side in zip(letters, sides, strict=True)),
+        sides=tuple(
+            SideFacts(
+                name=letter, runs=side.names, scenario=side.first.manifest.scenario.get("name"),
+                digest=side.first.manifest.scenario_digest, verdicts=tuple(each.result.verdict for each in side.runs),
+                requests=side.requests, failed=side.failed,
+            )
+            for letter, side in zip(letters, sides, strict=True)
+        ),
         protocol=tuple(
             Comparability(
                 side=letter, comparable=each.comparable, factors=each.factors, recognized=each.recognized,
@@ -166,19 +179,6 @@ def _names(a: str, b: str, found: Protocol) -> tuple[str, str]:
 # The parts of the result
 
 
-def _side(letter: str, side: Side) -> SideFacts:
-    manifest = side.first.manifest
-    return SideFacts(
-        name=letter,
-        runs=tuple(each.run.name for each in side.runs),
-        scenario=manifest.scenario.get("name"),
-        digest=manifest.scenario_digest,
-        verdicts=tuple(each.result.verdict for each in side.runs),
-        requests=side.requests,
-        failed=side.failed,
-    )
-
-
 def _pair(
     names: tuple[str, str], found: Differences, verdict: Verdict, sides: Sequence[Side], side: Side
 ) -> PairComparison:
@@ -195,27 +195,23 @@ def _pair(
         requests=found.counts,
         runs=found.runs,
         block_requests=found.block,
-        metrics={metric: _metric(metric, found, verdict, by_figure) for metric in METRICS},
+        metrics={
+            metric: MetricComparison(
+                verdict=verdict.metrics[metric],
+                percentiles={
+                    percentile_key(p): _claimed(each, by_figure.get((metric, p)))
+                    for p, each in own.items()
+                    if p in _SHOWN or (metric, p) in by_figure
+                },
+                shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES),
+            )
+            for metric, own in found.metrics.items()
+        },
         errors=FailedShares(a_share=sides[0].failed_share, b_share=side.failed_share),
         stages={event: _stages(event, found) for event in found.stages},
         unmeasured=found.unmeasured,
         changed=claims.what_changed(found, verdict, device),
         device=device,
-    )
-
-
-def _metric(
-    metric: str, found: Differences, verdict: Verdict, claimed: Mapping[tuple[str, float], Claim]
-) -> MetricComparison:
-    own = found.metrics[metric]
-    return MetricComparison(
-        verdict=verdict.metrics[metric],
-        percentiles={
-            percentile_key(p): _claimed(each, claimed.get((metric, p)))
-            for p, each in own.items()
-            if p in _SHOWN or (metric, p) in claimed
-        },
-        shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES),
     )
 
 
@@ -246,20 +242,18 @@ def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
 
 
 def _stages(event: str, found: Differences) -> StageDifferences:
-    rows = []
-    for name, each in found.stages[event].items():
-        share = found.shares[event][name]
-        percentiles = found.stage_percentiles.get(event, {}).get(name, {})
-        rows.append(
-            StageDifference(
-                stage=name,
-                owner=owner_of(name),
-                **dict(_figure(each)),
-                share=share.value if share else None,
-                share_ci=share.known[1:] if share else None,
-                percentiles={percentile_key(p): _figure(own) for p, own in percentiles.items()},
-            )
+    shares, percentiles = found.shares[event], found.stage_percentiles.get(event, {})
+    rows = (
+        StageDifference(
+            stage=name,
+            owner=owner_of(name),
+            **dict(_figure(each)),
+            share=part.value if (part := shares[name]) else None,
+            share_ci=part.known[1:] if part else None,
+            percentiles={percentile_key(p): _figure(own) for p, own in percentiles.get(name, {}).items()},
         )
+        for name, each in found.stages[event].items()
+    )
     return StageDifferences(total=_figure(found.totals[event]), stages=tuple(rows))
 
 
@@ -282,19 +276,78 @@ def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[s
 def _provenance(sides: Sequence[Side], command: str, *, comparable: bool, forced: bool) -> Provenance:
     """Of all runs together."""
     known = [side.first.result.provenance for side in sides]
-    hardware = [side.first.manifest.hardware for side in sides]
-    validity = "valid" if comparable else FORCED if forced else "not compared"
     together = {
-        "digest": ", ".join(dict.fromkeys(each.digest for each in known)),
-        "engine": ", ".join(dict.fromkeys(each.engine for each in known)),
-        "hardware": ", ".join(dict.fromkeys(hardware_words(each.gpus, each.cpu, each.cores) for each in hardware)),
-        "load": ", ".join(dict.fromkeys(each.load for each in known)),
+        name: ", ".join(dict.fromkeys(str(getattr(each, name)) for each in known))
+        for name in ("digest", "engine", "hardware", "load")
+    }
+    own = {
         "n": " and ".join(str(side.requests) for side in sides),
-        "validity": validity,
+        "validity": "valid" if comparable else FORCED if forced else "not compared",
         "command": command or "gapmeter compare",
     }
-    return known[0].model_copy(update=together)
+    return known[0].model_copy(update=together | own)
 
 
 def _ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
+
+
+_IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
+_NO_ENERGY = "not in this run: no counter of energy was read"
+_NO_CAPACITY = SidePart(value=None, ci=None, why="not in this run: gapmeter capacity measures it")
+
+
+def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
+    """A row a side; for each device that more than one side ran on alike, their spread."""
+    rows = [_row(letter, side) for letter, side in zip(letters, sides, strict=True)]
+    groups: dict[tuple[str, str], list[SideRow]] = {}
+    for row in rows:
+        groups.setdefault((row.device, row.digest), []).append(row)
+    return SideTable(rows=tuple(rows), devices=tuple(_spread(own) for own in groups.values() if len(own) > 1))
+
+
+def _row(letter: str, side: Side) -> SideRow:
+    manifest, result = side.first.manifest, side.first.result
+    hardware = manifest.hardware
+    return SideRow(
+        name=letter,
+        runs=side.names,
+        device=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        engine=result.provenance.engine,
+        load=result.provenance.load,
+        digest=manifest.scenario_digest,
+        verdict=result.verdict,
+        requests=side.requests,
+        figures={f"{metric}_{percentile_key(p)}": _estimate(side, metric, p) for metric, p in _IN_TABLE},
+        capacity=_NO_CAPACITY,
+        cost=_first_known((each.result.cost for each in side.runs), "per_request_usd"),
+        energy=_first_known((each.result.energy for each in side.runs), "per_request_j", _NO_ENERGY),
+    )
+
+
+def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
+    found = pooled([each.run.series(metric) for each in side.runs]).percentile(percentile)
+    if not found.supported:
+        return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")
+    value, low, high = (ns / 1e6 for ns in found.known)
+    return SideEstimate(value_ms=value, ci_ms=(low, high), why="")
+
+
+def _first_known(runs: Iterable[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:
+    """A figure of the first run that has it; else why the last has not."""
+    for each in runs:
+        if (value := getattr(each, figure)) is not None:
+            return SidePart(value=value, ci=getattr(each, f"{figure}_ci"), why="")
+        why = each.reason or why
+    return SidePart(value=None, ci=None, why=why)
+
+
+def _spread(rows: Sequence[SideRow]) -> DeviceSpread:
+    """Of each figure that every side has."""
+    known = {key: [value for row in rows if (value := row.figures[key].value_ms)] for key in rows[0].figures}
+    spreads = {
+        key: FigureSpread(low_ms=min(values), high_ms=max(values), relative=max(values) / min(values) - 1)
+        for key, values in known.items()
+        if len(values) == len(rows)
+    }
+    return DeviceSpread(device=rows[0].device, sides=tuple(row.name for row in rows), figures=spreads)

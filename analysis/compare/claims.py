@@ -3,6 +3,11 @@
 The family of tests is every metric's percentiles that both sides support, over all comparisons that are told together.
 Their p-values are corrected by Holm's (1979) step-down method, so that with a probability of at least 95 % not one
 difference is claimed where there is none. A claim must also exceed the load tester's own floor.
+
+Against a baseline (``judge_regression``): has a run become slower by more than is allowed, and by more than chance?
+Judged are the percentiles that the scenario's SLOs name. One has *regressed* when it grew by more than the limit and
+the growth is beyond its interval: Holm's correction over the SLOs' percentiles, at 95 %, and beyond the load tester's
+own floor. One that grew by more than the limit, but not beyond chance, is *undecided*: it fails nothing, and is told.
 """
 
 from __future__ import annotations
@@ -11,20 +16,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gapmeter.analysis.compare.differences import Differences
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.results.comparison import (
     FASTER,
     MIXED,
     NAMES,
+    NOT_COMPARABLE,
+    NOT_ESTIMABLE,
     NOTHING,
+    REGRESSED,
     SLOWER,
+    UNDECIDED,
     UNKNOWN,
+    WITHIN,
     Change,
+    ClaimedFigure,
+    Comparison,
+    DifferenceFigure,
     FigureName,
+    Regression,
+    RegressionRow,
+    RegressionStatus,
     Word,
 )
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.difference import Difference, holm
-from gapmeter.analysis.stats.estimate import CONFIDENCE
+from gapmeter.analysis.stats.estimate import CONFIDENCE, Difference, holm
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
 # Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
@@ -174,3 +190,39 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
 def _owner(stage: str, device: str) -> str:
     owner = BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
     return owner_words(owner, device)
+
+
+_WORST_FIRST: tuple[RegressionStatus, ...] = (REGRESSED, UNDECIDED, NOT_ESTIMABLE, WITHIN)
+
+
+def judge_regression(
+    result: Comparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str, folder: str
+) -> Regression:
+    """From a comparison of the two, in ``folder``. ``slos``: metric and percentile."""
+    if not result.comparable:
+        return Regression(baseline=baseline, folder=folder, limit=limit, rows=(), status=NOT_COMPARABLE)
+    metrics = result.comparisons[0].metrics
+    named = [(m, p, metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
+    p_values = {i: figure.p for i, (_, _, figure) in enumerate(named) if figure.p is not None}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
+    rows = tuple(
+        RegressionRow(
+            **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
+            name=f"{metric} p{percentile:g}",
+            metric=metric,
+            status=_status(figure, adjusted.get(i), limit),
+            p_adjusted=adjusted.get(i),
+        )
+        for i, (metric, percentile, figure) in enumerate(named)
+    )
+    worst = next(status for status in _WORST_FIRST if any(row.status == status for row in rows))
+    return Regression(baseline=baseline, folder=folder, limit=limit, rows=rows, status=worst)
+
+
+def _status(figure: ClaimedFigure, p: float | None, limit: float) -> RegressionStatus:
+    if p is None or figure.relative is None or figure.difference_ms is None:
+        return NOT_ESTIMABLE
+    if figure.relative <= limit:
+        return WITHIN
+    beyond = p <= 1 - CONFIDENCE and abs(figure.difference_ms) > (figure.floor_ms or 0.0)
+    return REGRESSED if beyond else UNDECIDED

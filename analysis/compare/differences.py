@@ -16,15 +16,178 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gapmeter.analysis.compare.resample import Figures, Pair, align
-from gapmeter.analysis.compare.sides import STAGE_NAMES, Run
+from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
 from gapmeter.analysis.requests.metrics import METRICS
-from gapmeter.analysis.stats.difference import Difference
-from gapmeter.analysis.stats.estimate import TAIL, Estimate, Floats
+from gapmeter.analysis.stats import bootstrap
+from gapmeter.analysis.stats.bootstrap import binned, harrell_davis, pooled_harrell_davis
+from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Floats
 from gapmeter.analysis.stats.series import Series, pooled
+
+EVENTS: tuple[str, ...] = ("first_token", "last_token")
+FEWEST = 16
+_MOST_VALUES = 4_000_000  # drawn at a time
+_TAILS = (0.9, 0.99)
+_LONGER = 2.0  # a block length that is best for the variance leaves it too small; an interval suffers more from that
+_MOST_BLOCK = 0.25  # of a run
+_RESIDUAL = len(STAGE_NAMES) - 1
+
+Indices = NDArray[np.int32]
+Figures = dict[str, Floats]  # by name: shape (resamples, parts)
+
+
+def align(side_a: Sequence[Run], side_b: Sequence[Run]) -> tuple[list[Run], list[Run], str]:
+    """Both sides cut to the requests that both measured, where those may be paired; else as they are, and why not."""
+    a, b = list(side_a), list(side_b)
+    if len(a) != len(b):
+        return a, b, f"{len(a)} runs on one side, {len(b)} on the other"
+    if not all(run.open_loop for run in (*a, *b)):
+        return a, b, "in a closed loop, when a request is due depends on the answers before it"
+    cut_a, cut_b = [], []
+    for one, other in zip(a, b, strict=True):
+        _, rows_a, rows_b = np.intersect1d(_keys(one), _keys(other), return_indices=True)
+        order = np.argsort(rows_a, kind="stable")
+        cut_a.append(one.rows(rows_a[order].astype(np.int64)))
+        cut_b.append(other.rows(rows_b[order].astype(np.int64)))
+        if len(order) < FEWEST or not np.array_equal(cut_a[-1].planned, cut_b[-1].planned):
+            return a, b, "the two sides did not issue the same planned requests at the same times"
+    return cut_a, cut_b, ""
+
+
+def _keys(run: Run) -> NDArray[np.int64]:
+    """A number for each request of a plan: its index and turn."""
+    return np.asarray(run.planned[:, 0] * 4096 + np.maximum(run.planned[:, 1], 0), dtype=np.int64)
+
+
+class Pair:
+    """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
+
+    ``series[metric][side]`` are the runs' values; ``block`` the mean length of the blocks that are drawn: twice the
+    longest that any of the runs' metrics asks for. ``too_small`` is what the spread of resamples is short by, since a
+    block varies about the mean of the run that it is a part of: with geometric lengths L, 1 - E[L^2] / (E[L] n).
+    """
+
+    def __init__(
+        self, a: Sequence[Run], b: Sequence[Run], *, paired: bool, percentiles: Mapping[str, Sequence[float]],
+        stage_percentiles: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        self.sides, self.paired = (list(a), list(b)), paired
+        self.percentiles, self.stage_percentiles = percentiles, tuple(stage_percentiles)
+        runs = [*a, *b]
+        fewest = min(run.count for run in runs)
+        self.block = max(1.0, min(_LONGER * max(_block(run) for run in runs), _MOST_BLOCK * fewest))
+        self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
+        self.series = {metric: [[run.series(metric) for run in side] for side in self.sides] for metric in METRICS}
+        self._gap_values, self._gap_tables = _gap_tables(self.sides)
+        measured = {event: [(~np.isnan(run.ledgers[event])).any(axis=0) for run in runs] for event in EVENTS}
+        self.known = {e: np.logical_and.reduce(m) for e, m in measured.items() if all(each.any() for each in m)}
+        self._tables = {
+            event: [[_table(run.ledgers[event], known) for run in side] for side in self.sides]
+            for event, known in self.known.items()
+        }
+        # Stages that are not 0 throughout.
+        self.shown = {
+            event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for side in sides for table in side)]
+            for event, sides in self._tables.items()
+        }
+
+    def as_it_is(self) -> Figures:
+        """The figures of what was measured, one row each."""
+        return self._figures([[_whole(run) for run in side] for side in self.sides])
+
+    def of_each_run(self) -> list[list[Figures]]:
+        """The same of every run by itself, by side; the keys are the side's."""
+        return [
+            [self._of_side(number, {i: _whole(run)}) for i, run in enumerate(side)]
+            for number, side in enumerate(self.sides)
+        ]
+
+    def drawn(self, resamples: int) -> Figures:
+        """The figures of so many resamples, some at a time."""
+        # A source of randomness a run, from what it measured; for pairs, one a pair, whichever side comes first.
+        seeds = [[run.digest() for run in side] for side in self.sides]
+        if self.paired:
+            seeds = [[min(pair) + max(pair) for pair in zip(*seeds, strict=True)]]
+        sources = [[np.random.default_rng(int.from_bytes(seed, "little")) for seed in own] for own in seeds]
+        values = sum(run.count for side in self.sides for run in side)
+        at_once = max(1, min(resamples, _MOST_VALUES // max(values, 1)))
+        parts = []
+        for first in range(0, resamples, at_once):
+            some = min(at_once, resamples - first)
+            drawn = [
+                [bootstrap.draw(run.count, self.block, some, rng) for run, rng in zip(side, own, strict=True)]
+                for side, own in zip(self.sides, sources, strict=False)
+            ]
+            parts.append(self._figures(drawn * 2 if self.paired else drawn))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _figures(self, drawn: Sequence[Sequence[Indices]]) -> Figures:
+        sides = [self._of_side(number, dict(enumerate(own))) for number, own in enumerate(drawn)]
+        return {name: figure for side in sides for name, figure in side.items()}
+
+    def _of_side(self, number: int, own: Mapping[int, Indices]) -> Figures:
+        """One side's figures, of the runs and requests that ``own`` names: keys ``ttft/0``, ``first_token/1`` …"""
+        out: Figures = {}
+        side = self.sides[number]
+        for metric in PER_REQUEST:
+            rows = np.concatenate([side[i].values[metric][drawn] for i, drawn in own.items()], axis=1)
+            out[f"{metric}/{number}"] = harrell_davis(rows, self.percentiles[metric])
+        times = {i: bootstrap.counts_of(drawn) for i, drawn in own.items()}
+        gaps: Any = sum(t @ self._gap_tables[number][i] for i, t in times.items())
+        out[f"itl/{number}"] = pooled_harrell_davis(self._gap_values, np.asarray(gaps), self.percentiles["itl"])
+        for event, tables in self._tables.items():
+            sums: Any = sum(t @ tables[number][i] for i, t in times.items())
+            out[f"{event}/{number}"] = sums[:, :-1] / np.maximum(sums[:, -1:], 1)
+            for stage in self.shown[event] if self.stage_percentiles else ():
+                by_run = [np.where(t[:, -1] > 0, t[:, stage], np.nan) for t in tables[number]]  # NaN without a ledger
+                rows = np.concatenate([by_run[i][drawn] for i, drawn in own.items()], axis=1)
+                out[f"{event}.{stage}/{number}"] = harrell_davis(rows, self.stage_percentiles)
+        return out
+
+
+def _whole(run: Run) -> Indices:
+    """Every request once, as one resample."""
+    return np.arange(run.count, dtype=np.int32)[None]
+
+
+def _block(run: Run) -> float:
+    """The longest block that the run's metrics, or their being in the tail, ask for."""
+    longest = 1.0
+    for metric in PER_REQUEST:
+        values = run.values[metric][~np.isnan(run.values[metric])]
+        if len(values) < FEWEST:
+            continue
+        ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
+        series = [ranks, *((ranks >= share * len(ranks)).astype(np.float64) for share in _TAILS)]
+        longest = max(longest, *(bootstrap.block_length(each) for each in series))
+    return longest
+
+
+def _table(ledger: Floats, known: NDArray[np.bool_]) -> Floats:
+    """Shape (n, stages + 2): stages, whole wait, 1 where there is a ledger. What one side lacks joins the remainder."""
+    there = ~np.isnan(ledger[:, _RESIDUAL])
+    table = np.where(there[:, None], np.nan_to_num(ledger), 0.0)
+    lacking = [i for i in range(_RESIDUAL) if not known[i]]
+    table[:, _RESIDUAL] += table[:, lacking].sum(axis=1)
+    table[:, lacking] = 0.0
+    return np.concatenate([table, table.sum(axis=1, keepdims=True), there[:, None].astype(np.float64)], axis=1)
+
+
+def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]]:
+    """The distinct gaps of both sides in order, and by side and run how many of each a request has."""
+    runs = [run for side in sides for run in side]
+    firsts = np.cumsum([0, *(run.count for run in runs)])
+    pooled = np.concatenate([run.gaps_ns for run in runs])
+    owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
+    values, table = binned(pooled, owner, int(firsts[-1]))
+    tables = [table[low:high] for low, high in pairwise(firsts)]
+    return values, [tables[: len(sides[0])], tables[len(sides[0]) :]]
+
 
 RESAMPLES = 1000
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from gapmeter.analysis.compare.result import BLOCKS, FACTOR, FOLLOWS, NOTED, VALIDITY, Fact
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.run import INVALID, FloorShares
+from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, VALIDITY, Fact
+from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.results.trust import FloorShares
 
 NOT_RECORDED = "not recorded"
 Meaning = Literal["factor", "follows", "noted", "blocks"]
@@ -81,10 +82,12 @@ def check(a: Manifest, b: Manifest, result_a: RunResult, result_b: RunResult, fa
 def facts_of(manifest: Manifest) -> dict[str, Any]:
     """Everything that two comparable runs share, flat, by key. The scenario's keys are as in its file."""
     target, hardware = manifest.target, manifest.hardware.to_json()
-    engine = {"command": _command(target.command), "env": _environment(target.env)}
-    told = _flatten({key: value for key, value in target.to_json().items() if key not in _NO_FACTS}, 2)
+    settings = [f"{key}={value}" for key, value in sorted((target.env or {}).items()) if not value.startswith("/")]
+    env = None if target.env is None else " ".join(settings)  # without folders
+    engine = {"command": _command(target.command), "env": env}
+    others = _flatten({key: value for key, value in target.to_json().items() if key not in _NO_FACTS}, 2)
     out = {key: value for key, value in _flatten(manifest.scenario, 2).items() if key not in _IGNORED}
-    out |= {f"engine.{key}": value for key, value in (engine | told).items()}
+    out |= {f"engine.{key}": value for key, value in (engine | others).items()}
     out |= {f"hardware.{key}": value for key, value in hardware.items() if key != "memory_gib"}
     out |= {f"versions.{key}": value for key, value in manifest.versions.items()}
     out |= {f"placement.{key}": value for key, value in manifest.placement.to_json().items()}
@@ -113,13 +116,6 @@ def _command(words: Sequence[str] | None) -> str | None:
             kept.append(PurePath(word).name if word.startswith("/") else word)
         skip = word in _ENGINE_FLAGS_OF_THE_PLACE
     return " ".join(kept)
-
-
-def _environment(env: Mapping[str, str] | None) -> str | None:
-    """The engine's environment without folders."""
-    if env is None:
-        return None
-    return " ".join(f"{key}={value}" for key, value in sorted(env.items()) if not str(value).startswith("/"))
 
 
 def _recognize(differing: Sequence[str]) -> tuple[str, ...]:

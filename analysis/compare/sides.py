@@ -15,10 +15,9 @@ from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.estimate import Floats, Ints
 from gapmeter.analysis.stats.series import Series, time_blocks
 
-Ints = NDArray[np.int64]
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
 STAGE_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), UNEXPLAINED)
 
@@ -101,6 +100,10 @@ class Side:
         return self.runs[0]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.run.name for each in self.runs)
+
+    @property
     def requests(self) -> int:
         return sum(each.run.count for each in self.runs)
 
@@ -136,11 +139,13 @@ def run_of(
     measured = measured_requests(requests)
     good = succeeded(measured)
     gaps = token_gaps(measured, good)
+    names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")
+    index, turn, prompt, output = (stamps_ns(measured, name) for name in names)
     values = {metric: np.where(good, request_values_ns(measured, metric), np.nan) for metric in PER_REQUEST}
     return Run(
         name=name,
         open_loop=open_loop,
-        planned=_planned(measured, t0_ns),
+        planned=np.stack([index, turn, measured["due_ns"].to_numpy(np.int64) - t0_ns, prompt, output], axis=1),
         good=good,
         values=values,
         gaps_ns=gaps.gap_ns,
@@ -148,13 +153,6 @@ def run_of(
         gap_owner=gaps.row,
         ledgers={event: _ledger_of(ledger, measured, event) for event in fig.EVENTS},
     )
-
-
-def _planned(measured: pd.DataFrame, t0_ns: int) -> Ints:
-    due = measured["due_ns"].to_numpy(np.int64) - t0_ns
-    names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")
-    index, turn, prompt, output = (stamps_ns(measured, name) for name in names)
-    return np.stack([index, turn, due, prompt, output], axis=1)
 
 
 def _ledger_of(ledger: pd.DataFrame | None, measured: pd.DataFrame, event: str) -> Floats:

@@ -22,7 +22,9 @@ from gapmeter.analysis.requests.metrics import succeeded
 from gapmeter.analysis.requests.rate_curve import CHANGING
 from gapmeter.analysis.results.cost import Cost, Interval, NoCost, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import FAIL, PASS, LoadFacts, SloAnswer, Steady, Verdict
+from gapmeter.analysis.results.requests import LoadFacts
+from gapmeter.analysis.results.run import FAIL, PASS, SloAnswer, Verdict
+from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.stats.series import Series

@@ -17,7 +17,8 @@ from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Cost, Economy, NoCost, NoEnergy, Value
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import RunFigures, RunResult, Steady
+from gapmeter.analysis.results.run import RunFigures, RunResult
+from gapmeter.analysis.results.trust import Steady
 
 
 def describe_economics(

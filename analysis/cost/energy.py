@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gapmeter.analysis.results.cost import Energy, NoEnergy
 from gapmeter.analysis.results.device import EnergyWindow
-from gapmeter.analysis.results.run import Throughput
+from gapmeter.analysis.results.requests import Throughput
 
 UNMEASURED = "unmeasured: no counter of energy was read on this machine"
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.device import Binding, Roofline, Telemetry
-from gapmeter.analysis.results.run import BROKEN, Check
+from gapmeter.analysis.results.trust import BROKEN, Check
 from gapmeter.analysis.stages import BY_NAME
 
 LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (

@@ -9,7 +9,7 @@ values of every running sequence; a prompt's step multiplies. So, over a run's s
   operations = 2 x parameters x tokens (the head's only for the sequences that get a token from the step)
   + 4 x layers x heads x head size x pairs of a token and one that it attends to (itself included).
 
-The interval is that of a ratio of sums (stats.means), widened by the spread of the device's own figure where that was
+The interval is that of a ratio of sums (stats.series), widened by the spread of the device's own figure where that was
 measured. Activations, and what is written, are not counted: the shares are lower bounds on the traffic.
 """
 
@@ -38,7 +38,7 @@ from gapmeter.analysis.results.device import (
 )
 from gapmeter.analysis.results.manifest import Manifest, MeasuredRate
 from gapmeter.analysis.stats.estimate import Floats
-from gapmeter.analysis.stats.means import ratio_of_sums
+from gapmeter.analysis.stats.series import ratio_of_sums
 from gapmeter.records import EntryFlag, Span
 
 Ints = NDArray[np.int64]

@@ -27,7 +27,7 @@ from gapmeter.analysis.results.device import (
     Utilisation,
 )
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import RunWarning
+from gapmeter.analysis.results.trust import RunWarning
 
 # GB/s of one PCIe lane in one direction, after encoding (PCI Express base specification, by generation).
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}

@@ -17,7 +17,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.numbers import count, share, significant
 from gapmeter.analysis.requests.metrics import Ints, stamps_ns
 from gapmeter.analysis.requests.rate_curve import Knots, expected_counts
-from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, Check
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, Check
 from gapmeter.analysis.stats.estimate import Floats
 
 RATE_TOLERANCE = 0.01

@@ -1,7 +1,7 @@
 """The first seconds against the rest: what a short test would have told, and how fast the machine was meanwhile.
 
 For TTFT and TPOT the ratio of the geometric means of what was due in the first ten seconds to that of what was due
-later; for tokens the ratio of mean rates a second, of successes' tokens as they arrived (stats.means has both
+later; for tokens the ratio of mean rates a second, of successes' tokens as they arrived (stats.series has both
 intervals). The whole run counts, warm-up included, since the warm-up is what may differ.
 
 The canary is the fixed piece of CPU work that each generator process times once a second: its ratio says whether the
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results.device import Telemetry
-from gapmeter.analysis.results.run import Drift, Ratio
+from gapmeter.analysis.results.trust import Drift, Ratio
 from gapmeter.analysis.stats.estimate import Estimate
-from gapmeter.analysis.stats.means import FEWEST_OF_RATIO, ratio_of_geometric_means, ratio_of_means
+from gapmeter.analysis.stats.series import FEWEST_OF_RATIO, ratio_of_geometric_means, ratio_of_means
 
 FIRST_S = 10.0
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from gapmeter.analysis.requests.metrics import stamps_ns
 from gapmeter.analysis.results.manifest import GeneratorFloor, Manifest
-from gapmeter.analysis.results.run import FloorShares
+from gapmeter.analysis.results.trust import FloorShares
 
 COMMAND = "gapmeter calibrate"
 

@@ -19,7 +19,7 @@ import pandas as pd
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.requests.attempts import final
 from gapmeter.analysis.requests.metrics import issued, request_values_ns, stamps_ns, succeeded
-from gapmeter.analysis.results.run import LevelChange, Mser5, Pelt, QueueSlope, RunWarning, Steady, SteadyMethods
+from gapmeter.analysis.results.trust import LevelChange, Mser5, Pelt, QueueSlope, RunWarning, Steady, SteadyMethods
 from gapmeter.analysis.stats.changes import BATCH, FEWEST_BATCHES, Slope, slope_of, strongest_change
 from gapmeter.analysis.stats.estimate import CONFIDENCE, Floats
 

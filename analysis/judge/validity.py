@@ -18,7 +18,7 @@ from gapmeter.analysis.judge.floor import COMMAND, busiest_second
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
-from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, RunWarning
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, RunWarning
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import nearest_rank
 

@@ -15,7 +15,8 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, share, significant
 from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import Attempts, RunWarning
+from gapmeter.analysis.results.requests import Attempts
+from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.stages import column
 
 Floats = NDArray[np.float64]

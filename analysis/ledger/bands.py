@@ -25,8 +25,8 @@ from gapmeter.analysis.results.latency import (
     SpreadBand,
 )
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Bools, Floats
 
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)  # the fields of SlowBands
 SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)

@@ -17,8 +17,8 @@ import pandas as pd
 from gapmeter.analysis.ledger.bands import stage_parts
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
-from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, stretches, with_draws
-from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Bools, Estimate, Floats
 
 FEWEST = 5
 METRICS = {"ttft": "first_token", "e2e": "last_token"}

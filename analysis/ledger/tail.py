@@ -16,8 +16,8 @@ from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.results.latency import Anatomy, Band, RankedStage, Tail
 from gapmeter.analysis.results.run import FAIL, SloAnswer
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.bootstrap import Bools, Ints, drawn_means, share_with_draws, stretches
-from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches
+from gapmeter.analysis.stats.estimate import Bools, Estimate, Floats, Ints
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985

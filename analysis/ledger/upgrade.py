@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, plain_percentile
-from gapmeter.analysis.results.latency import Upgrade, UpgradeBracket, UpgradeEnd
+from gapmeter.analysis.results.distribution import MainPercentiles
+from gapmeter.analysis.results.latency import Upgrade, UpgradeBracket
 from gapmeter.analysis.stages import column
 from gapmeter.analysis.stats.estimate import Estimate, Floats
 from gapmeter.analysis.stats.series import Series
@@ -66,11 +67,11 @@ def bracket(ledgers: pd.DataFrame) -> UpgradeBracket | None:
     return UpgradeBracket(now=now, lower=lower, upper=upper, percentile=shown)
 
 
-def _described(estimates: Mapping[float, Estimate]) -> UpgradeEnd:
+def _described(estimates: Mapping[float, Estimate]) -> MainPercentiles:
     p50, p90, p95, p99 = (
         plain_percentile(found.value) if found.supported else None for _, found in sorted(estimates.items())
     )
-    return UpgradeEnd(p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99)
+    return MainPercentiles(p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99)
 
 
 def _estimates(values: Floats) -> dict[float, Estimate]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.results.run import Attempts
+from gapmeter.analysis.results.requests import Attempts
 
 
 def settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
-from gapmeter.analysis.results.run import PeerDefinitions, PeerFigures
+from gapmeter.analysis.results.requests import PeerDefinitions, PeerFigures
 from gapmeter.records import RunFolder, read_records
 from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import Chunk, chunks

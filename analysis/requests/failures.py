@@ -10,7 +10,7 @@ import pandas as pd
 from gapmeter.analysis.requests.figures import plain_percentile
 from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, percentile_key
-from gapmeter.analysis.results.run import FailureClass, FailureExample
+from gapmeter.analysis.results.requests import FailureClass, FailureExample
 
 EXAMPLES = 3
 

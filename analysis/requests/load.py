@@ -20,7 +20,7 @@ from gapmeter.analysis.requests.metrics import (
     window_s,
 )
 from gapmeter.analysis.requests.rate_curve import lowest_and_highest
-from gapmeter.analysis.results.run import Counts, Goodput, LoadFacts, Throughput, Turn
+from gapmeter.analysis.results.requests import Counts, Goodput, LoadFacts, Throughput, Turn
 from gapmeter.analysis.stats.series import share_of
 
 _OF_TURNS = (50.0, 90.0, 99.0)

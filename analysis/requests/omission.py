@@ -19,7 +19,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.validity import percentile_of
 from gapmeter.analysis.requests.figures import plain_percentile
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.results.run import ClosedLoop, Corrected, Omission
+from gapmeter.analysis.results.requests import ClosedLoop, Corrected, Omission
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.series import Series
 

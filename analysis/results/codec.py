@@ -83,8 +83,12 @@ class ResultFile(Result):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            key, problem = _complaint(cls, text, error)
-            raise NotReadable(path, key, problem, cls.REMEDY.format(folder=path.parent)) from error
+            raise cls.not_readable(path, *_complaint(cls, text, error)) from error
+
+    @classmethod
+    def not_readable(cls, path: Path, key: str, problem: str) -> NotReadable:
+        """The error about a key of the file, with the remedy for files of this kind."""
+        return NotReadable(path, key, problem, cls.REMEDY.format(folder=path.parent))
 
     def write(self, folder: Path) -> None:
         """Replace the folder's file in one step, so that a reader or a kill never meets half of it. Raises OSError."""
@@ -105,8 +109,13 @@ def _complaint(cls: type[ResultFile], text: bytes | str, error: ValidationError)
     ours = cls.model_fields["schema_version"].default
     if loaded.get("schema_version", ours) != ours:
         return "schema_version", f"is {loaded['schema_version']!r}, this gapmeter reads {ours}"
+    return first_problem(error, loaded)
+
+
+def first_problem(error: ValidationError, value: Any) -> tuple[str, str]:
+    """The key of the first mistake in ``value``, and what is wrong with it."""
     first = error.errors(include_url=False)[0]
-    key = ".".join(_keys(first["loc"], loaded))
+    key = ".".join(_keys(first["loc"], value))
     if first["type"] == "missing":
         return key, "is missing"
     if first["type"] == "extra_forbidden":

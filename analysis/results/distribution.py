@@ -30,6 +30,19 @@ def percentile_of_key(key: str) -> float:
     return float(digits) if len(digits) <= 2 else float(f"{digits[:2]}.{digits[2:]}")
 
 
+class MainPercentiles(Result):
+    """Of per-request values, None where the sample does not support one."""
+
+    p50_ms: Number
+    p90_ms: Number
+    p95_ms: Number
+    p99_ms: Number
+
+    def at(self, percentile: float) -> float | None:
+        """One of them."""
+        return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}[percentile]
+
+
 class Needs(Result):
     """How much more of the same would do: requests, and minutes at this rate (None: not known)."""
 

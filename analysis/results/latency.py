@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gapmeter.analysis.results.codec import Ends, Number, Result, left_out, stands_as
+from gapmeter.analysis.results.distribution import MainPercentiles
 
 Stages = Mapping[str, float]  # by stage, in ms
 
@@ -88,25 +89,12 @@ class Tail(Result):
         return {"ttft": self.ttft, "e2e": self.e2e, "itl": self.itl}.get(metric)
 
 
-class UpgradeEnd(Result):
-    """Percentiles of per-request values, None where the sample does not support one."""
-
-    p50_ms: Number
-    p90_ms: Number
-    p95_ms: Number
-    p99_ms: Number
-
-    def at(self, percentile: float) -> float | None:
-        """One of them."""
-        return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}[percentile]
-
-
 class UpgradeBracket(Result):
     """What is waited ``now``, and what an infinitely fast device leaves. ``percentile``: the highest all support."""
 
-    now: UpgradeEnd
-    lower: UpgradeEnd
-    upper: UpgradeEnd
+    now: MainPercentiles
+    lower: MainPercentiles
+    upper: MainPercentiles
     percentile: float
 
 

@@ -1,14 +1,16 @@
-"""What a run says of itself: ``manifest.json``. Made before it starts, complete when it has ended."""
+"""What a run, a sweep and a search say of themselves: ``manifest.json``. Made before they start."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from gapmeter.analysis.results.codec import Result, ResultFile, left_out
+from gapmeter.analysis.results.codec import Result, ResultFile, first_problem, left_out
 from gapmeter.analysis.results.device import Weights
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios.model import Scenario
@@ -78,8 +80,8 @@ class CalibratedLimit(Result):
         return self.ended_by == "client"
 
 
-class GeneratorFloor(Result):
-    """One generator's own error and cost on this machine."""
+class FloorFigures(Result):
+    """What a load tester itself adds on this machine. ``quick``: measured with little effort."""
 
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -87,13 +89,18 @@ class GeneratorFloor(Result):
     itl_p99_ms: float
     e2e_p50_ms: float
     e2e_p99_ms: float
+    chunk_us: float
+    quick: bool
+
+
+class GeneratorFloor(FloorFigures):
+    """One generator's own error and cost on this machine."""
+
     lag_p50_ms: float
     lag_p99_ms: float
-    chunk_us: float
     tokens: CalibratedLimit
     requests: CalibratedLimit
     measured_wall: str
-    quick: bool
     cores_shared: bool
 
 
@@ -244,10 +251,22 @@ class ManifestBase(ResultFile):
     versions: Mapping[str, str]
     git: Git | None
     ended_because: str | None = left_out()
+    _path: Path = Path(FILE)  # where it was read from
+
+    @classmethod
+    def parse(cls, text: bytes | str, path: Path) -> Self:
+        found = super().parse(text, path)
+        found._path = path
+        return found
 
     @cached_property
     def asked(self) -> Scenario:
-        return Scenario.model_validate(self.scenario)
+        """Raises NotReadable for a kept scenario that this version's scenarios could not be."""
+        try:
+            return Scenario.model_validate(self.scenario)
+        except ValidationError as error:
+            key, problem = first_problem(error, self.scenario)
+            raise self.not_readable(self._path, f"scenario.{key}".rstrip("."), problem) from error
 
 
 class Manifest(ManifestBase):
@@ -266,3 +285,80 @@ class Manifest(ManifestBase):
     sweep: SweepPlace | None = left_out()
     capacity_of: TrialPlace | None = left_out()
     files: Mapping[str, str] | None = left_out()
+
+
+Ended = Literal["found", "budget", "unmeetable", "client_limit", "not_measured", "died", "interrupted"]
+
+
+class SweepPoint(Result):
+    """One point: the values that it sets, and what it has at every swept key (None where that is unset)."""
+
+    values: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    digest: str
+    folder: str
+
+
+class SweepManifest(ManifestBase):
+    """A sweep. ``order``: for each server that is started, the (point, repeat) that are run on it, one by one."""
+
+    kind: Literal["sweep"] = "sweep"
+    repeat: int
+    points: tuple[SweepPoint, ...]
+    order: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class TrialNote(Result):
+    """One trial of a search: which look at it ended it (``looks``: after so many requests), what went wrong."""
+
+    rate: float
+    folder: str
+    looks: tuple[int, ...]
+    ended: int
+    from_ns: int
+    seconds: float
+    interrupted: bool = False
+    died: str | None = left_out()
+    reason: str | None = left_out()
+
+
+class SearchFacts(Result):
+    """What is searched, and the trials so far. ``ended``: how the search ended; None while it goes on."""
+
+    target_rps: float | None
+    headroom: float
+    spare: int
+    confidence: float
+    within: float
+    budget_s: float
+    start: float
+    longest: int
+    lost_s: float
+    trials: tuple[TrialNote, ...]
+    ended: Ended | None
+
+
+class SearchManifest(ManifestBase):
+    """A search for capacity."""
+
+    kind: Literal["capacity"] = "capacity"
+    slo: tuple[Slo, ...]
+    capacity: SearchFacts
+
+
+AnyManifest = Manifest | SweepManifest | SearchManifest
+_KINDS: Mapping[str, type[SweepManifest] | type[SearchManifest]] = {
+    "sweep": SweepManifest, "capacity": SearchManifest,
+}  # fmt: skip
+
+
+def read_manifest(folder: Path) -> AnyManifest:
+    """A folder's manifest, by its kind. Raises NotReadable, FileNotFoundError where there is none, OSError."""
+    path = folder / Manifest.FILE
+    text = path.read_bytes()
+    try:
+        kind = json.loads(text).get("kind", "")
+    except (ValueError, RecursionError, AttributeError):
+        kind = ""  # which the reader of a run's says
+    cls: type[AnyManifest] = _KINDS.get(str(kind), Manifest)
+    return cls.parse(text, path)

@@ -8,31 +8,34 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import ConfigDict, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import CoreSchema
 
-from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out, stands_as
+from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.cost import Economy
 from gapmeter.analysis.results.device import Roofline, Telemetry
 from gapmeter.analysis.results.distribution import (
     CensoredDistribution,
-    Distribution,
     GroupDistribution,
     MetricDistribution,
     Needs,
     StageDistribution,
 )
 from gapmeter.analysis.results.latency import Bands, Compute, GroupPair, Residual, Tail, Upgrade
-from gapmeter.analysis.results.words import VerdictWords, Words
+from gapmeter.analysis.results.requests import (
+    ClosedLoop,
+    Counts,
+    FailureClass,
+    Goodput,
+    LoadFacts,
+    PeerDefinitions,
+    Throughput,
+    Turn,
+)
+from gapmeter.analysis.results.trust import Check, Drift, FloorShares, RunWarning, Steady, Trust
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
 PASS: Final = "PASS"
 FAIL: Final = "FAIL"
 INCONCLUSIVE: Final = "INCONCLUSIVE"
 INVALID: Final = "INVALID"
-
-CheckStatus = Literal["ok", "warn", "broken", "unmeasured"]
-OK: Final = "ok"
-WARN: Final = "warn"
-BROKEN: Final = "broken"
-UNMEASURED: Final = "unmeasured"
 
 
 class Confidence(Result):
@@ -100,172 +103,6 @@ _LIMITS = ("limit", "value", "low", "high")
 _WITH_UNIT = {f"{name}_{unit}" for name in _LIMITS for unit in ("ms", "share")}
 
 
-class LoadFacts(Result):
-    """What was asked of the server, and what was delivered of it. Rates in requests a second, or in conversations."""
-
-    loop: Literal["open", "closed"]
-    arrivals: str
-    requested_rate: Number
-    unit: str
-    conversation_rate: Number
-    rate_range: tuple[float, float] | None
-    concurrency: int | None
-    prefix_share: Number
-    cached_share: Number
-    delivered_rate: Number
-    dispersion: Number
-    lag_p99_ms: Number
-    lag_p50_ms: Number
-    window_s: float
-    locustfile: str | None = left_out()
-
-
-class Attempts(Result):
-    """Of the measured requests. ``failed``: attempts that were followed by another, by class."""
-
-    total: int
-    asked_again: int
-    then_succeeded: int
-    failed: Mapping[str, int]
-
-
-class Counts(Result):
-    """Requests: ``planned`` and ``issued`` with the warm-up, the others without it; ``failed`` by class."""
-
-    unissued: int | None
-    planned: int
-    issued: int
-    warmup: int
-    abandoned: int
-    beyond_end: int | None
-    measured: int
-    succeeded: int
-    attempts: Attempts
-    failed: Mapping[str, int]
-
-
-class Turn(Result):
-    """One turn of the conversations; ``ttft`` over those that succeeded."""
-
-    turn: int
-    requests: int
-    prompt_tokens: float
-    cached_share: Number
-    ttft: Distribution | None
-
-
-class Corrected(Result):
-    """Percentiles with the ``added`` requests in them that users at their own pace would have sent meanwhile."""
-
-    added: int
-    p50_ms: Number
-    p90_ms: Number
-    p95_ms: Number
-    p99_ms: Number
-    p999_ms: Number
-
-
-class Omission(Result):
-    """A closed loop's figures, corrected for coordinated omission at the users' own pace."""
-
-    expected_interval_ms: float
-    ttft: Corrected
-    e2e: Corrected
-
-
-class ClosedLoop(Result):
-    """``corrected`` is None where nothing was omitted, or nobody's pace is known."""
-
-    corrected: Omission | None
-
-
-class FailureExample(Result):
-    """One failed request. ``at_s`` from the first measured due time; ``status`` 0 where no HTTP answer came."""
-
-    request_id: str
-    at_s: float
-    waited_ms: Number
-    status: int
-    tokens: int
-    error: str
-
-
-class FailureClass(Result):
-    """Failures of one kind, with the first of them to look at."""
-
-    name: str = stands_as("class")
-    count: int
-    share: float
-    examples: tuple[FailureExample, ...]
-
-
-class Goodput(Result):
-    """Requests within every limit that an SLO names."""
-
-    per_s: Number
-    share: Number
-    share_ci: Ends | None
-    limits_ms: Mapping[str, float]
-
-
-class Throughput(Result):
-    """Successes and their tokens per second, from the first due time to the last token."""
-
-    requests_per_s: Number
-    prompt_tokens_per_s: Number
-    output_tokens_per_s: Number
-    span_s: float
-
-
-class Check(Result):
-    """One rule: what was found, what it may be, and the plain sentence. ``value`` None where unmeasured."""
-
-    rule: str
-    status: CheckStatus
-    value: Number
-    limit: Number
-    text: str
-
-
-class RunWarning(Result):
-    """What was seen, the likely cause, the exact flag to try (or nothing), and the numbers that it touches."""
-
-    code: str
-    text: str
-    cause: str
-    flag: str
-    touches: tuple[str, ...]
-
-
-class FloorShares(Result):
-    """What the load tester itself adds on this machine, and how much of one process's limits was used at most."""
-
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    itl_p50_ms: float
-    itl_p99_ms: float
-    e2e_p50_ms: float
-    e2e_p99_ms: float
-    chunk_us: float
-    tokens_per_s: float
-    requests_per_s: float
-    tokens_share: float
-    requests_share: float
-    quick: bool
-    measured: str
-
-
-class Trust(Result):
-    """How far the other figures can be trusted. ``strained``: the rules that warn."""
-
-    valid: bool
-    lag_p99_ms: Number
-    unexplained_p99_share: Number
-    strict_p99_share: Number
-    client_cpu_share: Number
-    strained: tuple[str, ...]
-
-
 class StepFit(Result):
     """How long a decode-only step takes by what is in it, and how wrong that is."""
 
@@ -285,82 +122,6 @@ class LedgerFacts(Result):
     requests: int
     interference: StepFit | None
     killed_processes: tuple[str, ...]
-
-
-class Mser5(Result):
-    """What MSER-5 would leave out; ``applied``: and did."""
-
-    state: str
-    excluded_requests: int
-    metric: str
-    ratio: Number
-    applied: bool
-
-
-class LevelChange(Result):
-    """A change of level: the first request after it, and the ratio of after to before."""
-
-    request: int
-    metric: str
-    ratio: Number
-    certain: bool
-
-
-class Pelt(Result):
-    """The changes that PELT sees, and whether they tell what MSER-5 tells."""
-
-    changes: tuple[LevelChange, ...]
-    agrees: bool
-
-
-class QueueSlope(Result):
-    """Growth of the number in flight, a second. ``in_flight``: on the fitted line, at its ends.
-
-    ``steady_most``: the growth over the window that a steady queue seldom exceeds; ``served_per_s``: answers that ended
-    within the window.
-    """
-
-    per_s: float
-    per_s_ci: tuple[float, float]
-    confidence: float
-    in_flight: tuple[float, float]
-    grows: bool
-    steady_most: float
-    served_per_s: Number
-
-
-class SteadyMethods(Result):
-    """None where a method was not asked."""
-
-    mser5: Mser5 | None
-    pelt: Pelt | None
-    queue_slope: QueueSlope | None
-
-
-class Steady(Result):
-    """Whether there was a steady state."""
-
-    state: Literal["steady", "unsteady", "unknown", "not_applicable"]
-    methods: SteadyMethods
-    valid_for_capacity: bool
-
-
-class Ratio(Result):
-    """Of the first seconds to the rest, with its 95 % interval."""
-
-    ratio: Number
-    ratio_ci: Ends
-
-
-class Drift(Result):
-    """The first seconds against the rest; None where nothing supports a ratio."""
-
-    first_s: float
-    ttft: Ratio | None
-    tpot: Ratio | None
-    output_tokens_per_s: Ratio | None
-    machine_time: Ratio | None
-    reason: str | None
 
 
 class ShortenedLoad(Result):
@@ -418,28 +179,30 @@ class Provenance(Result):
         return next((word for word in STAMPS if self.validity.startswith(word)), None)
 
 
-class PeerFigures(Result):
-    """A metric by another tool's definition, which ``differs`` from ours so."""
+class VerdictWords(Result):
+    """``slo``: a sentence each, in the order of the answers."""
 
-    differs: str
-    p50_ms: Number
-    p90_ms: Number
-    p95_ms: Number
-    p99_ms: Number
-    mean_ms: Number
-    count: int
+    headline: str
+    slo: tuple[str, ...]
 
 
-class PeerDefinitions(Result):
-    """All metrics of one tool."""
+class Words(VerdictWords):
+    """A sentence for each part of a result that has something to say; mappings are by metric."""
 
-    name: str
-    version: str
-    ttft: PeerFigures | None = left_out()
-    itl: PeerFigures | None = left_out()
-    icl: PeerFigures | None = left_out()
-    tpot: PeerFigures | None = left_out()
-    e2e: PeerFigures | None = left_out()
+    trust: str
+    steady: str
+    drift: str | None
+    closed_loop: str | None
+    turns: str | None
+    tail: Mapping[str, str]
+    upgrade: Mapping[str, str]
+    compute: Mapping[str, str]
+    telemetry: str | None
+    utilisation: str | None
+    roofline: str | None
+    cost: str
+    energy: str
+    value: str
 
 
 SUMMARY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed

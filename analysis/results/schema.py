@@ -16,11 +16,11 @@ _TYPES = {
     "manifest": "gapmeter.analysis.results.manifest:Manifest",
     "run": "gapmeter.analysis.results.run:RunResult",
     "verdict": "gapmeter.analysis.results.run:VerdictFile",
-    "sweep": "gapmeter.analysis.sweep.result:SweepResult",
-    "sweep-manifest": "gapmeter.analysis.results.study:SweepManifest",
-    "capacity": "gapmeter.analysis.capacity.result:CapacityResult",
-    "capacity-manifest": "gapmeter.analysis.results.study:SearchManifest",
-    "comparison": "gapmeter.analysis.compare.result:Comparison",
+    "sweep": "gapmeter.analysis.results.sweep:SweepResult",
+    "sweep-manifest": "gapmeter.analysis.results.manifest:SweepManifest",
+    "capacity": "gapmeter.analysis.results.capacity:CapacityResult",
+    "capacity-manifest": "gapmeter.analysis.results.manifest:SearchManifest",
+    "comparison": "gapmeter.analysis.results.comparison:Comparison",
 }
 
 

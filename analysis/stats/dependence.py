@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special, stats
 
-Floats = NDArray[np.float64]
+from gapmeter.analysis.stats.estimate import Floats
 
 COSINES = 12
 LEAST = 0.5  # of n_eff; with so little no percentile has any end
@@ -106,7 +106,7 @@ class Exceedances:
 
     def _spread(self) -> float:
         clusters = len(self.residuals)
-        return float(self.residuals @ self.residuals) * clusters / (clusters - 1)
+        return _sum_of_squares(self.residuals) * clusters / (clusters - 1)
 
     def _worth(self, squares: float) -> float:
         return self.share * (1 - self.share) * self.count**2 / max(squares, 1e-300)
@@ -151,10 +151,14 @@ def neighbours_alike(series: Floats, clusters: NDArray[np.int64] | None) -> bool
     centred = ranks - ranks.mean()
     if n < 4 or not centred.any():
         return False
-    steps = np.diff(ranks)
-    ratio = float(steps @ steps) / float(centred @ centred)
+    ratio = _sum_of_squares(np.diff(ranks)) / _sum_of_squares(centred)
     variance = 4 * (n - 2) * (5 * n**2 - 2 * n - 9) / (5 * n * (n + 1) * (n - 1) ** 2)
     return float(special.ndtr((ratio - 2) / math.sqrt(variance))) <= ALIKE
+
+
+def _sum_of_squares(values: Floats) -> float:
+    """Not ``values @ values``, which wakes all threads of a BLAS for work that takes one a millisecond."""
+    return float(np.einsum("i,i->", values, values))
 
 
 def later(worth: float, plain: float) -> Callable[[float], float]:

@@ -1,4 +1,4 @@
-"""HDR histograms of nanoseconds: recorded in bulk, read at percentiles, written as standard V2 logs.
+"""HDR histograms of nanoseconds: recorded in bulk, written as standard V2 logs.
 
 Every histogram tracks 1 ns to 1 hour at 3 significant figures (Tene's HdrHistogram): below 2,048 ns every
 nanosecond has its own counter, so that a stage that took no time reads exactly 0; above, a value and its
@@ -8,7 +8,7 @@ representative differ by less than 0.1 %. Histograms of the same shape merge wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,21 +52,6 @@ def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
     """A histogram of these values and the number of values that it refused."""
     histogram = new_histogram()
     return histogram, record(histogram, values_ns)
-
-
-def values_at(histogram: HdrHistogram, percentiles: Iterable[float]) -> list[int]:
-    """``get_value_at_percentile`` for several percentiles at once; 0 for an empty histogram.
-
-    The rank is the package's own: round half up of percentile x count, at least 1. The value is the highest one
-    that shares the counter.
-    """
-    cumulative = np.cumsum(_counts(histogram))
-    total = int(histogram.total_count)
-    if not total:
-        return [0 for _ in percentiles]
-    ranks = [max(1, int(min(p, 100.0) * total / 100 + 0.5)) for p in percentiles]
-    indexes = np.searchsorted(cumulative, np.asarray(ranks, dtype=np.uint64), side="left")
-    return [int(histogram.get_highest_equivalent_value(histogram.get_value_from_index(int(i)))) for i in indexes]
 
 
 def nearest_rank(percentile: float, count: int) -> int:

@@ -8,20 +8,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.cost.cost import describe_cost, describe_tokens, offered_rate
+from gapmeter.analysis.cost.economics import describe_value
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
-from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult
-from gapmeter.analysis.results.study import SweepManifest, SweepPoint
-from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.sweep.axis import axis_of, label
-from gapmeter.analysis.sweep.curves import EVENT_OF, growths_of, knees_of, mean_level, rate_level, seen
-from gapmeter.analysis.sweep.economy import describe_economy
-from gapmeter.analysis.sweep.growth import means_ms, slow_band
-from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
-from gapmeter.analysis.sweep.result import (
+from gapmeter.analysis.results.cost import AnyEnergy, Energy
+from gapmeter.analysis.results.manifest import SweepManifest, SweepPoint
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult, SloAnswer, Verdict
+from gapmeter.analysis.results.sweep import (
     FAILED,
     MISSING,
     AnyPoint,
@@ -29,6 +26,8 @@ from gapmeter.analysis.sweep.result import (
     LostPoint,
     Point,
     PointDistribution,
+    PointEconomy,
+    PointEnergy,
     PointFacts,
     PointThroughput,
     Repeat,
@@ -39,6 +38,10 @@ from gapmeter.analysis.sweep.result import (
     SweepResult,
     SweptSlo,
 )
+from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.sweep.curves import EVENT_OF, axis_of, knees_of, label, mean_level, rate_level, seen
+from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
+from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
@@ -104,10 +107,7 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
     None where there is none: then means are compared, which need less.
     """
     shown = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
-    for level in LEVELS:
-        if shown and all(found.ms(level) is not None for found in shown):
-            return level
-    return None
+    return next((level for level in LEVELS if shown and all(each.ms(level) is not None for each in shown)), None)
 
 
 def _facts(
@@ -189,9 +189,8 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 
 def _distribution(frames: Frames, metric: str, asked: Iterable[float], seconds: float) -> PointDistribution:
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
-    found = distribution(
-        values, asked, values.count / requests if requests else 1.0, seconds / requests if requests else 0.0
-    )
+    each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
+    found = distribution(values, asked, each, lasts)
     mean = mean_level(frames, metric)
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 
@@ -260,21 +259,48 @@ def _exit_code(points: Sequence[AnyPoint]) -> int:
 
 def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest) -> Provenance:
     """What differs from point to point is named with all its values."""
-    server, hardware = manifest.scenario["server"], manifest.hardware
     keys = dict.fromkeys(key for point in points for key in point.resolved)
     values = {key: ", ".join(dict.fromkeys(str(point.resolved.get(key)) for point in points)) for key in keys}
     bad = sum(point.verdict in (INVALID, FAILED, MISSING) for point in points)
     validity = "valid" if not bad else f"{bad} of {len(points)} points without valid figures"
-    return Provenance(
-        scenario=str(manifest.scenario["name"]),
-        digest=manifest.scenario_digest,
-        model=str(server["model"]),
-        precision=values.get("server.precision", str(server["precision"])),
-        engine=values.get("server.engine", str(server["engine"])),
-        hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
-        load="; ".join(f"{key} {told}" for key, told in values.items()),
+    return provenance_of_study(
+        manifest,
+        load="; ".join(f"{key} {those}" for key, those in values.items()),
         n=str(sum(point.metrics["ttft"].count for point in points if isinstance(point, Point))),
         validity=INVALID if bad == len(points) else validity,
-        date=manifest.started_wall.partition("T")[0],
-        command=manifest.command,
+        **{name: values[key] for name in ("precision", "engine") if (key := f"server.{name}") in values},
     )
+
+
+def describe_economy(
+    verdict: Verdict, answers: Sequence[SloAnswer], runs: Sequence[MeasuredRun], measured: pd.DataFrame
+) -> PointEconomy:
+    """``verdict`` and ``answers`` of the point; ``measured``: the requests of all ``runs`` that count."""
+    results, manifest = [run.result for run in runs], runs[0].manifest
+    # Repeats play one trace of arrivals again and again: they tell no more of its rate than one of them.
+    window_s = sum(each.load.window_s for each in results) / len(runs)
+    load = results[0].load.model_copy(update={"window_s": window_s})
+    unsteady = next((each.steady for each in results if each.steady.state == "unsteady"), None)
+    rate = offered_rate(verdict, answers, load, len(measured) // len(runs), unsteady)
+    cost = describe_cost(rate, describe_tokens(measured), manifest)
+    good = [ends[0] for each in results if (ends := each.goodput.share_ci) and ends[0] is not None]
+    precision = manifest.target.precision
+    return PointEconomy(
+        precision=str(manifest.scenario["server"]["precision"]),
+        emulated=precision is not None and precision.emulated,
+        cost=cost,
+        energy=_energy([each.energy for each in results]),
+        value=describe_value(cost, (min(good), 1.0) if good else None),
+    )
+
+
+def _energy(parts: Sequence[AnyEnergy]) -> PointEnergy:
+    """Joules of all repeats over their requests and tokens; None unless every repeat measured them."""
+    joules = requests = tokens = 0.0
+    for part in parts:
+        if not isinstance(part, Energy) or part.per_request_j is None or not part.tokens_per_watt:
+            return PointEnergy(per_request_j=None, tokens_per_watt=None)
+        joules += part.joules
+        requests += part.joules / part.per_request_j
+        tokens += part.joules * part.tokens_per_watt
+    return PointEnergy(per_request_j=joules / requests, tokens_per_watt=tokens / joules)

@@ -1,30 +1,222 @@
-"""Along the curves of a sweep: where each has its knee, and what grows from point to point."""
+"""The curves of a sweep: what orders its points, what is compared along them, and where each has its knee.
+
+Two rules, each for a curve of known points; a knee is one of the points, never one between them.
+
+- *Throughput stops to grow*: the first point from which on doubling the load brings less than 15 % more (to any later
+  point), while up to it every doubling had brought at least 32 % on average.
+- *Latency begins to climb*: Kneedle (Satopää, Albrecht, Irwin, Raghavan 2011, "Finding a 'Kneedle' in a Haystack"), for
+  a curve that rises and bends upwards: load and latency are each scaled to 0..1, and the knee is where the curve lies
+  furthest below the straight line from its first point to its last.
+
+The points are known only so well, so the rule is asked 1,000 times, of points drawn from what is known of each (fixed
+seed). What at least 95 % of the draws say is said; otherwise the answer is that the points do not tell.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
-from gapmeter.analysis.stats.means import Level, level_of, level_of_interval
-from gapmeter.analysis.sweep.axis import Axis, is_load, place
-from gapmeter.analysis.sweep.growth import Side, growth_between
-from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, Turn, find_knee, latency_turn, throughput_turn
-from gapmeter.analysis.sweep.read import Frames
-from gapmeter.analysis.sweep.result import (
+from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
     AnyPoint,
     CurveKnee,
-    Growth,
     Point,
+    PointFacts,
     ThroughputChange,
     figure_name,
 )
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
+from gapmeter.analysis.stats.series import Level, level_of, level_of_interval
+from gapmeter.analysis.sweep.read import Frames
+
+# What a load is, then the server's size, then whatever else has numbers.
+_FIRST = ("load.concurrency", "load.rate", "server.max_batch", "workload.prompt_tokens", "workload.output_tokens")
+LOAD = "load"  # the key that orders points of both loops: users of the one, requests per second of the other
+_WORDS = {
+    "load.concurrency": "{} users", "load.rate": "{} req/s", "server.max_batch": "max batch {}",
+    "workload.prompt_tokens": "prompt {}", "workload.output_tokens": "output {}", "server.precision": "{}",
+    "server.engine": "{}", "server.model": "{}",
+}  # fmt: skip
+_TITLES = {
+    LOAD: "users, or requests per second",
+    "load.concurrency": "users (closed loop)", "load.rate": "requests per second asked for (open loop)",
+    "server.max_batch": "max batch", "workload.prompt_tokens": "prompt tokens",
+    "workload.output_tokens": "output tokens",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What orders a sweep's points, and the curves that they make.
+
+    ``key`` is the swept key that orders them, None where none has numbers; ``series`` has the points (positions in the
+    sweep) of each curve in its order, after the words for the values that they share.
+    """
+
+    key: str | None
+    title: str
+    series: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def axis_of(points: Sequence[PointFacts]) -> Axis:
+    """The axis of these points, which have the same swept keys."""
+    keys = list(dict.fromkeys(key for point in points for key in point.resolved))
+    loops = {point.loop for point in points}
+    ordering = None
+    for key in (LOAD, *_FIRST, *keys):
+        values = [_value(point, key) for point in points]
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        if (key in keys or key == LOAD) and numbers and len({str(value) for value in values}) > 1:
+            ordering = key
+            break
+    ordered_by = ("load.concurrency", "load.rate", "load.arrivals") if ordering == LOAD else (ordering,)
+    groups: dict[str, list[int]] = {}
+    for at, point in enumerate(points):
+        name = label({key: value for key, value in point.resolved.items() if key not in ordered_by})
+        if len(loops) > 1:
+            name = ", ".join(filter(None, (name, f"{point.loop} loop")))
+        groups.setdefault(name, []).append(at)
+
+    def rank(at: int) -> float:
+        return place(points[at], ordering) if ordering else at
+
+    return Axis(
+        ordering, _TITLES.get(ordering or "", (ordering or "").rpartition(".")[2]),
+        tuple((name, tuple(sorted(group, key=rank))) for name, group in groups.items()),
+    )  # fmt: skip
+
+
+def is_load(key: str | None) -> bool:
+    """Whether a key says how much load there is, so that its curve may have a knee."""
+    return key in (LOAD, "load.concurrency", "load.rate")
+
+
+def place(point: PointFacts, key: str) -> float:
+    """Where a point lies along the key that orders it."""
+    return float(_value(point, key))
+
+
+def _value(point: PointFacts, key: str) -> Any:
+    """A point's value; its load is how many users or requests per second its loop asked for, where both loops occur."""
+    if key != LOAD:
+        return point.resolved.get(key)
+    swept = {"load.concurrency", "load.rate"} <= set(point.resolved)
+    return point.resolved.get("load.concurrency" if point.loop == "closed" else "load.rate") if swept else None
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """A point's name, from its values: ``8 users, float32``."""
+    return ", ".join(_word(key, value) for key, value in values.items() if value is not None)
+
+
+def _word(key: str, value: Any) -> str:
+    if key == "load.concurrency" and value == 1:
+        return "1 user"
+    if isinstance(value, float):
+        text = significant(value, 4).rstrip("0").rstrip(".")
+    else:
+        text = value if isinstance(value, str) else json.dumps(value)
+    return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
+
+
+FEWEST = 4
+LEAST_BEND = 0.1  # of the box that the curve fills; less is a straight line, or the noise of one
+LEAST_RISE = 1.25  # last over first latency
+FLAT = math.log2(1.15)  # elasticity: growth of the logarithm of throughput over that of the load
+GROWING = math.log2(1.32)
+DRAWS = 1000
+
+KNEE, NONE, UNDECIDED = "knee", "none", "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a rule says of one curve without uncertainty: the knee's place (None: none), the reason, the bend."""
+
+    at: int | None
+    why: str
+    bend: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """What the points support. ``state``: a knee, none, or undecided.
+
+    ``at`` is the likeliest place, ``low`` and ``high`` the places that hold it in 95 % of draws, ``certainty`` the
+    share of draws that say what is said (for undecided: that there is a knee at all).
+    """
+
+    state: str
+    why: str
+    certainty: float
+    at: int | None = None
+    low: int | None = None
+    high: int | None = None
+    bend: float | None = None
+
+
+def throughput_turn(load: Sequence[float], rate: Sequence[float]) -> Turn:
+    """Where throughput stops to grow; ``load`` and ``rate`` positive, the former rising strictly."""
+    x, y = np.log(load), np.log(rate)
+    for k in range(len(x) - 1):
+        if np.all((y[k + 1 :] - y[k]) < FLAT * (x[k + 1 :] - x[k])):
+            if k == 0:
+                return Turn(None, "throughput does not grow from the first point on: the knee lies before it")
+            if (y[k] - y[0]) >= GROWING * (x[k] - x[0]):
+                return Turn(k, "throughput stops to grow there")
+            return Turn(None, "throughput grows ever more slowly and has no place where it turns")
+    return Turn(None, "throughput still grows at the last point: the knee lies beyond it")
+
+
+def latency_turn(load: Sequence[float], latency: Sequence[float]) -> Turn:
+    """Where latency begins to climb; ``load`` rises strictly, any units."""
+    low, high = min(latency), max(latency)
+    if latency[-1] < LEAST_RISE * latency[0] or high <= low:
+        return Turn(None, "latency hardly rises over this range: the knee lies beyond its last point")
+    span = load[-1] - load[0]
+    below = [
+        (at - load[0]) / span - (value - low) / (high - low) for at, value in zip(load, latency, strict=True)
+    ]  # fmt: skip
+    best = max(range(len(below)), key=lambda at: below[at])
+    if below[best] < LEAST_BEND or best in (0, len(load) - 1):
+        text = "latency rises about in proportion to the load from the first point on: the knee lies before it"
+        return Turn(None, text, below[best])
+    return Turn(best, "latency begins to climb there", below[best])
+
 
 Rule = Callable[[Sequence[float], Sequence[float]], Turn]
+
+
+def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Knee:
+    """What ``rule`` says of points that are known only so well."""
+    if len(load) < FEWEST:
+        return Knee(UNDECIDED, f"{len(load)} points are too few to find a knee in; it takes {FEWEST}", 0.0)
+    rng = np.random.default_rng(0)
+    drawn = np.stack([level.drawn(rng, DRAWS) for level in levels], axis=1)
+    turns = [rule(load, row.tolist()) for row in drawn]
+    places = np.array([turn.at for turn in turns if turn.at is not None], dtype=np.float64)
+    share = len(places) / DRAWS
+    if share >= CONFIDENCE:
+        likeliest = int(Counter(places.tolist()).most_common(1)[0][0])
+        turn = next(turn for turn in turns if turn.at == likeliest)
+        low, high = (int(end) for end in np.quantile(places, [TAIL, 1 - TAIL], method="nearest"))
+        return Knee(KNEE, turn.why, share, turn.at, low, high, turn.bend)
+    reason, times = Counter(turn.why for turn in turns if turn.at is None).most_common(1)[0]
+    if times >= CONFIDENCE * DRAWS:
+        return Knee(NONE, reason, times / DRAWS)
+    return Knee(UNDECIDED, "what is known of the points allows for a knee and for none", share)
+
+
 EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
 GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more load does
 
@@ -36,6 +228,10 @@ class Seen:
     point: Point
     figures: Mapping[str, Level | None]
     frames: Frames
+
+    def ledgers(self, metric: str) -> pd.DataFrame:
+        """What its requests, or token gaps, waited for, in time order."""
+        return getattr(self.frames, EVENT_OF[metric])
 
 
 def seen(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | None]) -> Seen | None:
@@ -135,26 +331,3 @@ def _hidden(members: Sequence[int], shown: Sequence[int], at: int | None, *, bot
     low = members.index(shown[here - 1]) if here else -1
     high = members.index(shown[here + 1]) if both and here + 1 < len(shown) else members.index(at)
     return [k for k in members[low + 1 : high] if k not in shown]
-
-
-def growths_of(
-    axis: Axis, sights: Sequence[Seen | None], knees: Sequence[CurveKnee], main: str,
-    levels: Mapping[str, float | None],
-) -> Iterator[Growth]:  # fmt: skip
-    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
-
-    Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
-    """
-    at_knee = {knee.series: knee.point for knee in knees}
-    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
-        shown = [sight for at in members if (sight := sights[at])]
-        for one, two in pairwise(shown):
-            turned = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
-            for metric in dict.fromkeys((main, "itl")):
-                before, after = (
-                    Side(sight.point, sight.figures[metric], getattr(sight.frames, EVENT_OF[metric]))
-                    for sight in (one, two)
-                )
-                yield growth_between(
-                    before, after, metric, levels[metric], name, at_knee=turned.point.index == at_knee.get(name)
-                )

@@ -2,24 +2,25 @@
 
 For p95 and above the slow bands (``ledger.tail``) of both points are compared, else all their requests: means over
 real requests, so the stages' growths add up to the bands' growth. A percentile's own growth stands beside it; where a
-sample does not support it, that of the mean, whose interval knows that neighbors are alike (``stats.means``). The
+sample does not support it, that of the mean, whose interval knows that neighbors are alike (``stats.series``). The
 interval of a stage's share draws stretches of consecutive requests (``stats.bootstrap``), not requests, for the same
 reason.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
+from gapmeter.analysis.results.sweep import CurveKnee, Growth
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.bootstrap import Bools, drawn_means, share_with_draws, stretches, with_draws
-from gapmeter.analysis.stats.estimate import Estimate, Floats
-from gapmeter.analysis.stats.means import Level
-from gapmeter.analysis.sweep.result import Growth, Point
+from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches, with_draws
+from gapmeter.analysis.stats.estimate import Bools, Estimate
+from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, Seen
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
 
@@ -28,7 +29,9 @@ def means_ms(ledgers: pd.DataFrame) -> dict[str, float]:
     """Mean time by stage, the residual last, in the order of the timeline; they add up to the mean total."""
     if not len(ledgers):
         return {}
-    names = _names(ledgers)
+    # What is unmeasured lies in the residual.
+    known = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
+    names = [*known, UNEXPLAINED]
     rows = ledgers[[column(name) for name in names]].to_numpy(np.float64, na_value=0.0)
     return dict(zip(names, (np.nan_to_num(rows).mean(axis=0) / 1e6).tolist(), strict=True))
 
@@ -46,29 +49,22 @@ def _member(ledgers: pd.DataFrame, percentile: float | None) -> Bools:
     return member
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of two neighbors: the point, the figure of it that is compared, and its ledgers in time order."""
-
-    point: Point
-    level: Level | None
-    ledgers: pd.DataFrame
-
-
 def growth_between(
-    one: Side, two: Side, metric: str, percentile: float | None, series: str, *, at_knee: bool
+    one: Seen, two: Seen, metric: str, percentile: float | None, series: str, *, at_knee: bool
 ) -> Growth:  # fmt: skip
     """From one point to the next; ``percentile``: the figure that is compared, None for the mean.
 
     ``share_ci`` is a 95 % interval of the largest stage's share, None where too few stretches of requests are in a band
     to tell.
     """
-    grows = two.level.minus(one.level) if one.level and two.level else None
-    before, after = (means_ms(slow_band(side.ledgers, percentile)) for side in (one, two))
+    level_before, level_after = one.figures[metric], two.figures[metric]
+    grows = level_after.minus(level_before) if level_before and level_after else None
+    ledgers = [seen.ledgers(metric) for seen in (one, two)]
+    before, after = (means_ms(slow_band(rows, percentile)) for rows in ledgers)
     gain = {stage: ms - before.get(stage, 0.0) for stage, ms in after.items()} if before else {}
     whole = sum(gain.values())
     stage = max(gain, key=lambda name: gain[name] / whole) if gain and whole else None
-    share = _share(gain[stage] / whole, one.ledgers, two.ledgers, percentile, stage) if stage else None
+    share = _share(gain[stage] / whole, ledgers, percentile, stage) if stage else None
     return Growth(
         series=series,
         from_point=one.point.index,
@@ -89,24 +85,35 @@ def growth_between(
     )
 
 
-def _share(value: float, one: pd.DataFrame, two: pd.DataFrame, percentile: float | None, stage: str) -> Estimate:
+def _share(value: float, ledgers: Sequence[pd.DataFrame], percentile: float | None, stage: str) -> Estimate:
     """A stage's share of the growth: stretches of both points drawn again, with fixed seeds."""
-    drawn = [_drawn(rows, percentile, stage, seed) for seed, rows in enumerate((one, two))]
+    drawn = []
+    for seed, rows in enumerate(ledgers):
+        whole = rows["total_ns"].to_numpy(np.float64)
+        known = column(stage) in rows
+        of_stage = rows[column(stage)].to_numpy(np.float64, na_value=0.0) if known else np.zeros(len(rows))
+        values = np.nan_to_num(np.stack([of_stage, whole], axis=1))
+        drawn.append(drawn_means(values, _member(rows, percentile), stretches(whole), seed))
     if drawn[0] is None or drawn[1] is None:
         return with_draws(value, None)
     more = drawn[1] - drawn[0]
     return share_with_draws(value, more, float(np.nanmean(more[:, 1])))
 
 
-def _drawn(rows: pd.DataFrame, percentile: float | None, stage: str, seed: int) -> Floats | None:
-    """Means of the stage and of the whole over the band in every draw, shape (draws, 2)."""
-    whole = rows["total_ns"].to_numpy(np.float64)
-    of_stage = rows[column(stage)].to_numpy(np.float64, na_value=0.0) if column(stage) in rows else np.zeros(len(rows))
-    values = np.nan_to_num(np.stack([of_stage, whole], axis=1))
-    return drawn_means(values, _member(rows, percentile), stretches(whole), seed)
+def growths_of(
+    axis: Axis, sights: Sequence[Seen | None], knees: Sequence[CurveKnee], main: str,
+    levels: Mapping[str, float | None],
+) -> Iterator[Growth]:  # fmt: skip
+    """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
 
-
-def _names(ledgers: pd.DataFrame) -> list[str]:
-    """Stages with something in them, the residual last. What is unmeasured lies in the residual."""
-    known = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
-    return [*known, UNEXPLAINED]
+    Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
+    """
+    at_knee = {knee.series: knee.point for knee in knees}
+    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
+        shown = [sight for at in members if (sight := sights[at])]
+        for one, two in pairwise(shown):
+            turned = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
+            for metric in dict.fromkeys((main, "itl")):
+                yield growth_between(
+                    one, two, metric, levels[metric], name, at_knee=turned.point.index == at_knee.get(name)
+                )

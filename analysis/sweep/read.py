@@ -57,31 +57,30 @@ class Frames:
 
 def read_runs(point: Path) -> list[MeasuredRun | LostRun]:
     """The runs in a point's folder, in the order of their repeats."""
-    return [_read_run(path) for path in sorted(point.glob("r*"), key=lambda path: int(path.name[1:] or 0))]
-
-
-def _read_run(path: Path) -> MeasuredRun | LostRun:
-    failed = path / "failed.json"
-    if failed.exists():
-        return LostRun(path, str(json.loads(failed.read_text())["reason"]))
-    try:
-        return MeasuredRun(path, RunResult.read(path), Manifest.read(path))
-    except NotReadable as error:
-        return LostRun(path, str(error))
-    except OSError:
-        return LostRun(path, "it was interrupted before it was analysed")
+    runs: list[MeasuredRun | LostRun] = []
+    for path in sorted(point.glob("r*"), key=lambda path: int(path.name[1:] or 0)):
+        failed = path / "failed.json"
+        if failed.exists():
+            runs.append(LostRun(path, str(json.loads(failed.read_text())["reason"])))
+            continue
+        try:
+            runs.append(MeasuredRun(path, RunResult.read(path), Manifest.read(path)))
+        except NotReadable as error:
+            runs.append(LostRun(path, str(error)))
+        except OSError:
+            runs.append(LostRun(path, "it was interrupted before it was analysed"))
+    return runs
 
 
 def read_frames(runs: list[MeasuredRun]) -> Frames:
     """The frames of these runs, put one after the other."""
     parts = [_frames(run) for run in runs]
     rates = [part.rates for part in parts if part.rates is not None]
-    return Frames(
-        _joined([part.measured for part in parts]), _joined([part.first for part in parts]),
-        _joined([part.last for part in parts]), _joined([part.gaps for part in parts]),
-        _joined([part.steps for part in parts]),
-        np.concatenate(rates) if rates and len(rates) == len(parts) else None,
-    )  # fmt: skip
+    joined: dict[str, pd.DataFrame] = {}
+    for name in ("measured", "first", "last", "gaps", "steps"):
+        tables = [table for part in parts if len(table := getattr(part, name))]
+        joined[name] = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return Frames(**joined, rates=np.concatenate(rates) if rates and len(rates) == len(parts) else None)
 
 
 def _frames(run: MeasuredRun) -> Frames:
@@ -126,8 +125,3 @@ def block_rates(requests: pd.DataFrame) -> Floats | None:
 
 def _frame(path: Path) -> pd.DataFrame:
     return pd.read_parquet(path) if path.exists() else pd.DataFrame()
-
-
-def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    kept = [part for part in parts if len(part)]
-    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame()

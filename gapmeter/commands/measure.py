@@ -252,7 +252,7 @@ def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[C
     done = outputs.publish(conclusions())
     code = max(conclusion.exit_code for conclusion in done)
     regression = done[-1].regression
-    regressed = regression and regression["status"] == "REGRESSED" and code == errors.SLO_MISSED
+    regressed = regression and regression.status == "REGRESSED" and code == errors.SLO_MISSED
     meaning = "regressed against its baseline" if regressed else ""
     last = arguments.quiet or outputs.annotated or regression or len(done) > 1  # else a single summary ends with it
     return say_exit(code, meaning) if last else code

@@ -20,7 +20,7 @@ from gapmeter.errors import UserError, say_exit
 from gapmeter.outputs import Outputs, write_file
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
-    from gapmeter.analysis.compare.result import Comparison
+    from gapmeter.analysis.results.comparison import Comparison
     from gapmeter.study.conclusion import Conclusion
 
 

@@ -55,17 +55,20 @@ def judged_against(
 def _judged(
     run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
 ) -> Conclusion[RunResult]:
-    from gapmeter.analysis.compare.regression import REGRESSED, judge_regression
-    from gapmeter.analysis.compare.result import NOT_COMPARABLE
-    from gapmeter.report.comparison_words import regression_document
+    from gapmeter.analysis.results.comparison import REGRESSED
+    from gapmeter.analysis.compare.claims import judge_regression
+    from gapmeter.analysis.results.comparison import NOT_COMPARABLE
+    from gapmeter.report.comparison_words import with_sentences
     from gapmeter.study.comparison import compare_runs
 
     compared = compare_runs([[baseline.folder], folders], baseline.factors, runs=runs)
     slos = [(slo.metric, slo.percentile) for slo in run.result.slo if slo.percentile is not None]
-    judged = judge_regression(compared.result, slos, baseline.limit, baseline.folder.name)
-    regression = regression_document(judged, compared.result) | {"folder": str(compared.folder)}
+    judged = judge_regression(
+        compared.result, slos, baseline.limit, baseline.folder.name, str(compared.folder)
+    )
+    regression = with_sentences(judged, compared.result)
     if not quiet:
-        print(f"gapmeter: {regression['status']} against {baseline.folder}: {regression['sentence']}", file=sys.stderr)
+        print(f"gapmeter: {regression.status} against {baseline.folder}: {regression.sentence}", file=sys.stderr)
         print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)
-    code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(regression["status"], errors.OK)
+    code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(regression.status, errors.OK)
     return replace(run, regression=regression, exit_code=max(run.exit_code, code))

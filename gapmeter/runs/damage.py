@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable
-from gapmeter.analysis.results.study import AnyManifest, read_manifest
+from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
 from gapmeter.errors import UserError, reason_of
 from gapmeter.records import RunFolder
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
-from gapmeter.analysis.results.study import AnyManifest, read_manifest
+from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
 from gapmeter.errors import UserError
 
 _FRESH_S = 120.0  # a run that goes on writes telemetry or a log more often than that

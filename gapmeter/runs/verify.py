@@ -20,7 +20,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.analysis.made_by import made_by
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable
-from gapmeter.analysis.results.study import SweepManifest, read_manifest
+from gapmeter.analysis.results.manifest import SweepManifest, read_manifest
 from gapmeter.errors import UserError
 from gapmeter.machine.hardware import describe_versions
 from gapmeter.records import RunFolder
@@ -83,7 +83,7 @@ def check_all(folder: Path) -> list[Check]:
 
 def check_comparison(folder: Path) -> list[Check]:
     """The runs that a comparison names, where they still are, and what it says of them made again."""
-    from gapmeter.analysis.compare.result import Comparison
+    from gapmeter.analysis.results.comparison import Comparison
     from gapmeter.report import comparison
 
     try:

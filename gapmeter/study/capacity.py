@@ -13,13 +13,11 @@ import pandas as pd
 
 from gapmeter import errors
 from gapmeter.analysis.capacity import search
-from gapmeter.analysis.capacity.counts import count_all
-from gapmeter.analysis.capacity.read import goal_of, read_outcome, read_trials
-from gapmeter.analysis.capacity.result import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
+from gapmeter.analysis.capacity.read import count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.results.manifest import Manifest, Slo, TrialPlace
-from gapmeter.analysis.results.study import SearchFacts, SearchManifest, TrialNote
+from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
+from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, Slo, TrialNote, TrialPlace
 from gapmeter.analysis.tables import request_row
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options

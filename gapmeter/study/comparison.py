@@ -20,8 +20,8 @@ from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import asks_for_model, resolve
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.compare.result import Asked, Comparison
     from gapmeter.analysis.compare.sides import AnalysedRun
+    from gapmeter.analysis.results.comparison import Asked, Comparison
 
 DOCUMENT = "compare.json"
 
@@ -41,7 +41,7 @@ def compare_runs(
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
         seen.add(path.resolve())
-    from gapmeter.analysis.compare.result import Asked
+    from gapmeter.analysis.results.comparison import Asked
     from gapmeter.report import comparison
 
     result, version = derive(folders, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)

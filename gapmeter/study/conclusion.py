@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
@@ -16,6 +16,9 @@ from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.study.load import INTERRUPTED
 from gapmeter.study.manifest import OpenManifest
+
+if TYPE_CHECKING:
+    from gapmeter.analysis.results.comparison import Regression
 
 R = TypeVar("R")
 
@@ -30,7 +33,7 @@ class Conclusion(Generic[R]):
     folder: Path
     result: R
     exit_code: int
-    regression: dict[str, Any] | None = None
+    regression: Regression | None = None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import RunResult
-from gapmeter.analysis.results.study import SearchManifest, SweepManifest
+from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.runs.damage import manifest_of, unless_damaged

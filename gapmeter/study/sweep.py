@@ -18,9 +18,8 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.results.manifest import SweepPlace
-from gapmeter.analysis.results.study import SweepManifest
-from gapmeter.analysis.sweep.result import SweepResult
+from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace
+from gapmeter.analysis.results.sweep import SweepResult
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder

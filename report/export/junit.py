@@ -10,12 +10,13 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from gapmeter.analysis.capacity.result import CapacityResult
 from gapmeter.analysis.numbers import count, share
+from gapmeter.analysis.results.capacity import CapacityResult
+from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
-from gapmeter.analysis.sweep.result import Point, SweepResult
+from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.report.run_words import slo_interval, slo_value
 from gapmeter.report.words import slo_sentence
 
@@ -53,7 +54,7 @@ class Suite:
     about: Mapping[str, str] = field(default_factory=dict)
 
 
-def suite_of_run(result: RunResult, regression: Mapping[str, Any] | None = None) -> Suite:
+def suite_of_run(result: RunResult, regression: Regression | None = None) -> Suite:
     """``regression``: how it compares with its baseline, where it was given one."""
     reasons = result.invalid_reasons if result.verdict == INVALID else ()
     cases = [*_cases(result.slo, reasons), *(_regressions(regression) if regression else ())]
@@ -112,18 +113,18 @@ def _details(slo: SloAnswer) -> list[tuple[str, str]]:
     return [*details, ("needs", f"about {count(slo.needs.requests)} more requests")] if slo.needs else details
 
 
-def _regressions(regression: Mapping[str, Any]) -> list[Case]:
+def _regressions(regression: Regression) -> list[Case]:
     """A case for each percentile that was held against a baseline; an undecided one is skipped, with its reason."""
-    against = f"against {regression['baseline']}"
-    if not regression["rows"]:
-        return [Case(f"comparable {against}", "error", regression["status"], regression["sentence"])]
+    against = f"against {regression.baseline}"
+    if not regression.rows:
+        return [Case(f"comparable {against}", "error", regression.status, regression.sentence)]
     outcomes: dict[str, Outcome] = {"REGRESSED": "failure", "WITHIN": "passed"}
     return [
         Case(
-            f"{row['name']} at most {share(regression['limit'])} slower {against}",
-            outcomes.get(row["status"], "skipped"), row["status"], row["sentence"], short=row["name"],
+            f"{row.name} at most {share(regression.limit)} slower {against}",
+            outcomes.get(row.status, "skipped"), row.status, row.sentence, short=row.name,
         )
-        for row in regression["rows"]
+        for row in regression.rows
     ]  # fmt: skip
 
 

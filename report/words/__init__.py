@@ -7,8 +7,7 @@ data and stand in the result; here they are only put together.
 from __future__ import annotations
 
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import RunResult
-from gapmeter.analysis.results.words import Words
+from gapmeter.analysis.results.run import RunResult, Words
 from gapmeter.report.words.cost import cost_sentence as cost_sentence
 from gapmeter.report.words.cost import energy_sentence as energy_sentence
 from gapmeter.report.words.cost import many_requests as many_requests

@@ -6,7 +6,8 @@ import math
 
 from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS, growth_text
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.results.run import Drift, FloorShares, Pelt, Ratio, RunFigures, Steady
+from gapmeter.analysis.results.run import RunFigures
+from gapmeter.analysis.results.trust import Drift, FloorShares, Pelt, Ratio, Steady
 
 _NOTABLE = 0.05  # of a ratio's distance from 1, beyond its interval
 _DRIFTING = {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from gapmeter.analysis.numbers import count, duration
 from gapmeter.analysis.results.latency import Anatomy, ComputeShares, Difference, UpgradeBracket
-from gapmeter.analysis.results.run import ClosedLoop, Corrected, RunFigures, Turn
+from gapmeter.analysis.results.requests import ClosedLoop, Corrected, Turn
+from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.stages import UNEXPLAINED, owner_words
 from gapmeter.report.marks import words as stage_words
 

@@ -14,7 +14,7 @@ from gapmeter.analysis.judge.warnings import attempts_warning
 from gapmeter.analysis.ledger.ledger import make_ledger
 from gapmeter.analysis.requests.attempts import count_attempts, final
 from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
-from gapmeter.analysis.results.run import Attempts
+from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder

@@ -12,27 +12,30 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.build import compare
-from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER
+from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
-from gapmeter.analysis.compare.regression import REGRESSED, UNDECIDED, UNKNOWN, WITHIN, judge_regression
-from gapmeter.analysis.compare.result import (
+from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
+from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
     FOLLOWS,
+    NOT_ESTIMABLE,
     NOTED,
+    REGRESSED,
+    UNDECIDED,
+    WITHIN,
     Asked,
     ClaimedFigure,
     Comparison,
     MetricComparison,
     PairComparison,
 )
-from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
-from gapmeter.analysis.results import RunResult
-from gapmeter.analysis.results.run import FloorShares
+from gapmeter.analysis.results.trust import FloorShares
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document
-from gapmeter.report.comparison_words import headline, regression_document, words_of
+from gapmeter.report.comparison_words import headline, with_sentences, words_of
 from tests import kit
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 
@@ -259,7 +262,7 @@ REGRESSIONS = {
     "beyond chance, not beyond the limit": (figure(0.04, 0.001), WITHIN),
     "an improvement": (figure(-0.3, 0.001), WITHIN),
     "below the load tester's floor": (figure(0.08, 0.001, floor_ms=9.0), UNDECIDED),
-    "not supported": (figure(None, None), UNKNOWN),
+    "not supported": (figure(None, None), NOT_ESTIMABLE),
 }
 
 
@@ -269,8 +272,8 @@ def test_a_regression_is_beyond_the_limit_and_beyond_its_interval(case: str) -> 
     metrics = {"ttft": MetricComparison(verdict="slower", percentiles={"p90": told}, shift=())}
     pair = PairComparison.model_construct(metrics=metrics, changed=None)
     result = Comparison.model_construct(comparable=True, comparisons=(pair,))
-    found = judge_regression(result, [("ttft", 90.0)], 0.05, "base")
+    found = judge_regression(result, [("ttft", 90.0)], 0.05, "base", "compare/1")
     assert found.status == found.rows[0].status == status
-    said = regression_document(found, result)
-    assert said["sentence"] == said["rows"][0]["sentence"]
-    assert said["sentence"].startswith("TTFT p90 ")
+    said = with_sentences(found, result)
+    assert said.sentence == said.rows[0].sentence
+    assert said.sentence.startswith("TTFT p90 ")

@@ -13,12 +13,9 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
 from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.manifest import PrecisionSupport
-from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
-from gapmeter.analysis.stats.exact import rate_bounds
-from gapmeter.analysis.summary import build_figures
-from gapmeter.analysis.sweep.economy import describe_economy
-from gapmeter.analysis.sweep.read import MeasuredRun
-from gapmeter.analysis.sweep.result import (
+from gapmeter.analysis.results.requests import Goodput
+from gapmeter.analysis.results.run import Verdict
+from gapmeter.analysis.results.sweep import (
     LostPoint,
     Point,
     PointDistribution,
@@ -27,6 +24,11 @@ from gapmeter.analysis.sweep.result import (
     Series,
     SweepFigures,
 )
+from gapmeter.analysis.results.trust import Steady, SteadyMethods
+from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.summary import build_figures
+from gapmeter.analysis.sweep.build import describe_economy
+from gapmeter.analysis.sweep.read import MeasuredRun
 from gapmeter.report.document import Section, Table, plain
 from gapmeter.report.sweep import _economy
 from tests import kit

@@ -14,7 +14,8 @@ from gapmeter.analysis.numbers import over
 from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import measured_requests
-from gapmeter.analysis.results.run import FailureExample, RunResult
+from gapmeter.analysis.results.requests import FailureExample
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.summary import build_figures
 from tests.analysis.report_frames import simulate

@@ -13,20 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.results.distribution import Percentile
-from gapmeter.analysis.stats.means import Floats, Level, level_of
-from gapmeter.analysis.sweep.axis import Axis
+from gapmeter.analysis.results.sweep import CurveKnee, Growth, Point, PointDistribution, SweepFigures, figure_name
+from gapmeter.analysis.stats.series import Floats, Level, level_of
 from gapmeter.analysis.sweep.build import common_level
-from gapmeter.analysis.sweep.curves import Seen, growths_of, knees_of
-from gapmeter.analysis.sweep.knee import KNEE, NONE, UNDECIDED, Knee, find_knee, latency_turn, throughput_turn
-from gapmeter.analysis.sweep.read import BLOCKS, Frames, block_rates
-from gapmeter.analysis.sweep.result import (
-    CurveKnee,
-    Growth,
-    Point,
-    PointDistribution,
-    SweepFigures,
-    figure_name,
+from gapmeter.analysis.sweep.curves import (
+    KNEE,
+    NONE,
+    UNDECIDED,
+    Axis,
+    Knee,
+    Seen,
+    find_knee,
+    knees_of,
+    latency_turn,
+    throughput_turn,
 )
+from gapmeter.analysis.sweep.growth import growths_of
+from gapmeter.analysis.sweep.read import BLOCKS, Frames, block_rates
 from gapmeter.report.sweep_words import headline
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

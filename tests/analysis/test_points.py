@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, decide
-from gapmeter.analysis.results.run import Check
-from gapmeter.analysis.stats.means import level_of_interval
-from gapmeter.analysis.sweep.axis import axis_of, label
-from gapmeter.analysis.sweep.growth import Side, growth_between, means_ms, slow_band
-from gapmeter.analysis.sweep.knee import latency_turn
-from gapmeter.analysis.sweep.result import Growth, Point
+from gapmeter.analysis.results.sweep import Growth, Point
+from gapmeter.analysis.results.trust import Check
+from gapmeter.analysis.stats.series import level_of_interval
+from gapmeter.analysis.sweep.curves import Seen, axis_of, label, latency_turn
+from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
+from gapmeter.analysis.sweep.read import Frames
 from gapmeter.report.sweep_words import growth_sentence
 
 LOADS = [1, 2, 4, 8, 16, 32]
@@ -108,7 +108,8 @@ def grown(one: pd.DataFrame, two: pd.DataFrame, level: float = 99) -> Growth:
     for name, rows in (("a", one), ("b", two)):
         value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
         about = Point.model_construct(index=len(sides), label=name)
-        sides.append(Side(about, level_of_interval(value, value * 0.9, value * 1.1), rows))
+        frames = Frames(rows, rows, rows, rows, rows, None)
+        sides.append(Seen(about, {"ttft": level_of_interval(value, value * 0.9, value * 1.1)}, frames))
     return growth_between(*sides, "ttft", level, "", at_knee=False)
 
 

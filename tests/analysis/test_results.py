@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
-from gapmeter.analysis.results.run import Ratio
 from gapmeter.analysis.results.schema import FOLDER, schema, text, types
+from gapmeter.analysis.results.trust import Ratio
 from gapmeter.analysis.summary import build_figures
 from tests.analysis.report_frames import simulate, slo_of
 from tests.kit import manifest, manifest_document, result
@@ -100,6 +100,22 @@ def test_a_file_that_is_another_is_told_by_its_key_with_the_remedy(run: Path, ca
     change(document)
     with pytest.raises(NotReadable, match=f"summary.json: {says}.*; analyse it again: gapmeter report {run}"):
         RunResult.parse(json.dumps(document), run / "summary.json")
+
+
+KEPT: dict[str, tuple[Change, str]] = {
+    "a key that is unknown": (lambda told: told["load"].update(more=3), "scenario.load.more is not a key of it"),
+    "a value of another kind": (lambda told: told["load"].update(rate="fast"), "scenario.load.rate is 'fast': .*rate"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_kept_scenario_that_is_none_is_told_by_file_and_key(run: Path, case: str) -> None:
+    change, says = KEPT[case]
+    document = json.loads((run / "manifest.json").read_text())
+    change(document["scenario"])
+    told = Manifest.parse(json.dumps(document), run / "manifest.json")  # for lists of runs, which ask nothing of it
+    with pytest.raises(NotReadable, match=f"{run}/manifest.json: {says}.*; read it with the gapmeter that wrote it"):
+        _ = told.asked
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])

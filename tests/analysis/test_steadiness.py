@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.false_alarms import _run as queue_run
 from gapmeter.analysis.judge import steadiness
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
-from gapmeter.analysis.results.run import Steady
+from gapmeter.analysis.results.trust import Steady
 from gapmeter.report.words import steady_sentence
 
 Floats = NDArray[np.float64]

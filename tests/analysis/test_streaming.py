@@ -14,7 +14,7 @@ from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
 from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
-from gapmeter.analysis.results.run import Throughput
+from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.build import _throughput
 from gapmeter.analysis.sweep.read import Frames

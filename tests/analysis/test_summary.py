@@ -19,7 +19,8 @@ from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
-from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures, RunWarning
+from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures
+from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.summary import build_figures

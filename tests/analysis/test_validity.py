@@ -13,7 +13,7 @@ from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.floor import busiest_second, describe_floor, floor_of
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
-from gapmeter.analysis.results.run import BROKEN, OK, UNMEASURED, WARN
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
 from gapmeter.report.words import floor_sentence
 from tests.kit import manifest

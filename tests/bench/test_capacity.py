@@ -9,8 +9,7 @@ from scipy import stats
 
 from bench.capacity import GOAL, one_p99_search, plain_bisection
 from bench.virtual_trials import SMALL, VirtualOracle, VirtualTrial
-from gapmeter.analysis.capacity.posterior import posterior
-from gapmeter.analysis.capacity.search import search
+from gapmeter.analysis.capacity.search import posterior, search
 
 TRUTH = 137.3  # docs/results/capacity.json, standard error 0.13
 QUICK = dataclasses.replace(GOAL, budget_s=200.0)

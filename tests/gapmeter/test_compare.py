@@ -10,6 +10,7 @@ import pytest
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.comparison import Regression, RegressionRow
 from gapmeter.cli import main
 from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
@@ -150,12 +151,12 @@ def test_a_limit_without_its_unit_is_refused(text: str) -> None:
         share_of("--max-regression", text, 0.0, 10.0)
 
 
-def regression(status: str) -> dict[str, Any]:
-    row = {
-        "name": "ttft p90", "status": status, "sentence": "TTFT p90 100 ms -> 120 ms, +20 %", "a_ms": 100.0,
-        "b_ms": 120.0, "ci_ms": [15.0, 25.0], "relative": 0.2,
-    }  # fmt: skip
-    return {"status": status, "limit": 0.05, "baseline": "base", "rows": [row], "sentence": row["sentence"]}
+def regression(status: str) -> Regression:
+    row = RegressionRow.model_construct(
+        name="ttft p90", status=status, sentence="TTFT p90 100 ms -> 120 ms, +20 %", a_ms=100.0, b_ms=120.0,
+        ci_ms=(15.0, 25.0), relative=0.2,
+    )  # fmt: skip
+    return Regression.model_construct(status=status, limit=0.05, baseline="base", rows=(row,), sentence=row.sentence)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str
     baseline = Baseline(runs / against, 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
     assert judged.regression is not None
-    assert (judged.regression["status"], judged.exit_code) == (status, code)
+    assert (judged.regression.status, judged.exit_code) == (status, code)
 
 
 FORWARD_MS = {"a": 10, "b": 30}

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.sweep.result import SweepResult
+from gapmeter.analysis.results.sweep import SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records

@@ -16,7 +16,7 @@ import pytest
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase
-from gapmeter.analysis.results.study import SweepManifest, SweepPoint
+from gapmeter.analysis.results.manifest import SweepManifest, SweepPoint
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder

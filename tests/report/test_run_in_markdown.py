@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.comparison import Regression, RegressionRow
 from gapmeter.report import markdown, run
 from tests.analysis.report_frames import write_run
 
 MIXED = ("ttft p50 <= 5000 ms", "ttft p50 <= 1 ms", "ttft p99.9 <= 300 ms", "errors <= 50 %")
 
 
-def _told(path: Path, regression: dict[str, Any] | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+def _told(path: Path, regression: Regression | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
     folder = write_run(path / "r", count=400, rate=12.0, **options)
     document = run.brief(RunResult.read(folder.path), Manifest.read(folder.path), regression)
     return markdown.text(document), json.loads(folder.summary.read_text())
@@ -61,9 +62,10 @@ def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path
 
 
 def test_how_it_compares_with_its_baseline_stands_in_it(tmp_path: Path) -> None:
-    row = {"status": "REGRESSED", "name": "ttft p99", "a_ms": 100.0, "b_ms": 150.0, "ci_ms": [30.0, 70.0],
-           "relative": 0.5}  # fmt: skip
-    regression = {"status": "REGRESSED", "baseline": "main", "sentence": "p99 TTFT grew", "rows": [row]}
+    row = RegressionRow.model_construct(
+        status="REGRESSED", name="ttft p99", a_ms=100.0, b_ms=150.0, ci_ms=(30.0, 70.0), relative=0.5
+    )
+    regression = Regression.model_construct(status="REGRESSED", baseline="main", sentence="p99 TTFT grew", rows=(row,))
     text, _ = _told(tmp_path, regression)
     assert "**REGRESSED** against main: p99 TTFT grew." in text
     assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | 30.0 .. 70.0 ms | 50 % |" in text

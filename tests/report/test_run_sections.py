@@ -14,7 +14,8 @@ from gapmeter.analysis.device.telemetry import read_telemetry
 from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.cost import Value as Worth
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import FailureExample, PeerDefinitions, PeerFigures, RunResult
+from gapmeter.analysis.results.requests import FailureExample, PeerDefinitions, PeerFigures
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
 from gapmeter.report import cost, html, run, run_percentiles, run_words, terminal
 from gapmeter.report.document import PAGE, Chart, Figure, Table

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gapmeter.analysis.results.cost import NoCost, Value
 from gapmeter.analysis.results.device import Binding
 from gapmeter.analysis.results.distribution import Percentile
+from gapmeter.analysis.results.manifest import SweepManifest
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.results.study import SweepManifest
-from gapmeter.analysis.sweep.result import (
+from gapmeter.analysis.results.sweep import (
     Batch,
     CurveKnee,
     LostPoint,

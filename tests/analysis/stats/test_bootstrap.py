@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.analysis.stats import bootstrap
-from gapmeter.analysis.stats.harrell_davis import harrell_davis, pooled_harrell_davis
+from gapmeter.analysis.stats.bootstrap import harrell_davis, pooled_harrell_davis
 
 values = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=60)
 

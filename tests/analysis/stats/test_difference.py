@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.stats.difference import Difference, holm
+from gapmeter.analysis.stats.estimate import Difference, holm
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))

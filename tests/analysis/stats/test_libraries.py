@@ -17,13 +17,11 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.rates import confint_poisson
 
-from gapmeter.analysis.stats.bootstrap import block_length, draw
+from gapmeter.analysis.stats.bootstrap import block_length, draw, harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.difference import Difference, holm
+from gapmeter.analysis.stats.estimate import Difference, holm
 from gapmeter.analysis.stats.exact import interval_ranks, rate_bounds, share_bounds
-from gapmeter.analysis.stats.harrell_davis import harrell_davis
-from gapmeter.analysis.stats.means import ratio_of_geometric_means
-from gapmeter.analysis.stats.series import Series
+from gapmeter.analysis.stats.series import Series, ratio_of_geometric_means
 from tests.analysis.stats.test_dependence import ar1
 
 Floats = NDArray[np.float64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapmeter.analysis.stats.means import level_of, ratio_of_geometric_means
+from gapmeter.analysis.stats.series import level_of, ratio_of_geometric_means
 
 
 def test_a_mean_of_neighbors_that_are_alike_is_known_less_well() -> None:

@@ -315,3 +315,35 @@ class Comparison(ResultFile):
     provenance: Provenance
     asked: Asked
     words: ComparisonWords | None = left_out()
+
+
+REGRESSED: Final = "REGRESSED"
+UNDECIDED: Final = "UNDECIDED"
+WITHIN: Final = "WITHIN"
+NOT_ESTIMABLE: Final = "NOT ESTIMABLE"
+RegressionStatus = Literal["REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"]
+
+
+class RegressionRow(DifferenceFigure):
+    """One percentile that an SLO names, such as ``ttft p90``; A is the baseline."""
+
+    name: str
+    metric: str
+    status: RegressionStatus
+    p_adjusted: float | None
+    sentence: str = ""
+
+
+class Regression(Result):
+    """A run (B) against its baseline (A). ``limit``: the growth that is allowed, as a fraction.
+
+    ``status`` is the worst row's, or NOT COMPARABLE, without rows; ``folder`` the comparison's. ``sentence`` is there
+    once the report has made it, for people: no program of ours reads it.
+    """
+
+    baseline: str
+    folder: str
+    limit: float
+    rows: tuple[RegressionRow, ...]
+    status: RegressionStatus | Literal["NOT COMPARABLE"]
+    sentence: str = ""

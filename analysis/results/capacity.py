@@ -7,8 +7,8 @@ from typing import ClassVar, Final, Literal
 
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Economy, TokensPerRequest, Value
+from gapmeter.analysis.results.manifest import Ended as Ended
 from gapmeter.analysis.results.run import Provenance, SloAnswer
-from gapmeter.analysis.results.study import Ended as Ended
 
 CAPACITY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
 

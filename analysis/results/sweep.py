@@ -11,7 +11,8 @@ from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, le
 from gapmeter.analysis.results.cost import AnyCost, Value
 from gapmeter.analysis.results.device import Binding
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key
-from gapmeter.analysis.results.run import INVALID, Provenance, SloAnswer, Throughput, Verdict
+from gapmeter.analysis.results.requests import Throughput
+from gapmeter.analysis.results.run import INVALID, Provenance, SloAnswer, Verdict
 
 SWEEP_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
 
