@@ -18,7 +18,7 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gapmeter.servers.api.app import Handler
-from gapmeter.servers.api.completion_request import ApiError
+from gapmeter.servers.api.openai import ApiError
 from gapmeter.servers.api.stamps import StampedRequest
 from gapmeter.servers.api.text import Decoder, TextModel
 from gapmeter.servers.simulated.options import Faults
@@ -61,7 +61,7 @@ class TimedText(TextModel):
 
     def decoder(self) -> Decoder:
         """A decoder whose every push takes ``detokenize_ns``."""
-        return _TimedDecoder(self._tokenizer, self, self._durations.times.detokenize_ns, _client_id.get())
+        return _TimedDecoder(self.tokenizer, self, self._durations.times.detokenize_ns, _client_id.get())
 
     @contextlib.contextmanager
     def timed(self, stage: str, nominal_ns: int, who: str) -> Iterator[None]:
@@ -75,7 +75,7 @@ class TimedText(TextModel):
 
     def words(self) -> tuple[int, ...]:
         """Ids of tokens that are each a plain word with a space before it; letters where there are too few."""
-        by_id = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        by_id = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
         words = [number for token, number in by_id if _WORD.fullmatch(token)][:_MOST_WORDS]
         if len(words) < _FEWEST_WORDS:
             words = [number for token, number in by_id if _LETTER.fullmatch(token)]
