@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns as now
@@ -48,7 +49,9 @@ class ApiOptions:
 
 
 class Generation:
-    """One answer under way: turns engine outputs into ``pieces`` of text. ``error``: why the engine gave it up."""
+    """One answer under way: turns engine outputs into pieces of text. ``error``: why the engine gave it up."""
+
+    __slots__ = ("_cached", "_decoder", "_over", "_pieces", "_stamps", "_stops", "_waiter", "engine_done", "error")
 
     def __init__(self, text: TextModel, stops: tuple[str, ...], stamps: RequestStamps) -> None:
         self._decoder = text.decoder()
@@ -56,7 +59,8 @@ class Generation:
         self._stamps = stamps
         self._cached: int | None = None
         self._over = False
-        self.pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        self._pieces: deque[Piece] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self.error = ""
         self.engine_done = False  # the engine knows that it is over, too
 
@@ -76,7 +80,16 @@ class Generation:
         self.error = (output.error or "the engine gave up on this request") if reason == "error" else ""
         stamps = self._stamps
         stamps.detokenized(len(output.ids), output.received_ns, output.started_ns, start, now(), output.cached or 0)
-        self.pieces.put_nowait(Piece(text, output.ids, stamps.received, self._cached, reason))
+        self._pieces.append(Piece(text, output.ids, stamps.received, self._cached, reason))
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Piece:
+        """The next piece, awaited if there is none yet (an asyncio.Queue would take microseconds a token more)."""
+        while not self._pieces:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._pieces.popleft()
 
 
 class Api:
@@ -229,7 +242,7 @@ class Api:
         await response.prepare(request)
         piece = None
         while piece is None or piece.finish_reason is None:
-            piece = await generation.pieces.get()
+            piece = await generation.next()
             if piece.finish_reason == "error":
                 await response.write(f"data: {ApiError(500, generation.error).encoded()}\n\n{DONE}".encode())
                 break
@@ -244,9 +257,9 @@ class Api:
     async def _whole(
         self, request: StampedRequest, answer: AnswerJson, generation: Generation, stamps: RequestStamps
     ) -> web.StreamResponse:
-        pieces = [await generation.pieces.get()]
+        pieces = [await generation.next()]
         while pieces[-1].finish_reason is None:
-            pieces.append(await generation.pieces.get())
+            pieces.append(await generation.next())
         if generation.error:
             raise ApiError(500, generation.error)
         begun = now()

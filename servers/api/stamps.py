@@ -49,7 +49,8 @@ class Metrics:
             ("kv_blocks_free", "gauge", "KV cache blocks that are free.", stats.kv_blocks_free),
         ):
             if value is not None:
-                yield f"# HELP gapmeter_{name} {what}\n# TYPE gapmeter_{name} {kind}\ngapmeter_{name}{{{label}}} {value}\n"
+                yield f"# HELP gapmeter_{name} {what}\n# TYPE gapmeter_{name} {kind}\n"
+                yield f"gapmeter_{name}{{{label}}} {value}\n"
         yield "# HELP gapmeter_requests_finished_total Requests by how they ended.\n"
         yield "# TYPE gapmeter_requests_finished_total counter\n"
         for outcome, count in sorted(self.finished.items()):
@@ -96,7 +97,7 @@ class RequestStamps:
             self._writer.span(codes.DETOKENIZE, self._ref, start_ns, end_ns, self.received, batch_ns)
 
     def egress(self, tokens: int, format_ns: int, start_ns: int) -> None:
-        """A chunk was written by now: formatted from, handed over at. ``tokens`` of the answer are out; 0: as before."""
+        """A chunk was written by now: formatted from, handed over at. ``tokens``: of the answer so far, 0: none new."""
         end = now()
         if tokens:
             self._metrics.generated_tokens += tokens - self._written

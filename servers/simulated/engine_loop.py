@@ -14,7 +14,7 @@ from typing import Protocol
 from gapmeter_probe.records import Span
 
 from gapmeter.servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
-from gapmeter.servers.simulated.stage_times import Durations
+from gapmeter.servers.simulated.settings import Durations
 
 Action = Callable[[int], None]
 _Work = tuple[tuple[Span, int], ...]  # the worker's stages of a step, with how long each is meant to take
