@@ -10,10 +10,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gapmeter.servers.telemetry import gpu
-from gapmeter.servers.telemetry.engine_metrics import parse_metrics
-from gapmeter.servers.telemetry.host import open_rapl
-from gapmeter.servers.telemetry.journal import Absent
+from gapmeter.servers.telemetry import Absent, gpu
+from gapmeter.servers.telemetry.sources import open_rapl, parse_metrics
 from tests.servers.metrics_pages import OURS, SGLANG, VLLM
 
 HAS_NVML = True
@@ -130,7 +128,7 @@ def test_a_machine_without_powercap_says_so(tmp_path: Path) -> None:
 
 
 def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None:
-    from gapmeter.servers.telemetry.host import label
+    from gapmeter.servers.telemetry.sources import label
 
     def named(*words: str) -> str:
         return label(SimpleNamespace(cmdline=lambda: list(words), name=lambda: "python3.11"))  # type: ignore[arg-type]
