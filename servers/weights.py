@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,10 @@ def describe_weights(folder: Path, precision: str, kv_precision: str | None = No
     try:
         whole = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config: dict[str, Any] = whole.get("text_config") or whole
-        tensors = list(_stored_tensors(folder))
-        source = "safetensors headers and config.json"
-        if not tensors:
-            tensors, source = _llama_tensors(config), "config.json (no weights are stored)"
+        tensors, source = _stored_tensors(folder), "safetensors headers and config.json"
+        if not tensors and config.get("model_type") in _LLAMA_LAYOUT:
+            tensors = [_tensor(name, "F32", shape) for name, shape in llama_shapes(config).items()]
+            source = "config.json (no weights are stored)"
         return _weights(tensors, config, precision, kv_precision, source) if tensors else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -102,24 +102,39 @@ def _weights(
     step = [t for t in used if t not in set(routed) and (tied or not _is_embedding(t.name))]
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-    sliding, window = _sliding(config)
-    kv_elements, kv_heads = _kv_elements(config, heads, head_dim)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    kv_elements = 2 * kv_heads * head_dim  # numbers that one token leaves in one layer's cache
+    if config.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
+        kv_elements, kv_heads = int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]), 1
+    layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
+    sliding, window = 0, config.get("sliding_window")
+    if window and config.get("use_sliding_window") is not False:
+        sliding = sum(kind == "sliding_attention" for kind in kinds) if kinds else layers
+    experts = None
+    if routed:
+        counts = ("num_experts", "num_local_experts", "n_routed_experts")
+        experts = Experts(
+            parameters=sum(t.elements for t in routed),
+            bytes=sum(_served_bytes(t, precision, stored) for t in routed),
+            count=next(int(config[name]) for name in counts if config.get(name)),
+            per_token=int(config["num_experts_per_tok"]),
+        )
     kv_dtype = 1.0 if kv_precision and kv_precision.startswith("fp8") else _DTYPES.get(precision, stored)
     return Weights(
         parameters=sum(t.elements for t in used),
         step_parameters=sum(t.elements for t in step),
         step_bytes=sum(_served_bytes(t, precision, stored) for t in step),
         head_parameters=int(config["vocab_size"]) * int(config["hidden_size"]),
-        layers=int(config["num_hidden_layers"]),
+        layers=layers,
         attention_heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         attention_width=heads * head_dim,
         kv_bytes=kv_elements * kv_dtype,
         sliding_layers=sliding,
-        window=window,
+        window=int(window) if sliding else None,
         precision=precision,
-        experts=_experts(routed, config, precision, stored),
+        experts=experts,
         source=source,
     )
 
@@ -135,33 +150,6 @@ def _served_bytes(tensor: Tensor, precision: str, stored: float) -> float:
     return tensor.elements * min(_STORED[tensor.dtype], stored)
 
 
-def _experts(routed: list[Tensor], config: Mapping[str, Any], precision: str, stored: float) -> Experts | None:
-    if not routed:
-        return None
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    count = next(int(config[name]) for name in names if config.get(name))
-    total = sum(_served_bytes(t, precision, stored) for t in routed)
-    return Experts(sum(t.elements for t in routed), total, count, int(config["num_experts_per_tok"]))
-
-
-def _kv_elements(config: Mapping[str, Any], heads: int, head_dim: int) -> tuple[int, int]:
-    """Numbers that one token leaves in one layer's cache, and the heads that share them."""
-    if config.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
-        return int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]), 1
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    return 2 * kv_heads * head_dim, kv_heads
-
-
-def _sliding(config: Mapping[str, Any]) -> tuple[int, int | None]:
-    """How many layers look back a window only, and that window."""
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
-        return 0, None
-    kinds = config.get("layer_types")
-    count = sum(kind == "sliding_attention" for kind in kinds) if kinds else int(config["num_hidden_layers"])
-    return (count, int(window)) if count else (0, None)
-
-
 def _is_embedding(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight"))
 
@@ -170,41 +158,53 @@ def _is_head(name: str) -> bool:
     return name.endswith("lm_head.weight")
 
 
-def _stored_tensors(folder: Path) -> Iterable[Tensor]:
-    """Every tensor of the files that the index names, or of all where there is none."""
+def _stored_tensors(folder: Path) -> list[Tensor]:
+    """Every tensor of the files that the index names, or of all where there is none.
+
+    A safetensors file is a length (u64), then JSON. Raises OSError, or ValueError for another file.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
+    tensors: list[Tensor] = []
     for name in names:
-        yield from read_header(folder / name)
+        with (folder / name).open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+            if not 0 < size < _LARGEST_HEADER:
+                raise ValueError(f"{folder / name} is no safetensors file")
+            header: dict[str, Any] = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        tensors += [_tensor(name, value["dtype"], value["shape"]) for name, value in header.items()]
+    return tensors
 
 
-def read_header(path: Path) -> list[Tensor]:
-    """The tensors of a safetensors file: a length (u64), then JSON. Raises OSError, or ValueError for another file."""
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        if not 0 < size < _LARGEST_HEADER:
-            raise ValueError(f"{path} is no safetensors file")
-        header: dict[str, Any] = json.loads(file.read(size))
-    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-    return [Tensor(n, v["dtype"], math.prod(v["shape"]), len(v["shape"]) > 1) for n, v in tensors.items()]
+def _tensor(name: str, dtype: str, shape: Sequence[int]) -> Tensor:
+    return Tensor(name, dtype, math.prod(shape), len(shape) > 1)
 
 
-def _llama_tensors(config: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that a Llama of this configuration has; none for other layouts."""
-    if config.get("model_type") not in _LLAMA_LAYOUT:
-        return []
+def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that a Llama of this configuration has, in the order in which a checkpoint names them."""
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     dim = int(config.get("head_dim") or hidden // heads)
     wide, narrow = heads * dim, int(config.get("num_key_value_heads") or heads) * dim
     inner, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
-    layer = {"q_proj": hidden * wide, "k_proj": hidden * narrow, "v_proj": hidden * narrow, "o_proj": wide * hidden}
-    layer |= {"gate_proj": hidden * inner, "up_proj": hidden * inner, "down_proj": inner * hidden}
-    tensors = [Tensor("embed_tokens.weight", "F32", vocabulary * hidden, True), Tensor("norm", "F32", hidden, False)]
-    tensors.append(Tensor("lm_head.weight", "F32", vocabulary * hidden, True))
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (wide, hidden),
+        "self_attn.k_proj": (narrow, hidden),
+        "self_attn.v_proj": (narrow, hidden),
+        "self_attn.o_proj": (hidden, wide),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for number in range(int(config["num_hidden_layers"])):
-        tensors += [Tensor(f"{number}.{name}", "F32", count, True) for name, count in layer.items()]
-        tensors += [Tensor(f"{number}.norm{which}", "F32", hidden, False) for which in (1, 2)]
-    return tensors
+        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes
