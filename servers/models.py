@@ -15,15 +15,13 @@ import random
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from gapmeter.servers.weights import llama_shapes
 
 BUILTIN = "builtin:"
 CACHE_VARIABLE = "GAPMETER_CACHE"
@@ -255,6 +253,32 @@ def _config(shape: Shape) -> dict[str, Any]:
         "torch_dtype": "float32" if shape.weights else "bfloat16",
     }
     return config if shape.weights else {**config, RANDOM_WEIGHTS_KEY: shape.seed}
+
+
+def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that a Llama of this configuration has, in the order in which a checkpoint names them."""
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    dim = int(config.get("head_dim") or hidden // heads)
+    wide, narrow = heads * dim, int(config.get("num_key_value_heads") or heads) * dim
+    inner, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (wide, hidden),
+        "self_attn.k_proj": (narrow, hidden),
+        "self_attn.v_proj": (narrow, hidden),
+        "self_attn.o_proj": (hidden, wide),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for number in range(int(config["num_hidden_layers"])):
+        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes
 
 
 def _write_weights(path: Path, config: dict[str, Any], seed: int) -> None:
