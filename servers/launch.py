@@ -37,20 +37,7 @@ Clean = Callable[[bytes], bytes]
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, never became ready, or died. The message is a sentence for the user.
-
-    ``reason`` is the last meaningful text of its log ("" when it said nothing); ``exit_code`` is None while it runs.
-    """
-
-    def __init__(self, message: str, *, reason: str = "", log_path: Path | None = None, exit_code: int | None = None):
-        super().__init__(message)
-        self.reason = reason
-        self.log_path = log_path
-        self.exit_code = exit_code
-
-
-class PortInUse(ServerFailed):
-    """The port that was asked for belongs to somebody else."""
+    """A server did not start, never became ready, or died. The message is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +101,7 @@ class ServerProcess:
         """``what`` went wrong, with the reason that the log gives."""
         reason = log_reason(self.log_path, self.clean)
         why = f"{before_reason}{reason}" if reason else ", and its log is empty"
-        message = f"{what}{why} (log: {self.log_path})"
-        return ServerFailed(message, reason=reason, log_path=self.log_path, exit_code=self.exit_code)
+        return ServerFailed(f"{what}{why} (log: {self.log_path})")
 
     def stop(self, grace_s: float = 10.0) -> int:
         """SIGTERM to the server, ``grace_s`` to leave, then SIGKILL to what is left of its tree. Returns the exit code.
@@ -131,7 +117,7 @@ class ServerProcess:
             self._listen(0.5)
         if self.exit_code is None:
             self._supervisor.kill()  # the server dies with it (PR_SET_PDEATHSIG)
-            raise ServerFailed(f"process {self.pid} could not be ended", log_path=self.log_path)
+            raise ServerFailed(f"process {self.pid} could not be ended")
         self._supervisor.wait()
         with contextlib.suppress(OSError):  # a full disk, or a folder that somebody has removed
             said = self.log_path.read_bytes()
@@ -205,7 +191,7 @@ def start(
             )  # fmt: skip
     except OSError as error:
         os.close(status_read)
-        raise ServerFailed(f"cannot start the server: {error}", log_path=log_path) from error
+        raise ServerFailed(f"cannot start the server: {error}") from error
     finally:
         os.close(status_write)
     return ServerProcess(supervisor, status_read, log_path, clean)
@@ -256,13 +242,13 @@ def free_port() -> int:
 
 
 def check_port(port: int) -> None:
-    """Raises PortInUse when a server could not listen on ``port``."""
+    """Raises ServerFailed when a server could not listen on ``port``."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))
         except OSError as error:
-            raise PortInUse(
+            raise ServerFailed(
                 f"port {port} on {LOOPBACK} cannot be used ({error.strerror}); name another, or none to have a "
                 "free one picked"
             ) from error

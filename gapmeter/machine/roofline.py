@@ -133,7 +133,7 @@ def _weights(
         attention_width=heads * head_dim,
         kv_bytes=kv_elements * kv_dtype,
         sliding_layers=sliding,
-        window=int(window) if sliding else None,
+        window=int(window) if window and sliding else None,
         precision=precision,
         experts=experts,
         source=source,

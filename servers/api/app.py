@@ -17,8 +17,7 @@ from time import monotonic_ns as now
 import uvloop
 from aiohttp import web
 from gapmeter_probe import codes
-from gapmeter_probe.cores import CoreWaits
-from gapmeter_probe.vitals import watch_collections, watch_loop
+from gapmeter_probe.vitals import CoreWaits, watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter

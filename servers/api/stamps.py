@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 from gapmeter_probe import codes
-from gapmeter_probe.cores import CoreWaits
+from gapmeter_probe.vitals import CoreWaits
 
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.servers.engine_client import EngineStats

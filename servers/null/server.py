@@ -35,6 +35,10 @@ _ID = "null-0"
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'{"object": "list", "data": [{"id": "null-server", "object": "model", "owned_by": "gapmeter"}]}'
+_REFUSALS = {
+    "status_500": (b"500 Internal Server Error", "out of luck"),
+    "status_404": (b"404 Not Found", "no such model"),
+}
 _UNTIL_CLOSE = _HEAD + b"Connection: close\r\n\r\n"
 
 
@@ -50,16 +54,14 @@ def event(value: dict[str, Any] | str) -> bytes:
 
 
 class PreparedAnswer:
-    """The stream of one kind of answer (chat or completion), up to ``most`` tokens; ``coded``: chunked coding.
+    """The stream of one kind of answer (chat or completion), up to ``most`` tokens: k of them are one slice.
 
-    Not ``counted``: no chunk says how many tokens there are.
-
-    ``start`` is what precedes the first token: the role, for a chat.
+    ``coded``: in chunked coding; not ``counted``: no chunk says how many tokens there are. ``start`` is what precedes
+    the first token: the role, for a chat.
     """
 
     def __init__(self, kind: str, prompt_tokens: int, most: int, *, coded: bool, counted: bool = True) -> None:
-        self._kind, self._prompt_tokens, self._coded = kind, prompt_tokens, coded
-        self._counted = counted
+        self._kind, self._prompt_tokens, self._coded, self._counted = kind, prompt_tokens, coded, counted
         named = "chat.completion.chunk" if kind == "chat" else "text_completion"
         self._head: dict[str, Any] = {"id": _ID, "object": named, "created": 0, "model": "null"}
         pieces = [self._frame(self._piece(number)) for number in range(1, most + 1)]
@@ -81,13 +83,11 @@ class PreparedAnswer:
 
     def whole(self, count: int) -> bytes:
         """The answer as one JSON document, not streamed."""
-        choice = {"index": 0, "finish_reason": "length"}
-        if self._kind == "chat":
-            choice |= {"message": {"role": "assistant", "content": WORD * count}}
-        else:
-            choice |= {"text": WORD * count}
-        whole = {**self._head, "object": self._head["object"].removesuffix(".chunk")}
-        value = {**whole, "choices": [choice], "usage": self._usage(count)}
+        text = WORD * count
+        said = {"message": {"role": "assistant", "content": text}} if self._kind == "chat" else {"text": text}
+        choices = [{"index": 0, "finish_reason": "length", **said}]
+        named = self._head["object"].removesuffix(".chunk")
+        value = {**self._head, "object": named, "choices": choices, "usage": self._usage(count)}
         return json.dumps(value, ensure_ascii=False).encode()
 
     def _end(self, count: int) -> bytes:
@@ -98,13 +98,10 @@ class PreparedAnswer:
 
     def _piece(self, number: int, finish: str | None = None) -> bytes:
         """Token ``number``; 0 is the chunk that only names the role."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-        if self._kind == "chat":
-            choice |= {"delta": {"content": WORD} if number else {"role": "assistant", "content": ""}}
-        else:
-            choice |= {"text": WORD}
+        delta = {"content": WORD} if number else {"role": "assistant", "content": ""}
+        said = {"delta": delta} if self._kind == "chat" else {"text": WORD}
         usage = {"usage": self._usage(number)} if self._counted else {}
-        return event({**self._head, "choices": [choice], **usage})
+        return event({**self._head, "choices": [{"index": 0, "finish_reason": finish, **said}], **usage})
 
     def _usage(self, count: int) -> dict[str, int]:
         prompt = self._prompt_tokens
@@ -125,17 +122,18 @@ class Schedule:
     most_tokens: int = 4096
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
-    """One answer under way."""
+    """One answer under way: ``count`` tokens, or as many as ``stop_at`` where its fault comes midway."""
 
-    __slots__ = ("connection", "count", "fault", "prepared", "received_ns", "ref", "sent", "stop_at")
-
-    def __init__(
-        self, connection: Connection, prepared: PreparedAnswer, tokens: int, ref: int, fault: str, received: int
-    ) -> None:
-        self.connection, self.prepared, self.count, self.ref = connection, prepared, tokens, ref
-        self.fault, self.received_ns, self.sent = fault, received, 0
-        self.stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
+    connection: Connection
+    prepared: PreparedAnswer
+    count: int
+    stop_at: int
+    ref: int
+    fault: str
+    received_ns: int
+    sent: int = 0
 
 
 class Server:
@@ -197,7 +195,8 @@ class Server:
         if not body.get("stream"):
             connection.answer(b"200 OK", prepared.whole(tokens))
             return
-        stream = Stream(connection, prepared, tokens, ref, fault, now)
+        stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
+        stream = Stream(connection, prepared, tokens, stop_at, ref, fault, now)
         connection.start(stream)
         heapq.heappush(self._due, (now + self.schedule.first_ns, next(self._ticket), stream))
         self._arm()
@@ -278,7 +277,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self.answer(b"400 Bad Request", b'{"error": {"message": "not HTTP"}}')
+            self.refuse(b"400 Bad Request", "not HTTP")
             self._transport.close()
 
     def on_url(self, url: bytes) -> None:
@@ -297,7 +296,7 @@ class Connection(asyncio.Protocol):
         try:
             body = json.loads(raw or b"{}")
         except ValueError:
-            self.answer(b"400 Bad Request", b'{"error": {"message": "the body is not JSON"}}')
+            self.refuse(b"400 Bad Request", "the body is not JSON")
             return
         self._server.begin(self, body, self._path, self._request_id, self._now)
 
@@ -334,22 +333,21 @@ class Connection(asyncio.Protocol):
             "error_event": lambda: self._end_with(event({"error": {"message": "the engine has died", "code": 500}})),
             "trailing": lambda: self._transport.write(b"and more than was asked for"),
         }
-        ending = endings.get(stream.fault)
-        if ending is not None:
-            ending()
+        endings.get(stream.fault, lambda: None)()
 
     def misbehave(self, fault: str) -> None:
         """The faults that come instead of a stream."""
-        if fault == "status_500":
-            self.answer(b"500 Internal Server Error", b'{"error": {"message": "out of luck"}}')
-        elif fault == "status_404":
-            self.answer(b"404 Not Found", b'{"error": {"message": "no such model"}}')
+        if fault in _REFUSALS:
+            self.refuse(*_REFUSALS[fault])
         elif fault == "not_http":
             self._transport.write(b"220 mail.example ESMTP\r\n")
         elif fault in ("close_unanswered", "drop_reused"):
             self._transport.close()
         elif fault != "silent":
-            self.answer(b"400 Bad Request", b'{"error": {"message": "no such fault"}}')
+            self.refuse(b"400 Bad Request", "no such fault")
+
+    def refuse(self, status: bytes, message: str) -> None:
+        self.answer(status, json.dumps({"error": {"message": message}}).encode())
 
     def answer(self, status: bytes, body: bytes) -> None:
         """A whole JSON answer."""

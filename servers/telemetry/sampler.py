@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
-from gapmeter.servers.telemetry.sources import EngineMetrics, open_processes, open_rapl
+from gapmeter.servers.telemetry.sources import EngineMetrics, Processes, Rapl
 
 _NICE = 10
 API_KEY = "GAPMETER_API_KEY"
@@ -108,8 +108,8 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     openers: tuple[tuple[Lane, str, Callable[[], Source]], ...] = (
         (fast, "gpu", lambda: open_gpus(visible, "gpu", READINGS)),
         (pcie, "pcie", lambda: open_gpus(visible, "pcie", PCIE_READINGS)),
-        (fast, "rapl", open_rapl),
-        (fast, "processes", lambda: open_processes(settings.pids)),
+        (fast, "rapl", Rapl),
+        (fast, "processes", lambda: Processes(settings.pids)),
     )
     for lane, name, open_source in openers:
         try:

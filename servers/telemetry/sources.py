@@ -99,46 +99,38 @@ class EngineMetrics:
 
 
 class Processes:
-    """The trees below some processes, whoever joins or leaves them meanwhile. CPU time is in steps of 10 ms."""
+    """The trees below some processes, whoever joins or leaves them meanwhile. CPU time is in steps of 10 ms.
+
+    Raises Absent when nobody said which processes are the server's, or they are gone or somebody else's.
+    """
 
     name = "processes"
 
-    def __init__(self, roots: Iterable[int]) -> None:
-        self._roots = [psutil.Process(pid) for pid in roots]
-        self._tree: list[tuple[psutil.Process, str]] = []
+    def __init__(self, pids: Iterable[int]) -> None:
+        try:
+            self._roots = [psutil.Process(pid) for pid in pids]
+        except psutil.Error as error:
+            raise Absent(f"the server's processes cannot be looked at: {error}") from error
+        if not self._roots:
+            raise Absent("the server's processes are not on this machine, or may not be seen by this user")
+        self._tree: dict[psutil.Process, str] = {}
         self._looked_ns = 0
         self.about: About = {"pids": [process.pid for process in self._roots]}
 
     def read(self) -> list[Row]:
         now = time.monotonic_ns()
         if now - self._looked_ns >= _LOOK_AGAIN_NS:
-            self._tree, self._looked_ns = self._look(), now
-        rows = [row for process, name in self._tree if (row := _sample(process, name)) is not None]
+            labels, self._tree, self._looked_ns = self._tree, {}, now
+            for root in self._roots:
+                try:
+                    processes = [root, *root.children(recursive=True)]
+                except psutil.NoSuchProcess:
+                    continue
+                self._tree |= {process: labels.get(process) or label(process) for process in processes}
+        rows = [row for process, name in self._tree.items() if (row := _sample(process, name)) is not None]
         if not rows:
             raise ReadFailed("no process of the server is there any more")
         return rows
-
-    def _look(self) -> list[tuple[psutil.Process, str]]:
-        labels = dict(self._tree)
-        tree: dict[psutil.Process, str] = {}
-        for root in self._roots:
-            try:
-                processes = [root, *root.children(recursive=True)]
-            except psutil.NoSuchProcess:
-                continue
-            tree |= {process: labels.get(process) or label(process) for process in processes}
-        return list(tree.items())
-
-
-def open_processes(pids: Iterable[int]) -> Processes:
-    """Raises Absent when nobody said which processes are the server's, or they are gone or somebody else's."""
-    pids = list(pids)
-    if not pids:
-        raise Absent("the server's processes are not on this machine, or may not be seen by this user")
-    try:
-        return Processes(pids)
-    except psutil.Error as error:
-        raise Absent(f"the server's processes cannot be looked at: {error}") from error
 
 
 def label(process: psutil.Process) -> str:
@@ -176,14 +168,27 @@ def _sample(process: psutil.Process, name: str) -> Row | None:
 
 
 class Rapl:
-    """Every domain's counter. ``about`` has each one's name, its parent's, and where it wraps."""
+    """The energy counters ``intel-rapl:N`` (packages) and ``intel-rapl:N:M`` (parts of one); AMD's carry the same name.
+
+    ``about`` has each one's name and where it wraps. Raises Absent where there are none, or they may not be read.
+    """
 
     name = "rapl"
 
-    def __init__(self, domains: dict[str, Path]) -> None:
+    def __init__(self, root: Path = _POWERCAP) -> None:
+        domains = {path.name: path for path in sorted(root.glob("intel-rapl:*")) if (path / "energy_uj").exists()}
+        if not domains:
+            raise Absent("the CPU's energy counter (RAPL) is not there: usual in virtual machines and containers")
         self._counters = {domain: path / "energy_uj" for domain, path in domains.items()}
-        names = {domain: (path / "name").read_text().strip() for domain, path in domains.items()}
-        ranges = {domain: int((path / "max_energy_range_uj").read_text()) for domain, path in domains.items()}
+        try:
+            names = {domain: (path / "name").read_text().strip() for domain, path in domains.items()}
+            ranges = {domain: int((path / "max_energy_range_uj").read_text()) for domain, path in domains.items()}
+            for path in self._counters.values():
+                int(path.read_text())
+        except PermissionError:
+            raise Absent(f"the CPU's energy counter may not be read: as root, chmod -R a+r {root}") from None
+        except (OSError, ValueError) as error:
+            raise Absent(f"the CPU's energy counter cannot be read: {error}") from error
         self.about: About = {
             "domains": [{"domain": domain, "name": names[domain], "range_uj": ranges[domain]} for domain in domains]
         }
@@ -193,21 +198,3 @@ class Rapl:
             return [{"domain": d, "energy_uj": int(path.read_text())} for d, path in self._counters.items()]
         except (OSError, ValueError) as error:
             raise ReadFailed(f"RAPL: {error}") from error
-
-
-def open_rapl(root: Path = _POWERCAP) -> Rapl:
-    """The domains ``intel-rapl:N`` (packages) and ``intel-rapl:N:M`` (parts of one); AMD's carry the same name.
-
-    Raises Absent where there are none, or they may not be read.
-    """
-    domains = {path.name: path for path in sorted(root.glob("intel-rapl:*")) if (path / "energy_uj").exists()}
-    if not domains:
-        raise Absent("the CPU's energy counter (RAPL) is not there: usual in virtual machines and containers")
-    try:
-        rapl = Rapl(domains)
-        rapl.read()
-    except PermissionError:
-        raise Absent(f"the CPU's energy counter may not be read: as root, chmod -R a+r {root}") from None
-    except (OSError, ValueError, ReadFailed) as error:
-        raise Absent(f"the CPU's energy counter cannot be read: {error}") from error
-    return rapl
