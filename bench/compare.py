@@ -22,7 +22,7 @@ from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.stage_times import StageTimes
+from gapmeter.servers.simulated.settings import StageTimes
 
 PAIRS = 400
 RESAMPLES = 300

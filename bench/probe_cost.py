@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.hooks import Probe
+from gapmeter_probe.vitals import CoreWaits
 from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
 from gapmeter_probe.vllm.core import SEQ, CoreProbe
 from gapmeter_probe.vllm.worker import WorkerProbe

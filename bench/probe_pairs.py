@@ -41,7 +41,7 @@ _LOOKS = {Span.CORE_RECEIVE: 2, Span.OUTPUT_SEND: 2, Span.TEMPLATE: 2}
 # CPU time of a recorded call over that of a bare one, in the interpreter that runs the engine: median of nine.
 _COST = """
 import json, os, sys, tempfile, time
-from gapmeter_probe.cores import CoreWaits
+from gapmeter_probe.vitals import CoreWaits
 from gapmeter_probe.writer import RecordWriter
 now, count = time.monotonic_ns, 20_000
 def bare(): pass

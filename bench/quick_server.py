@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import fields
 
 from bench.virtual_server import Settings
-from gapmeter.servers.simulated.stage_times import StageTimes
+from gapmeter.servers.simulated.settings import StageTimes
 
 _TAKES_TIME = {"forward_ns", "forward_prompt_token_ns", "forward_sequence_ns", "input_prep_ns"}
 

@@ -16,7 +16,7 @@ from gapmeter_probe.records import Span
 
 from gapmeter.servers.simulated.engine_loop import Action, EngineLoop, Listener
 from gapmeter.servers.simulated.scheduler import Emission, Limits, Request, Scheduler, StepPlan
-from gapmeter.servers.simulated.stage_times import Durations, StageTimes
+from gapmeter.servers.simulated.settings import Durations, StageTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.trial import Count, Enough, Outcome, Promise
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.stage_times import StageTimes
+from gapmeter.servers.simulated.settings import StageTimes
 
 _BLOCK = 512
 

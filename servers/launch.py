@@ -37,20 +37,7 @@ Clean = Callable[[bytes], bytes]
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, never became ready, or died. The message is a sentence for the user.
-
-    ``reason`` is the last meaningful text of its log ("" when it said nothing); ``exit_code`` is None while it runs.
-    """
-
-    def __init__(self, message: str, *, reason: str = "", log_path: Path | None = None, exit_code: int | None = None):
-        super().__init__(message)
-        self.reason = reason
-        self.log_path = log_path
-        self.exit_code = exit_code
-
-
-class PortInUse(ServerFailed):
-    """The port that was asked for belongs to somebody else."""
+    """A server did not start, never became ready, or died. The message is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +94,14 @@ class ServerProcess:
         code = self.poll()
         if code is None:
             return None
-        reason = log_reason(self.log_path, self.clean)
         ending = f"signal {code - 128}" if code > 128 else f"exit code {code}"
-        why = f": {reason}" if reason else ", and its log is empty"
-        return ServerFailed(
-            f"the server ended with {ending}{why} (log: {self.log_path})",
-            reason=reason, log_path=self.log_path, exit_code=code,
-        )  # fmt: skip
+        return self.failed(f"the server ended with {ending}")
+
+    def failed(self, what: str, before_reason: str = ": ") -> ServerFailed:
+        """``what`` went wrong, with the reason that the log gives."""
+        reason = log_reason(self.log_path, self.clean)
+        why = f"{before_reason}{reason}" if reason else ", and its log is empty"
+        return ServerFailed(f"{what}{why} (log: {self.log_path})")
 
     def stop(self, grace_s: float = 10.0) -> int:
         """SIGTERM to the server, ``grace_s`` to leave, then SIGKILL to what is left of its tree. Returns the exit code.
@@ -129,17 +117,13 @@ class ServerProcess:
             self._listen(0.5)
         if self.exit_code is None:
             self._supervisor.kill()  # the server dies with it (PR_SET_PDEATHSIG)
-            raise ServerFailed(f"process {self.pid} could not be ended", log_path=self.log_path)
+            raise ServerFailed(f"process {self.pid} could not be ended")
         self._supervisor.wait()
-        self._clean_log()
-        return self.exit_code
-
-    def _clean_log(self) -> None:
-        """Nobody writes to it any more."""
         with contextlib.suppress(OSError):  # a full disk, or a folder that somebody has removed
             said = self.log_path.read_bytes()
             if (clean := self.clean(said)) != said:
                 self.log_path.write_bytes(clean)
+        return self.exit_code
 
     def _listen(self, timeout_s: float) -> None:
         if self.exit_code is not None or not select.select([self._status_fd], [], [], timeout_s)[0]:
@@ -207,36 +191,29 @@ def start(
             )  # fmt: skip
     except OSError as error:
         os.close(status_read)
-        raise ServerFailed(f"cannot start the server: {error}", log_path=log_path) from error
+        raise ServerFailed(f"cannot start the server: {error}") from error
     finally:
         os.close(status_write)
     return ServerProcess(supervisor, status_read, log_path, clean)
 
 
 def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
-    begun = time.monotonic()
-    last_said = begun
+    begun = last_said = now = time.monotonic()
     answer = ""
-    while True:
-        failed = server.failure()
-        if failed:
-            raise failed
+    while now - begun <= timeout_s:
+        failure = server.failure()
+        if failure:
+            raise failure
         answer = _ask(url)
         if answer == "200":
             return
         now = time.monotonic()
-        if now - begun > timeout_s:
-            break
         if on_wait and now - last_said >= 1:
             last_said = now
             on_wait(now - begun)
         time.sleep(_POLL_S)
-    reason = log_reason(server.log_path, server.clean)
-    raise ServerFailed(
-        f"the server was not ready within {timeout_s:g} s: GET {url} gave {answer}"
-        f"{f'; its log ends with: {reason}' if reason else '; its log is empty'} (log: {server.log_path})",
-        reason=reason, log_path=server.log_path,
-    )  # fmt: skip
+    late = f"the server was not ready within {timeout_s:g} s: GET {url} gave {answer}"
+    raise server.failed(late, "; its log ends with: ")
 
 
 def _ask(url: str) -> str:
@@ -265,13 +242,13 @@ def free_port() -> int:
 
 
 def check_port(port: int) -> None:
-    """Raises PortInUse when a server could not listen on ``port``."""
+    """Raises ServerFailed when a server could not listen on ``port``."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))
         except OSError as error:
-            raise PortInUse(
+            raise ServerFailed(
                 f"port {port} on {LOOPBACK} cannot be used ({error.strerror}); name another, or none to have a "
                 "free one picked"
             ) from error
@@ -288,16 +265,13 @@ def log_reason(log_path: Path, clean: Clean = bytes, most_lines: int = 2) -> str
             text = clean(file.read()).decode(errors="replace")
     except OSError:
         return ""
-    lines = [line for line in (_undecorated(raw) for raw in text.splitlines()[-400:]) if line.strip()]
+    lines = []
+    for line in text.splitlines()[-400:]:
+        while (plain := _DECORATION.sub("", line, count=1)) != line:  # vLLM's colours, process and level marks
+            line = plain
+        if line.strip():
+            lines.append(line)
     causes = list(dict.fromkeys(line.strip() for line in lines if _CAUSE.match(line)))
     roots = [line for line in causes if not _CONSEQUENCE.search(line)] or causes
     picked = roots if len(roots) <= most_lines else [roots[0], *roots[1 - most_lines :]]
     return " | ".join(line[:500] for line in picked or [line.strip() for line in lines[-most_lines:]])
-
-
-def _undecorated(line: str) -> str:
-    """Without colours and without the process and level marks that vLLM puts before each line."""
-    before = None
-    while before != line:
-        before, line = line, _DECORATION.sub("", line, count=1)
-    return line

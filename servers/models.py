@@ -15,13 +15,12 @@ import random
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BUILTIN = "builtin:"
@@ -37,8 +36,6 @@ _TEMPLATE = (
 )
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-
-Floats = NDArray[np.float32]
 
 
 class ModelError(ValueError):
@@ -68,6 +65,7 @@ SHAPES: dict[str, Shape] = {
     "llama-1b": Shape(2048, 16, 32, 8, 8192, 128_256, 131_072, 500_000.0, tied=True),
     "llama-8b": Shape(4096, 32, 32, 8, 14_336, 128_256, 131_072, 500_000.0, head_dim=128),
 }
+_BUILTIN_NAMES = ", ".join(f"{BUILTIN}{name}" for name in SHAPES)
 
 
 def resolve_model(name: str) -> Path:
@@ -80,7 +78,7 @@ def resolve_model(name: str) -> Path:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_builtin_names()}")
+            raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_BUILTIN_NAMES}")
         folder = _snapshot(name)
     check_folder(folder)
     return folder
@@ -116,8 +114,9 @@ def builtin_model(name: str, cache: Path) -> Path:
     """The folder of a built-in model in ``cache``, made in a second or two when it is not there. Raises ModelError."""
     shape = SHAPES.get(name)
     if shape is None:
-        raise ModelError(f"there is no built-in model {name!r}; there are {_builtin_names()}")
-    folder = cache / f"{name}-{_digest(shape)}"
+        raise ModelError(f"there is no built-in model {name!r}; there are {_BUILTIN_NAMES}")
+    source = json.dumps([_RECIPE, asdict(shape), _TRAINED, _SPECIAL, _TEMPLATE, _words()])
+    folder = cache / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
     if folder.is_dir():
         return folder
     try:
@@ -149,10 +148,6 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapmeter" / "models"
 
 
-def _builtin_names() -> str:
-    return ", ".join(f"{BUILTIN}{name}" for name in SHAPES)
-
-
 def _snapshot(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, and only hub ids need it
 
@@ -162,27 +157,23 @@ def _snapshot(hub_id: str) -> Path:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"{hub_id!r} is neither a folder nor a model that the hub gives us ({reason}); "
-            f"name a folder or one of {_builtin_names()}"
+            f"name a folder or one of {_BUILTIN_NAMES}"
         ) from error
 
 
-def _digest(shape: Shape) -> str:
-    source = [_RECIPE, asdict(shape), _TRAINED, _SPECIAL, _TEMPLATE, _words()]
-    return hashlib.sha256(json.dumps(source).encode()).hexdigest()[:10]
-
-
 def _write(folder: Path, shape: Shape) -> None:
-    tokenizer = _tokenizer(shape.vocabulary)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(shape))
-    _write_json(folder / "config.json", _config(shape))
-    _write_json(folder / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 3, "do_sample": False})
+    def write(name: str, value: dict[str, Any]) -> None:
+        (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+    config = _config(shape)
+    _tokenizer(shape.vocabulary).save(str(folder / "tokenizer.json"))
+    tokens = {"eos_token": _SPECIAL[2], "pad_token": _SPECIAL[3], "chat_template": _TEMPLATE}
+    more = {"clean_up_tokenization_spaces": False, "model_max_length": shape.positions}
+    write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **tokens, **more})
+    write("config.json", config)
+    write("generation_config.json", {"eos_token_id": 2, "pad_token_id": 3, "do_sample": False})
     if shape.weights:
-        _write_safetensors(folder / "model.safetensors", _weights(shape))
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        _write_weights(folder / "model.safetensors", config, shape.seed)
 
 
 # -- the tokenizer
@@ -221,37 +212,17 @@ def _tokenizer(entries: int) -> Tokenizer:
     tokenizer.train_from_iterator(_text(), trainer)
     if tokenizer.get_vocab_size() != _TRAINED:
         raise ModelError(f"the tokenizer came out with {tokenizer.get_vocab_size()} entries instead of {_TRAINED}")
-    return _with_fillers(tokenizer, entries) if entries > _TRAINED else tokenizer
-
-
-def _with_fillers(tokenizer: Tokenizer, entries: int) -> Tokenizer:
+    if entries <= _TRAINED:
+        return tokenizer
     content = json.loads(tokenizer.to_str())
     vocabulary = content["model"]["vocab"]
-    number = 0
-    while len(vocabulary) < entries:
-        vocabulary.setdefault(f"Ġ{_base26(number)}", len(vocabulary))
-        number += 1
+    for number in itertools.takewhile(lambda _: len(vocabulary) < entries, itertools.count()):
+        letters = ""
+        while number or not letters:
+            letters += chr(ord("a") + number % 26)
+            number //= 26
+        vocabulary.setdefault(f"Ġ{letters}", len(vocabulary))
     return Tokenizer.from_str(json.dumps(content))
-
-
-def _base26(number: int) -> str:
-    letters = ""
-    while True:
-        letters += chr(ord("a") + number % 26)
-        number //= 26
-        if not number:
-            return letters
-
-
-def _tokenizer_config(shape: Shape) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": _SPECIAL[2],
-        "pad_token": _SPECIAL[3],
-        "chat_template": _TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": shape.positions,
-    }
 
 
 # -- the network
@@ -284,43 +255,51 @@ def _config(shape: Shape) -> dict[str, Any]:
     return config if shape.weights else {**config, RANDOM_WEIGHTS_KEY: shape.seed}
 
 
-def _weights(shape: Shape) -> dict[str, Floats]:
-    """Normal deviates of the usual width, in the order in which a checkpoint names them."""
-    draw = np.random.default_rng(shape.seed)
-    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that a Llama of this configuration has, in the order in which a checkpoint names them."""
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    dim = int(config.get("head_dim") or hidden // heads)
+    wide, narrow = heads * dim, int(config.get("num_key_value_heads") or heads) * dim
+    inner, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (wide, hidden),
+        "self_attn.k_proj": (narrow, hidden),
+        "self_attn.v_proj": (narrow, hidden),
+        "self_attn.o_proj": (hidden, wide),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for number in range(int(config["num_hidden_layers"])):
+        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes
 
-    def normal(rows: int, columns: int) -> Floats:
-        return draw.standard_normal((rows, columns), dtype=np.float32) * np.float32(0.02)
 
-    weights = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.hidden)}
-    for layer in range(shape.layers):
-        at = f"model.layers.{layer}."
-        weights[f"{at}input_layernorm.weight"] = np.ones(shape.hidden, np.float32)
-        weights[f"{at}self_attn.q_proj.weight"] = normal(wide, shape.hidden)
-        weights[f"{at}self_attn.k_proj.weight"] = normal(narrow, shape.hidden)
-        weights[f"{at}self_attn.v_proj.weight"] = normal(narrow, shape.hidden)
-        weights[f"{at}self_attn.o_proj.weight"] = normal(shape.hidden, wide)
-        weights[f"{at}post_attention_layernorm.weight"] = np.ones(shape.hidden, np.float32)
-        weights[f"{at}mlp.gate_proj.weight"] = normal(shape.intermediate, shape.hidden)
-        weights[f"{at}mlp.up_proj.weight"] = normal(shape.intermediate, shape.hidden)
-        weights[f"{at}mlp.down_proj.weight"] = normal(shape.hidden, shape.intermediate)
-    weights["model.norm.weight"] = np.ones(shape.hidden, np.float32)
-    if not shape.tied:
-        weights["lm_head.weight"] = normal(shape.vocabulary, shape.hidden)
-    return weights
+def _write_weights(path: Path, config: dict[str, Any], seed: int) -> None:
+    """Normal deviates of the usual width, ones for norms, in the safetensors layout.
 
-
-def _write_safetensors(path: Path, weights: dict[str, Floats]) -> None:
-    """The safetensors layout: the length of a JSON header (u64), the header, the tensors end to end."""
+    That is the length of a JSON header (u64), the header, the tensors end to end.
+    """
+    draw, shapes = np.random.default_rng(seed), llama_shapes(config)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, value in weights.items():
-        size = math.prod(value.shape) * value.itemsize
-        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [at, at + size]}
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
-        for value in weights.values():
-            file.write(value.astype("<f4").tobytes())
+        for shape in shapes.values():
+            if len(shape) == 1:
+                values = np.ones(shape, np.float32)
+            else:
+                values = draw.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
+            file.write(values.astype("<f4").tobytes())

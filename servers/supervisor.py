@@ -35,8 +35,14 @@ def main() -> int:
         signal.signal(number, lambda signum, _: signals.append(signum))
     pid = _start(command, libc, status_fd)
     _tell(status_fd, f"pid {pid}\n")
-    parent_fd = _pidfd(parent)
-    code, grace_s = _watch(pid, parent_fd, wake_read, signals)
+    try:
+        parent_fd = os.pidfd_open(parent)  # turns readable when the parent dies
+    except OSError:
+        parent_fd = -1  # a kernel without: the pipe remains
+    code: int | None = None
+    grace_s = 0.0
+    if os.getppid() == parent:  # else it has died before we could watch it
+        code, grace_s = _watch(pid, parent_fd, wake_read, signals)
     if code is None:
         code = _end_gently(pid, wake_read, grace_s)
     _kill_tree()
@@ -67,19 +73,8 @@ def _start(command: list[str], libc: ctypes.CDLL, status_fd: int) -> int:
     os._exit(127)
 
 
-def _pidfd(parent: int) -> int:
-    """A descriptor that turns readable when the parent dies; -1 where the kernel has none (the pipe remains)."""
-    try:
-        fd = os.pidfd_open(parent)
-    except OSError:
-        return -1
-    return fd if os.getppid() == parent else -2
-
-
 def _watch(pid: int, parent_fd: int, wake_read: int, signals: list[int]) -> tuple[int | None, float]:
     """Wait for the server's end (its exit code) or for a reason to end it (None, and the grace in seconds)."""
-    if parent_fd == -2:
-        return None, 0.0
     poller = select.poll()
     for fd in (0, wake_read, parent_fd):
         if fd >= 0:

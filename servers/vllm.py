@@ -100,15 +100,11 @@ def vllm_command(
     those that the server may use (empty: any); ``version`` is vLLM's.
     """
     flags: dict[str, object] = {
-        "model": str(model_dir),
-        "served-model-name": served_name,
-        "host": LOOPBACK,
-        "port": port,
-        "max-num-seqs": max_batch,
-        "max-model-len": _MAX_MODEL_LEN,
-        "dtype" if precision in _DTYPES else "quantization": precision,
-    }
-    if os.path.isdir(model_dir) and not has_weights(Path(model_dir)):
+        "model": model_dir, "served-model-name": served_name, "host": LOOPBACK, "port": port, "max-num-seqs": max_batch,
+        "max-model-len": _MAX_MODEL_LEN, "dtype" if precision in _DTYPES else "quantization": precision,
+    }  # fmt: skip
+    local = os.path.isdir(model_dir)
+    if local and not has_weights(Path(model_dir)):
         flags["load-format"] = "dummy"  # a built-in shape: random weights, drawn on the device
     if [int(part) for part in re.findall(r"\d+", version)[:2]] >= [0, 27]:
         flags["enable-per-request-metrics"] = True
@@ -117,20 +113,13 @@ def vllm_command(
     if len(cores) == 1 and not _OWN_PROCESSES & flags.keys():
         flags["distributed-executor-backend"] = "uni"
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *flag_words(flags)]
-    environment = _environment(cores, local=os.path.isdir(model_dir))
-    if flags.get("distributed-executor-backend") == "uni":
-        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the CPU build takes "mp" all the same
-    return LaunchSpec(tuple(command), environment)
-
-
-def _environment(cores: Sequence[int], local: bool) -> dict[str, str]:
-    """No look-ups outside for a local model, a small cache on a CPU, the model's threads on ``cores``.
-
-    What the user's own environment says wins.
-    """
+    # Beneath the user's own environment: a small cache on a CPU, no look-ups outside, the model's threads on ``cores``.
     defaults = {**_SAFE_PATH, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": str(_KV_CACHE_GIB)}
     if local:
         defaults["HF_HUB_OFFLINE"] = "1"
     if cores:
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
-    return {name: value for name, value in defaults.items() if name not in os.environ}
+    environment = {name: value for name, value in defaults.items() if name not in os.environ}
+    if flags.get("distributed-executor-backend") == "uni":
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the CPU build takes "mp" all the same
+    return LaunchSpec(tuple(command), environment)

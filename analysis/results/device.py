@@ -157,7 +157,7 @@ class Experts(Result):
 
 
 class Weights(Result):
-    """A model as a roofline needs it; see servers.weights."""
+    """A model as a roofline needs it; see machine/roofline."""
 
     parameters: int
     step_parameters: int

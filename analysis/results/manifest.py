@@ -122,7 +122,7 @@ class MeasuredRate(Result):
 
 
 class Peaks(Result):
-    """What the server's cores can do at most, measured before it began; see servers.cpu_peaks."""
+    """What the server's cores can do at most, measured before it began; see machine/roofline."""
 
     cores: tuple[int, ...]
     llc_bytes: int | None

@@ -24,7 +24,7 @@ from gapmeter.options import LocustPageOptions, Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios.model import Telemetry
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.servers.telemetry.journal import Journal
+from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import API_KEY, SamplerSettings
 from gapmeter.study.target import listeners
 

@@ -24,16 +24,15 @@ from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.machine.hardware import describe_hardware
+from gapmeter.machine.roofline import describe_weights, measure_peaks
 from gapmeter.options import Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers import vllm
-from gapmeter.servers.cpu_peaks import measure_peaks
 from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, check_port, free_port, launch
 from gapmeter.servers.models import ModelError, resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.transformers import transformers_command
-from gapmeter.servers.weights import describe_weights
 from gapmeter.study.keys import Keys
 
 SERVED_NAME = "gapmeter"
@@ -149,11 +148,11 @@ def _roofline_facts(scenario: Scenario, place: _Place) -> dict[str, Any]:
     args = {key.replace("-", "_"): str(value) for key, value in scenario.server.args.items()}
     weights = describe_weights(Path(place.model), scenario.server.precision, args.get("kv_cache_dtype"))
     parallel = args.get("tensor_parallel_size", "1")
-    facts: dict[str, Any] = {"weights": weights.to_dict() if weights else None}
+    facts: dict[str, Any] = {"weights": weights}
     facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
     if not describe_hardware()["gpus"]:
         peaks = measure_peaks(place.cores, weights.step_bytes if weights else None)
-        facts["peaks"] = peaks.to_dict() if peaks else None
+        facts["peaks"] = peaks
     return facts
 
 

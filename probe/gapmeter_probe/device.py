@@ -10,8 +10,10 @@ steps so sampled are slowed by it, so it is for runs of their own.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gapmeter_probe.hooks import now
@@ -34,13 +36,31 @@ def open_device(writer: RecordWriter, device: str) -> DeviceClock | None:
     return DeviceClock(writer, torch)
 
 
+def _guarded(work: Callable[..., Any]) -> Callable[..., bool]:
+    """A method of a DeviceClock whose failure ends device timing: False then, and from then on."""
+
+    @functools.wraps(work)
+    def guarded(clock: DeviceClock, *args: Any) -> bool:
+        if clock.broken:
+            return False
+        try:
+            return bool(work(clock, *args))
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            clock.broken = True
+            reason = f"{type(error).__name__}: {error}"
+            clock.writer.json({"type": "warning", "what": "device timing ended", "error": reason})
+            return False
+
+    return guarded
+
+
 class DeviceClock:
     """Event pairs of the forwards in flight. A failure ends device timing and is recorded; it never raises."""
 
     def __init__(self, writer: RecordWriter, torch: Any) -> None:
-        self._writer = writer
+        self.writer = writer
         self._torch = torch
-        self._broken = False
+        self.broken = False
         self._seq = 0
         self._idle = torch.cuda.Stream()
         self._anchor: Any = None
@@ -54,54 +74,28 @@ class DeviceClock:
         self._kernels_every = int(every) if every.isdigit() else 0
         self._profile: Any = None
 
+    @_guarded
     def begin(self, seq: int) -> None:
         """A step's forward is about to be prepared: resolve what has finished, renew the anchor when it is old."""
         self._seq = seq
-        self._guard(self._begin)
-
-    def resolve(self) -> None:
-        """Record what has finished by now; never waits."""
-        self._guard(self._resolve)
-
-    def forward_start(self) -> None:
-        self._guard(self._record_start)
-
-    def forward_end(self) -> bool:
-        """True when the device's own time of this forward will be recorded."""
-        return self._guard(self._record_end)
-
-    def _guard(self, work: Any) -> bool:
-        if self._broken:
-            return False
-        try:
-            return bool(work())
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-            self._broken = True
-            self._writer.json(
-                {"type": "warning", "what": "device timing ended", "error": f"{type(error).__name__}: {error}"}
-            )
-            return False
-
-    def _event(self) -> Any:
-        return self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)
-
-    def _begin(self) -> bool:
-        self._resolve()
+        if not self.resolve():
+            return
         if now() - self._tried_ns > _RENEW_NS:
             self._renew()
             self._canary()
-        if self._kernels_every and self._seq % self._kernels_every == 0:
+        if self._kernels_every and seq % self._kernels_every == 0:
             activity = self._torch.profiler.ProfilerActivity.CUDA
             self._profile = self._torch.profiler.profile(activities=[activity])
             self._profile.__enter__()
-        return True
 
-    def _record_start(self) -> bool:
+    @_guarded
+    def forward_start(self) -> None:
         self._start = self._event()
         self._start.record()
-        return True
 
-    def _record_end(self) -> bool:
+    @_guarded
+    def forward_end(self) -> bool:
+        """True when the device's own time of this forward will be recorded."""
         if self._profile is not None:
             self._kernels()
         start, self._start = self._start, None
@@ -111,6 +105,9 @@ class DeviceClock:
         end.record()
         self._flying.append((int(Span.FORWARD), self._seq, start, end, self._anchor, self._anchor_ns))
         return True
+
+    def _event(self) -> Any:
+        return self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)
 
     def _renew(self) -> None:
         """A new anchor, unless the device takes longer to report it than the poll may last."""
@@ -125,7 +122,7 @@ class DeviceClock:
                 return
         after = now()
         self._anchor, self._anchor_ns = anchor, (before + after) // 2
-        self._writer.json({"type": "anchor", "host_ns": self._anchor_ns, "half_width_ns": (after - before) // 2})
+        self.writer.json({"type": "anchor", "host_ns": self._anchor_ns, "half_width_ns": (after - before) // 2})
 
     def _canary(self) -> None:
         """A fixed piece of work on the idle stream: how fast the device is just now."""
@@ -143,8 +140,9 @@ class DeviceClock:
             end.record(self._idle)
         self._flying.append((int(Span.CANARY_DEVICE), 0, start, end, self._anchor, self._anchor_ns))
 
-    def _resolve(self) -> bool:
-        """Write what has happened; what is still on the device waits for a later call."""
+    @_guarded
+    def resolve(self) -> bool:
+        """Record what has finished by now; what is still on the device waits for a later call."""
         waiting: deque[tuple[int, int, Any, Any, Any, int]] = deque()
         while self._flying:
             code, seq, start, end, anchor, anchor_ns = entry = self._flying.popleft()
@@ -153,7 +151,7 @@ class DeviceClock:
                 continue
             begun = anchor_ns + round(anchor.elapsed_time(start) * 1e6)
             lasted = round(start.elapsed_time(end) * 1e6)
-            self._writer.span(code, seq, begun, begun + lasted, 1)
+            self.writer.span(code, seq, begun, begun + lasted, 1)
             if len(self._free) < _POOL:
                 self._free += (start, end)
         self._flying = waiting
@@ -173,4 +171,4 @@ class DeviceClock:
         for start, end in ranges:
             busy_us += max(0.0, end - max(start, reached))
             reached = max(reached, end)
-        self._writer.span(Span.KERNEL_BUSY, self._seq, 0, round(busy_us * 1e3), len(ranges), 0)
+        self.writer.span(Span.KERNEL_BUSY, self._seq, 0, round(busy_us * 1e3), len(ranges), 0)

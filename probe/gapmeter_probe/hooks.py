@@ -25,6 +25,7 @@ logger = logging.getLogger("vllm.gapmeter_probe")  # vLLM shows what is logged b
 now = time.monotonic_ns
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Fail = Callable[[BaseException], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Probe:
         self._problems: list[dict[str, Any]] = []
         self._failed: set[str] = set()
         self._hooks: list[Hook] = []
-        self._wrapped: set[tuple[Hook, str]] = set()  # a hook, and the target that it has wrapped
+        self.wrapped: set[tuple[Hook, str]] = set()  # a hook, and the target that it has wrapped
 
     def hooks(self) -> list[Hook]:
         """Made once: a hook is known by its identity, since several may wrap one target."""
@@ -71,43 +72,33 @@ class Probe:
             multiprocessing.util.Finalize(None, self.writer.close, exitpriority=0)
         self.review()
         for problem in self._problems:
-            self._tell(problem)
+            self._report(problem)
 
     def review(self, imported: str = "") -> None:
         """Note hooks none of whose targets exists or may still come; ``imported`` has just run to its end."""
         if self.writer is None:
             return
         for hook in self.hooks():
-            if not any(self.has(hook, target) or _pending(target, imported) for target in hook.targets):
-                self.missing(hook)
-
-    def has(self, hook: Hook, target: str) -> bool:
-        """Whether this hook has wrapped this target."""
-        return (hook, target) in self._wrapped
-
-    def wrapped(self, hook: Hook, target: str) -> None:
-        self._wrapped.add((hook, target))
+            if any((hook, target) in self.wrapped or _pending(target, imported) for target in hook.targets):
+                continue
+            name = hook.targets[0]
+            if hook.stages and name not in self._failed:
+                self._failed.add(name)
+                self._report({"type": "missing", "hook": name, "stages": list(hook.stages)})
 
     def close(self, *_: Any) -> None:
         """Mark the file complete: an engine may kill its children soon after it has asked them to stop."""
         if self.writer is not None:
             self.writer.close()
 
-    def missing(self, hook: Hook) -> None:
-        """Note that none of a hook's targets exists in this version."""
-        name = hook.targets[0]
-        if hook.stages and name not in self._failed:
-            self._failed.add(name)
-            self._tell({"type": "missing", "hook": name, "stages": list(hook.stages)})
-
     def failed(self, hook: str, stages: Sequence[str], error: BaseException) -> None:
         """Note that our own code failed in a hook; only the first time."""
         if hook not in self._failed:
             self._failed.add(hook)
             reason = f"{type(error).__name__}: {error}"
-            self._tell({"type": "missing", "hook": hook, "stages": list(stages), "error": reason})
+            self._report({"type": "missing", "hook": hook, "stages": list(stages), "error": reason})
 
-    def _tell(self, problem: dict[str, Any]) -> None:
+    def _report(self, problem: dict[str, Any]) -> None:
         if self.writer is None:
             self._problems.append(problem)
             return
@@ -119,108 +110,100 @@ class Probe:
         self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None], *, every: bool = False
     ) -> Hook:
         """``handle(start_ns, end_ns, result, args)`` once the call has returned (awaited, where it is a coroutine)."""
-        names = (targets,) if isinstance(targets, str) else targets
-        fail = functools.partial(self.failed, names[0], stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            if asyncio.iscoroutinefunction(original):
-
-                @functools.wraps(original)
-                async def awaited(*args: Any, **kwargs: Any) -> Any:
-                    start = now()
-                    result = await original(*args, **kwargs)
-                    try:
-                        handle(start, now(), result, args)
-                    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                        fail(error)
-                    return result
-
-                return awaited
-
-            @functools.wraps(original)
-            def called(*args: Any, **kwargs: Any) -> Any:
-                start = now()
-                result = original(*args, **kwargs)
-                try:
-                    handle(start, now(), result, args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                    fail(error)
-                return result
-
-            return called
-
-        return Hook(names, tuple(stages), wrap, every)
+        return self._hook(_wrap_after, targets, stages, handle, every)
 
     def before(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None]) -> Hook:
         """``handle(*args)`` before the call is made (before its coroutine is, where it makes one)."""
-        names = (targets,) if isinstance(targets, str) else targets
-        fail = functools.partial(self.failed, names[0], stages)
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def called(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    handle(*args)
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                    fail(error)
-                return original(*args, **kwargs)
-
-            return called
-
-        return Hook(names, tuple(stages), wrap)
+        return self._hook(_wrap_before, targets, stages, handle, False)
 
     def around(
-        self,
-        targets: str | tuple[str, ...],
-        stages: Sequence[str],
-        begin: Callable[..., Callable[[], None] | None],
-        *,
-        every: bool = False,
-    ) -> Hook:
+        self, targets: str | tuple[str, ...], stages: Sequence[str], begin: Callable[..., Callable[[], None] | None],
+        *, every: bool = False,
+    ) -> Hook:  # fmt: skip
         """``begin(*args)`` before the call; what it returns is called after it, also when the call raised."""
+        return self._hook(_wrap_around, targets, stages, begin, every)
+
+    def _hook(
+        self, wrap: Callable[..., Any], targets: str | tuple[str, ...], stages: Sequence[str],
+        handle: Callable[..., Any], every: bool,
+    ) -> Hook:  # fmt: skip
         names = (targets,) if isinstance(targets, str) else targets
         fail = functools.partial(self.failed, names[0], stages)
+        return Hook(names, tuple(stages), lambda original: wrap(original, handle, fail), every)
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            if asyncio.iscoroutinefunction(original):
 
-                @functools.wraps(original)
-                async def awaited(*args: Any, **kwargs: Any) -> Any:
-                    end = None
-                    try:
-                        end = begin(*args)
-                    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                        fail(error)
-                    try:
-                        return await original(*args, **kwargs)
-                    finally:
-                        if end is not None:
-                            try:
-                                end()
-                            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                                fail(error)
+def _wrap_after(original: Callable[..., Any], handle: Callable[..., None], fail: Fail) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        start = now()
+        result = await original(*args, **kwargs)
+        try:
+            handle(start, now(), result, args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+        return result
 
-                return awaited
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        start = now()
+        result = original(*args, **kwargs)
+        try:
+            handle(start, now(), result, args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+        return result
 
-            @functools.wraps(original)
-            def called(*args: Any, **kwargs: Any) -> Any:
-                end = None
+    return awaited if asyncio.iscoroutinefunction(original) else called
+
+
+def _wrap_before(original: Callable[..., Any], handle: Callable[..., None], fail: Fail) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            handle(*args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+        return original(*args, **kwargs)
+
+    return called
+
+
+def _wrap_around(
+    original: Callable[..., Any], begin: Callable[..., Callable[[], None] | None], fail: Fail
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        end = None
+        try:
+            end = begin(*args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+        try:
+            return await original(*args, **kwargs)
+        finally:
+            if end is not None:
                 try:
-                    end = begin(*args)
+                    end()
                 except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
                     fail(error)
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        end = None
+        try:
+            end = begin(*args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if end is not None:
                 try:
-                    return original(*args, **kwargs)
-                finally:
-                    if end is not None:
-                        try:
-                            end()
-                        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                            fail(error)
+                    end()
+                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                    fail(error)
 
-            return called
-
-        return Hook(names, tuple(stages), wrap, every)
+    return awaited if asyncio.iscoroutinefunction(original) else called
 
 
 def install(probes: Sequence[Probe]) -> None:
@@ -241,19 +224,19 @@ def install(probes: Sequence[Probe]) -> None:
 
 def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
     """Wrap one target if it is there; the earlier targets of a hook win over the later ones."""
-    if not hook.every and any(probe.has(hook, other) for other in hook.targets):
+    if not hook.every and any((hook, other) in probe.wrapped for other in hook.targets):
         return
     owner: Any = module
     *path, attribute = target.partition(":")[2].split(".")
     for part in path:
         owner = getattr(owner, part, None)
-    held = vars(owner).get(attribute) if owner is not None else None
-    if held is None:
+    original = vars(owner).get(attribute) if owner is not None else None
+    if original is None:
         return
-    static = isinstance(held, staticmethod)
-    wrapped = hook.wrap(held.__func__ if static else held)
+    static = isinstance(original, staticmethod)
+    wrapped = hook.wrap(original.__func__ if static else original)
     setattr(owner, attribute, staticmethod(wrapped) if static else wrapped)
-    probe.wrapped(hook, target)
+    probe.wrapped.add((hook, target))
 
 
 def _pending(target: str, imported: str) -> bool:

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns as now
@@ -16,24 +17,22 @@ from time import monotonic_ns as now
 import uvloop
 from aiohttp import web
 from gapmeter_probe import codes
-from gapmeter_probe.cores import CoreWaits
-from gapmeter_probe.vitals import watch_collections, watch_loop
+from gapmeter_probe.vitals import CoreWaits, watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.process import ask_for_short_slices
-from gapmeter.servers.api.answer import DONE, AnswerJson, EngineFailed, Generation, Piece
-from gapmeter.servers.api.completion_request import ApiError, CompletionRequest, bad, parse_request, room
-from gapmeter.servers.api.metrics_page import MetricsPage
-from gapmeter.servers.api.stamps import RequestStamps, StampedRequest, StampedServer
-from gapmeter.servers.api.text import TemplateRefused, TextModel
-from gapmeter.servers.engine_client import EngineClient, EngineDead, GenerationRequest, QueueFull
+from gapmeter.servers.api.openai import DONE, AnswerJson, ApiError, CompletionRequest, Piece, bad, parse_request, room
+from gapmeter.servers.api.stamps import Metrics, RequestStamps, StampedRequest, StampedServer
+from gapmeter.servers.api.text import StopFinder, TemplateRefused, TextModel
+from gapmeter.servers.engine_client import EngineClient, EngineDead, GenerationRequest, Output, QueueFull
 
 _INLINE_CHARS = 8192  # longer texts are tokenized in a thread: a millisecond or more of a busy event loop
 _CLOSE_S = 0.5
 _NICER = 5
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_PROMETHEUS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,50 @@ class ApiOptions:
     describe: Mapping[str, object] = field(default_factory=dict)
 
 
+class Generation:
+    """One answer under way: turns engine outputs into pieces of text. ``error``: why the engine gave it up."""
+
+    __slots__ = ("_cached", "_decoder", "_over", "_pieces", "_stamps", "_stops", "_waiter", "engine_done", "error")
+
+    def __init__(self, text: TextModel, stops: tuple[str, ...], stamps: RequestStamps) -> None:
+        self._decoder = text.decoder()
+        self._stops = StopFinder(stops) if stops else None
+        self._stamps = stamps
+        self._cached: int | None = None
+        self._over = False
+        self._pieces: deque[Piece] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.error = ""
+        self.engine_done = False  # the engine knows that it is over, too
+
+    def deliver(self, output: Output) -> None:
+        """Take one engine output; later ones than the last are ignored (the engine may not know yet that it was)."""
+        reason = output.finish_reason
+        self.engine_done = self.engine_done or reason is not None
+        if self._over:
+            return
+        start = now()
+        text = self._decoder.push(output.ids, last=reason is not None)
+        if self._stops:
+            text, stopped = self._stops.push(text, last=reason is not None)
+            reason = "stop" if stopped else reason
+        self._cached = self._cached if output.cached is None else output.cached
+        self._over = reason is not None
+        self.error = (output.error or "the engine gave up on this request") if reason == "error" else ""
+        stamps = self._stamps
+        stamps.detokenized(len(output.ids), output.received_ns, output.started_ns, start, now(), output.cached or 0)
+        self._pieces.append(Piece(text, output.ids, stamps.received, self._cached, reason))
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Piece:
+        """The next piece, awaited if there is none yet (an asyncio.Queue would take microseconds a token more)."""
+        while not self._pieces:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._pieces.popleft()
+
+
 class Api:
     """Answers requests for one engine. Everything happens on one event loop."""
 
@@ -58,7 +101,7 @@ class Api:
         self._text = text
         self._options = options
         self._writer, self._waits = writer, waits
-        self._metrics = MetricsPage(options.served_name)
+        self._metrics = Metrics()
         self._count = 0
         self._started_s = int(time.time())
         self.ready = False
@@ -75,9 +118,13 @@ class Api:
         assert isinstance(request, StampedRequest)
         try:
             route = self._routes.get((request.method, request.path))
-            if route is None:
-                raise self._no_route(request)
-            return await route(request)
+            if route is not None:
+                return await route(request)
+            methods = [method for method, path in self._routes if path == request.path]
+            if methods:
+                raise ApiError(405, f"{request.path} is for {', '.join(methods)}, not {request.method}")
+            paths = ", ".join(path for _, path in self._routes)
+            raise ApiError(404, f"there is no {request.path} here; there are {paths}")
         except ApiError as error:
             return _refusal(error, request)
         except web.HTTPRequestEntityTooLarge:
@@ -86,12 +133,6 @@ class Api:
             return web.Response()  # the client is gone: aiohttp finds nobody to send it to, and closes
         finally:
             request.finished()
-
-    def _no_route(self, request: web.BaseRequest) -> ApiError:
-        methods = [method for method, path in self._routes if path == request.path]
-        if methods:
-            return ApiError(405, f"{request.path} is for {', '.join(methods)}, not {request.method}")
-        return ApiError(404, f"there is no {request.path} here; there are {', '.join(p for _, p in self._routes)}")
 
     # -- the small endpoints
 
@@ -106,8 +147,8 @@ class Api:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _show_metrics(self, request: StampedRequest) -> web.StreamResponse:
-        text = self._metrics.render(self._engine.stats())
-        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        page = self._metrics.page(self._options.served_name, self._engine.stats())
+        return web.Response(body=page.encode(), headers=_PROMETHEUS)
 
     # -- generation
 
@@ -117,35 +158,35 @@ class Api:
         chat = request.path == "/v1/chat/completions"
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id or uuid.uuid4().hex}"
         engine_id = f"{answer_id}-{self._count}"
-        stamps = RequestStamps(self._writer, self._waits, engine_id, client_id, request.begun_ns)
+        stamps = RequestStamps(self._writer, self._waits, self._metrics, engine_id, client_id, request.begun_ns)
         outcome = Outcome.ABORTED
         try:
-            completion = parse_request(await _body(request), chat=chat, served_name=self._options.served_name)
+            if request.headers.get("expect", "").lower() == "100-continue":
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            completion = parse_request(await request.read(), chat=chat, served_name=self._options.served_name)
             prompt_ids = await self._prompt_ids(completion, stamps)
-            most = room(len(prompt_ids), completion.max_tokens, self._options.max_model_len)
-            generation = self._submit(completion, engine_id, client_id, prompt_ids, most, stamps)
-            answer = AnswerJson(completion, answer_id, self._options.served_name, int(time.time()), prompt_ids)
+            generation = self._submit(completion, engine_id, client_id, prompt_ids, stamps)
+            answer = AnswerJson(completion, answer_id, self._options.served_name, prompt_ids)
             try:
                 send = self._stream if completion.stream else self._whole
                 response = await send(request, answer, generation, stamps)
             finally:
                 if not generation.engine_done:
                     self._engine.cancel(engine_id)
-            outcome = Outcome.CUT if generation.failed else Outcome.OK
+            outcome = Outcome.CUT if generation.error else Outcome.OK
             return response
         except ApiError as error:
             outcome = Outcome.HTTP_4XX if error.status < 500 else Outcome.HTTP_5XX
             raise
         finally:
             stamps.finished(outcome)
-            self._metrics.finished(outcome, now() - request.begun_ns)
 
     async def _prompt_ids(self, completion: CompletionRequest, stamps: RequestStamps) -> Sequence[int]:
         if completion.prompt_ids is not None:
             if max(completion.prompt_ids) >= self._text.size:
                 raise bad(f"prompt has a token id beyond the vocabulary of {self._text.size}", "prompt")
             return completion.prompt_ids
-        text = completion.text
+        text = completion.text or ""
         if completion.messages is not None:
             start = now()
             try:
@@ -153,42 +194,36 @@ class Api:
             except TemplateRefused as error:
                 raise bad(str(error), "messages") from error
             stamps.pooled(codes.TEMPLATE, start, start, now())
-        assert text is not None
         try:
             text.encode()
         except UnicodeEncodeError as error:  # JSON can say it, and the tokenizers library cannot take it
             raise bad("the text holds half of a surrogate pair", "messages" if completion.chat else "prompt") from error
-        return await self._tokenize(text, completion.chat, stamps)
 
-    async def _tokenize(self, text: str, templated: bool, stamps: RequestStamps) -> list[int]:
-        """On the spot where it is quick: a hop to a thread and back costs more, and its waits are nobody's work."""
-
-        def work() -> tuple[int, list[int], int]:
+        def tokenize() -> tuple[int, list[int], int]:
             start = now()
-            return start, self._text.encode(text, templated=templated), now()
+            return start, self._text.encode(text, templated=completion.chat), now()
 
-        if len(text) <= _INLINE_CHARS:
-            start, ids, end = work()
-            stamps.pooled(codes.TOKENIZE, start, start, end)
-        else:
-            queued = now()
-            start, ids, end = await asyncio.to_thread(work)
-            stamps.pooled(codes.TOKENIZE, queued, start, end)
+        # On the spot where it is quick: a hop to a thread and back costs more, and its waits are nobody's work.
+        queued = now()
+        inline = len(text) <= _INLINE_CHARS
+        start, ids, end = tokenize() if inline else await asyncio.to_thread(tokenize)
+        stamps.pooled(codes.TOKENIZE, start if inline else queued, start, end)
         if not ids:
             raise bad("the prompt has no tokens", "prompt")
         return ids
 
     def _submit(
-        self, completion: CompletionRequest, engine_id: str, client_id: str, prompt_ids: Sequence[int], most: int,
+        self, completion: CompletionRequest, engine_id: str, client_id: str, prompt_ids: Sequence[int],
         stamps: RequestStamps,
     ) -> Generation:  # fmt: skip
+        most = room(len(prompt_ids), completion.max_tokens, self._options.max_model_len)
         if not self.ready:
             raise ApiError(503, "the model is still being loaded", retry_after_s=1)
         request = GenerationRequest(
             engine_id, client_id, prompt_ids, most, completion.min_tokens, completion.ignore_eos,
             completion.temperature, completion.seed,
         )  # fmt: skip
-        generation = Generation(self._text.decoder(), completion.stops, len(prompt_ids), stamps)
+        generation = Generation(self._text, completion.stops, stamps)
         start = now()
         try:
             self._engine.submit(request, generation.deliver)
@@ -197,7 +232,6 @@ class Api:
         except EngineDead as error:
             raise ApiError(500, str(error)) from error
         stamps.handoff(len(prompt_ids), start, now())
-        self._metrics.accepted(len(prompt_ids))
         return generation
 
     async def _stream(
@@ -206,48 +240,35 @@ class Api:
         response = web.StreamResponse(headers={**_SSE, **_echo(request)})
         await response.prepare(request)
         piece = None
-        try:
-            while piece is None or piece.finish_reason is None:
-                piece = await generation.next()
-                begun = now()
-                usage = generation.usage(piece.tokens)
-                text = answer.event(piece, usage)
-                if piece.finish_reason is not None:
-                    text += answer.end(usage)
-                start = now()
-                await response.write(text.encode())
-                stamps.egress(piece.tokens if piece.ids else 0, begun, start)
-                self._metrics.generated(len(piece.ids))
-        except EngineFailed as error:
-            await response.write(f"data: {ApiError(500, str(error)).encoded()}\n\n{DONE}".encode())
+        while piece is None or piece.finish_reason is None:
+            piece = await generation.next()
+            if piece.finish_reason == "error":
+                await response.write(f"data: {ApiError(500, generation.error).encoded()}\n\n{DONE}".encode())
+                break
+            begun = now()
+            text = answer.event(piece)
+            start = now()
+            await response.write(text.encode())
+            stamps.egress(piece.tokens if piece.ids else 0, begun, start)
         await response.write_eof()
         return response
 
     async def _whole(
         self, request: StampedRequest, answer: AnswerJson, generation: Generation, stamps: RequestStamps
     ) -> web.StreamResponse:
-        pieces: list[Piece] = []
-        try:
-            while not pieces or pieces[-1].finish_reason is None:
-                pieces.append(await generation.next())
-        except EngineFailed as error:
-            raise ApiError(500, str(error)) from error
+        pieces = [await generation.next()]
+        while pieces[-1].finish_reason is None:
+            pieces.append(await generation.next())
+        if generation.error:
+            raise ApiError(500, generation.error)
         begun = now()
-        tokens = pieces[-1].tokens
-        body = answer.whole(pieces, generation.usage(tokens)).encode()
+        body = answer.whole(pieces).encode()
         response = web.Response(body=body, headers={"Content-Type": "application/json", **_echo(request)})
         start = now()
         await response.prepare(request)
         await response.write_eof()
-        stamps.egress(tokens, begun, start)
-        self._metrics.generated(tokens)
+        stamps.egress(pieces[-1].tokens, begun, start)
         return response
-
-
-async def _body(request: StampedRequest) -> bytes:
-    if request.headers.get("expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return await request.read()
 
 
 def _client_id(request: web.BaseRequest) -> str:

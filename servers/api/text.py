@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 _WITHHELD_MOST = 16  # tokens without a complete character after which the text is given as it is
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TemplateRefused(ValueError):
@@ -29,9 +29,20 @@ class TextModel:
     """Reads ``tokenizer.json`` and the chat template of a model's folder. Raises TextUnusable."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = _load(folder / "tokenizer.json")
+        path = folder / "tokenizer.json"
+        try:
+            self.tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no other kind
+            raise TextUnusable(f"{path} cannot be read: {error}") from error
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
-        self._names = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+        self._special: dict[str, str] = {}
+        for name in _SPECIAL_TOKENS:
+            token = config.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                self._special[name] = text
         source = _template_source(folder, config)
         try:
             self._template = _environment().from_string(source) if source else None
@@ -43,28 +54,23 @@ class TextModel:
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
 
     def encode(self, text: str, *, templated: bool) -> list[int]:
         """Token ids; the tokenizer's own special tokens are added unless a template has put them there."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not templated).ids
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not templated).ids
         return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a whole sequence, special tokens left out."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
 
     def decoder(self) -> Decoder:
         """A fresh incremental decoder for one answer."""
-        return Decoder(self._tokenizer)
+        return Decoder(self.tokenizer)
 
     @property
     def size(self) -> int:
         """Entries of the vocabulary, added tokens included."""
-        return int(self._tokenizer.get_vocab_size())
+        return int(self.tokenizer.get_vocab_size())
 
 
 class Decoder:
@@ -103,28 +109,18 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._margin = max(map(len, stops)) - 1
-        self._held = ""
+        self._unshown = ""
 
     def push(self, text: str, *, last: bool) -> tuple[str, bool]:
         """The text that may be shown now, and whether a stop string was found (nothing more is shown then)."""
-        self._held += text
-        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self._unshown += text
+        places = [at for stop in self._stops if (at := self._unshown.find(stop)) >= 0]
         if places:
-            return self._held[: min(places)], True
+            return self._unshown[: min(places)], True
         keep = 0 if last else self._margin
-        shown = self._held[: len(self._held) - keep] if keep else self._held
-        self._held = self._held[len(shown) :]
+        shown = self._unshown[: len(self._unshown) - keep] if keep else self._unshown
+        self._unshown = self._unshown[len(shown) :]
         return shown, False
-
-
-def _load(path: Path) -> Tokenizer:
-    try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no other kind
-        raise TextUnusable(f"{path} cannot be read: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -135,13 +131,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise TextUnusable(f"{path} cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}
-
-
-def _token_text(value: Any) -> str | None:
-    """A special token is given as text, or as an object with its ``content``."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
@@ -157,18 +146,17 @@ def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """What chat templates expect of their surroundings: the conventions that Transformers set."""
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    def refuse(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

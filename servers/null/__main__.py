@@ -17,8 +17,7 @@ import uvloop
 
 from gapmeter.records import RecordWriter
 from gapmeter.records.process import allow_many_files
-from gapmeter.servers.null.answers import FAULTS
-from gapmeter.servers.null.server import Schedule, Server
+from gapmeter.servers.null.server import FAULTS, Schedule, Server
 
 _PR_SET_PDEATHSIG = 1
 

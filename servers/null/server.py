@@ -1,4 +1,7 @@
-"""The null server's event loop side: connections, streams on absolute deadlines, and the log of what left when."""
+"""The null server: answers prepared as bytes, streams on absolute deadlines, and the log of what left when.
+
+What may be wrong with an answer has a name: as the server's default, or in a request's body as ``"fault": NAME``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from time import monotonic_ns
 from typing import Any, cast
@@ -18,12 +22,93 @@ import httptools
 
 from gapmeter.records import Outcome, RecordWriter, Span
 from gapmeter.records.timer import Timer
-from gapmeter.servers.null.answers import AT_ONCE, FAULTS, MIDWAY, PreparedAnswer, chunk, event
 
+# Answered at once, instead of a stream.
+AT_ONCE = ("status_500", "status_404", "not_http", "close_unanswered", "silent")
+# Happen after half of the tokens.
+MIDWAY = ("cut", "reset", "half_event", "garbage", "error_event", "stall")
+# Complete answers, told in another way.
+FORMS = ("plain", "close_delimited", "split", "close_after", "drop_reused", "trailing", "interim", "uncounted")
+FAULTS = ("none", *AT_ONCE, *MIDWAY, *FORMS)
+WORD = " né世"  # several bytes a character, so that a cut can fall inside one
+_ID = "null-0"
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'{"object": "list", "data": [{"id": "null-server", "object": "model", "owned_by": "gapmeter"}]}'
+_REFUSALS = {
+    "status_500": (b"500 Internal Server Error", "out of luck"),
+    "status_404": (b"404 Not Found", "no such model"),
+}
 _UNTIL_CLOSE = _HEAD + b"Connection: close\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of HTTP's chunked transfer coding."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(value: dict[str, Any] | str) -> bytes:
+    """One server-sent event."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return f"data: {text}\n\n".encode()
+
+
+class PreparedAnswer:
+    """The stream of one kind of answer (chat or completion), up to ``most`` tokens: k of them are one slice.
+
+    ``coded``: in chunked coding; not ``counted``: no chunk says how many tokens there are. ``start`` is what precedes
+    the first token: the role, for a chat.
+    """
+
+    def __init__(self, kind: str, prompt_tokens: int, most: int, *, coded: bool, counted: bool = True) -> None:
+        self._kind, self._prompt_tokens, self._coded, self._counted = kind, prompt_tokens, coded, counted
+        named = "chat.completion.chunk" if kind == "chat" else "text_completion"
+        self._head: dict[str, Any] = {"id": _ID, "object": named, "created": 0, "model": "null"}
+        pieces = [self._frame(self._piece(number)) for number in range(1, most + 1)]
+        self._buffer = memoryview(b"".join(pieces))
+        self._ends = [0]
+        for piece in pieces:
+            self._ends.append(self._ends[-1] + len(piece))
+        self.most = most
+        self.start = self._frame(self._piece(0)) if kind == "chat" else b""
+        self.end = lru_cache(maxsize=1024)(self._end)
+
+    def tokens(self, after: int, upto: int) -> memoryview:
+        """The chunks of tokens ``after`` + 1 … ``upto``, none of them the answer's last."""
+        return self._buffer[self._ends[after] : self._ends[upto]]
+
+    def length(self, count: int) -> int:
+        """Bytes of a whole answer of ``count`` tokens."""
+        return len(self.start) + self._ends[count - 1] + len(self.end(count))
+
+    def whole(self, count: int) -> bytes:
+        """The answer as one JSON document, not streamed."""
+        text = WORD * count
+        said = {"message": {"role": "assistant", "content": text}} if self._kind == "chat" else {"text": text}
+        choices = [{"index": 0, "finish_reason": "length", **said}]
+        named = self._head["object"].removesuffix(".chunk")
+        value = {**self._head, "object": named, "choices": choices, "usage": self._usage(count)}
+        return json.dumps(value, ensure_ascii=False).encode()
+
+    def _end(self, count: int) -> bytes:
+        """The last token, the usage and the end mark."""
+        usage = event({**self._head, "choices": [], "usage": self._usage(count)}) if self._counted else b""
+        parts = [self._piece(count, finish="length"), usage, event("[DONE]")]
+        return b"".join(map(self._frame, filter(None, parts))) + (b"0\r\n\r\n" if self._coded else b"")
+
+    def _piece(self, number: int, finish: str | None = None) -> bytes:
+        """Token ``number``; 0 is the chunk that only names the role."""
+        delta = {"content": WORD} if number else {"role": "assistant", "content": ""}
+        said = {"delta": delta} if self._kind == "chat" else {"text": WORD}
+        usage = {"usage": self._usage(number)} if self._counted else {}
+        return event({**self._head, "choices": [{"index": 0, "finish_reason": finish, **said}], **usage})
+
+    def _usage(self, count: int) -> dict[str, int]:
+        prompt = self._prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+
+    def _frame(self, data: bytes) -> bytes:
+        return chunk(data) if self._coded else data
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +122,18 @@ class Schedule:
     most_tokens: int = 4096
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
-    """One answer under way."""
+    """One answer under way: ``count`` tokens, or as many as ``stop_at`` where its fault comes midway."""
 
-    __slots__ = ("connection", "count", "fault", "prepared", "received_ns", "ref", "sent", "stop_at")
-
-    def __init__(
-        self, connection: Connection, prepared: PreparedAnswer, tokens: int, ref: int, fault: str, received: int
-    ) -> None:
-        self.connection, self.prepared, self.count, self.ref = connection, prepared, tokens, ref
-        self.fault, self.received_ns, self.sent = fault, received, 0
-        self.stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
+    connection: Connection
+    prepared: PreparedAnswer
+    count: int
+    stop_at: int
+    ref: int
+    fault: str
+    received_ns: int
+    sent: int = 0
 
 
 class Server:
@@ -109,7 +195,8 @@ class Server:
         if not body.get("stream"):
             connection.answer(b"200 OK", prepared.whole(tokens))
             return
-        stream = Stream(connection, prepared, tokens, ref, fault, now)
+        stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
+        stream = Stream(connection, prepared, tokens, stop_at, ref, fault, now)
         connection.start(stream)
         heapq.heappush(self._due, (now + self.schedule.first_ns, next(self._ticket), stream))
         self._arm()
@@ -190,7 +277,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self.answer(b"400 Bad Request", b'{"error": {"message": "not HTTP"}}')
+            self.refuse(b"400 Bad Request", "not HTTP")
             self._transport.close()
 
     def on_url(self, url: bytes) -> None:
@@ -209,7 +296,7 @@ class Connection(asyncio.Protocol):
         try:
             body = json.loads(raw or b"{}")
         except ValueError:
-            self.answer(b"400 Bad Request", b'{"error": {"message": "the body is not JSON"}}')
+            self.refuse(b"400 Bad Request", "the body is not JSON")
             return
         self._server.begin(self, body, self._path, self._request_id, self._now)
 
@@ -246,22 +333,21 @@ class Connection(asyncio.Protocol):
             "error_event": lambda: self._end_with(event({"error": {"message": "the engine has died", "code": 500}})),
             "trailing": lambda: self._transport.write(b"and more than was asked for"),
         }
-        ending = endings.get(stream.fault)
-        if ending is not None:
-            ending()
+        endings.get(stream.fault, lambda: None)()
 
     def misbehave(self, fault: str) -> None:
         """The faults that come instead of a stream."""
-        if fault == "status_500":
-            self.answer(b"500 Internal Server Error", b'{"error": {"message": "out of luck"}}')
-        elif fault == "status_404":
-            self.answer(b"404 Not Found", b'{"error": {"message": "no such model"}}')
+        if fault in _REFUSALS:
+            self.refuse(*_REFUSALS[fault])
         elif fault == "not_http":
             self._transport.write(b"220 mail.example ESMTP\r\n")
         elif fault in ("close_unanswered", "drop_reused"):
             self._transport.close()
         elif fault != "silent":
-            self.answer(b"400 Bad Request", b'{"error": {"message": "no such fault"}}')
+            self.refuse(b"400 Bad Request", "no such fault")
+
+    def refuse(self, status: bytes, message: str) -> None:
+        self.answer(status, json.dumps({"error": {"message": message}}).encode())
 
     def answer(self, status: bytes, body: bytes) -> None:
         """A whole JSON answer."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from gapmeter_probe.records import Span
 
 from gapmeter.servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
-from gapmeter.servers.simulated.stage_times import Durations
+from gapmeter.servers.simulated.settings import Durations
 
 Action = Callable[[int], None]
 _Work = tuple[tuple[Span, int], ...]  # the worker's stages of a step, with how long each is meant to take
@@ -155,23 +155,20 @@ class EngineLoop:
         for listener in self._listeners:
             listener.planned(plan, bool(self._flying))
         self._iteration.append(seq)
-        work = self._draw_work(plan)
+        draw, times = self._durations.draw, self._times
+        work: _Work = ()
+        if not plan.empty:
+            work = (
+                (Span.INPUT_PREP, draw("input_prep", times.input_prep_ns)),
+                (Span.FORWARD, draw("forward", times.forward(plan))),
+                (Span.SAMPLING, draw("sampling", times.sampling_ns)),
+            )
 
         def scheduled(t: int) -> None:
             self._end(Span.SCHEDULE, seq, meant)
             self._dispatch(t, plan, work)
 
         self._later(t + meant, meant, scheduled)
-
-    def _draw_work(self, plan: StepPlan) -> _Work:
-        if plan.empty:
-            return ()
-        draw, times = self._durations.draw, self._times
-        return (
-            (Span.INPUT_PREP, draw("input_prep", times.input_prep_ns)),
-            (Span.FORWARD, draw("forward", times.forward(plan))),
-            (Span.SAMPLING, draw("sampling", times.sampling_ns)),
-        )
 
     def _dispatch(self, t: int, plan: StepPlan, work: _Work) -> None:
         if not plan.empty:

@@ -9,14 +9,13 @@ this one still runs.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from gapmeter_probe.records import EntryFlag
-
-from gapmeter.servers.simulated.kv_blocks import BlockPool, Lease
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
@@ -110,24 +109,109 @@ class StepPlan:
         return not (self.prompt_tokens or self.decoding)
 
 
+@dataclass(slots=True)
+class Lease:
+    """The KV blocks that one request holds: ``blocks`` in all, the first ``len(content)`` of them full.
+
+    ``content`` has the hash of each full block, None where it is a duplicate that nobody else will find.
+    """
+
+    blocks: int = 0
+    content: list[Hashable | None] = field(default_factory=list)
+
+
+class BlockPool:
+    """The KV cache's blocks: how many are free, which hold content that another request may reuse, which goes first.
+
+    A block that is full and whose content is known (by a hash that covers everything before it) may be shared. A free
+    block keeps its content until it is needed for something else: blocks without content go first, then the least
+    recently freed; of one request, its last blocks before its first. Without ``caching`` none outlives its request.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int, *, caching: bool) -> None:
+        self.block_tokens = block_tokens
+        self.caching = caching
+        self._blank = blocks  # free, without content
+        self._idle: OrderedDict[Hashable, None] = OrderedDict()  # free, with content; least recently freed first
+        self._users: dict[Hashable, int] = {}  # in use, with content
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return self._blank + len(self._idle)
+
+    def count(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens take."""
+        return -(-tokens // self.block_tokens)
+
+    def find(self, hashes: Sequence[Hashable], most_tokens: int) -> int:
+        """How many of the leading blocks are there already, of at most ``most_tokens`` tokens."""
+        leading = hashes[: most_tokens // self.block_tokens] if self.caching else ()
+        return sum(1 for _ in takewhile(lambda content: content in self._users or content in self._idle, leading))
+
+    def fits(self, hashes: Sequence[Hashable], hits: int, tokens: int) -> bool:
+        """Whether a newcomer of ``tokens`` tokens whose first ``hits`` blocks are there already can be taken in."""
+        revived = sum(1 for content in hashes[:hits] if content in self._idle)
+        return self.count(tokens) - hits <= self.free - revived
+
+    def take(self, hashes: Sequence[Hashable], hits: int) -> Lease:
+        """A new lease that shares the first ``hits`` blocks."""
+        for content in hashes[:hits]:
+            if content in self._idle:
+                del self._idle[content]
+                self._users[content] = 0
+            self._users[content] += 1
+        return Lease(hits, list(hashes[:hits]))
+
+    def extend(self, lease: Lease, tokens: int) -> bool:
+        """Make room for ``tokens`` tokens in all. False, and nothing changes, when there are not enough blocks."""
+        missing = max(0, self.count(tokens) - lease.blocks)
+        if missing > self.free:
+            return False
+        lease.blocks += missing
+        blank = min(missing, self._blank)
+        self._blank -= blank
+        for _ in range(missing - blank):
+            self._idle.popitem(last=False)
+        return True
+
+    def fill(self, lease: Lease, hashes: Sequence[Hashable]) -> None:
+        """Note the content of the blocks that are full now; ``hashes`` names them from the first on."""
+        for content in hashes[len(lease.content) :]:
+            if content in self._users or content in self._idle:
+                lease.content.append(None)
+            else:
+                self._users[content] = 1
+                lease.content.append(content)
+
+    def release(self, lease: Lease) -> None:
+        """Give all blocks back; what they hold can still be found until they are needed."""
+        self._blank += lease.blocks - len(lease.content)
+        for content in reversed(lease.content):
+            if content is None:
+                self._blank += 1
+                continue
+            self._users[content] -= 1
+            if not self._users[content]:
+                del self._users[content]
+                self._idle[content] = None
+        lease.blocks = 0
+        lease.content.clear()
+
+
+@dataclass(slots=True, eq=False)
 class _Sequence:
     """A request on its way. ``target`` tokens are known to it: its prompt and what was made and delivered."""
 
-    __slots__ = (
-        "cached", "computed", "flying", "lease", "made", "pending", "request", "resumed", "stale", "target",
-    )  # fmt: skip
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.target = request.prompt_tokens
-        self.made = 0
-        self.computed = 0
-        self.pending = 0  # tokens that steps in flight will make
-        self.flying = 0  # steps in flight that carry it
-        self.stale = 0  # of these, such as were scheduled before it was evicted
-        self.cached = 0
-        self.resumed = False
-        self.lease: Lease = Lease()
+    request: Request
+    target: int
+    made: int = 0
+    computed: int = 0
+    pending: int = 0  # tokens that steps in flight will make
+    flying: int = 0  # steps in flight that carry it
+    stale: int = 0  # of these, such as were scheduled before it was evicted
+    resumed: bool = False
+    lease: Lease = field(default_factory=Lease)
 
 
 class Scheduler:
@@ -171,7 +255,7 @@ class Scheduler:
         self.check(request)
         if request.key in self._unfinished:
             raise ValueError(f"request {request.key} is there already")
-        sequence = _Sequence(request)
+        sequence = _Sequence(request, request.prompt_tokens)
         self._unfinished[request.key] = sequence
         self._waiting.append(sequence)
 
@@ -240,7 +324,9 @@ class Scheduler:
         budget, position = self.limits.token_budget, 0
         while position < len(self._running) and budget > 0:
             sequence = self._running[position]
-            tokens = self._usable(sequence, budget)
+            tokens = 0  # when all that it will make is in flight
+            if sequence.made + sequence.pending < sequence.request.output_tokens:
+                tokens = self._chunk(sequence.target + sequence.pending - sequence.computed, budget)
             if not tokens:
                 position += 1
                 continue
@@ -250,12 +336,6 @@ class Scheduler:
             position += 1
             entries.append(self._advance(sequence, tokens, 0))
         return budget
-
-    def _usable(self, sequence: _Sequence, budget: int) -> int:
-        """Tokens that a running request could use now: 0 when all that it wants is in flight."""
-        if sequence.made + sequence.pending >= sequence.request.output_tokens:
-            return 0
-        return self._chunk(sequence.target + sequence.pending - sequence.computed, budget)
 
     def _chunk(self, tokens: int, budget: int) -> int:
         most = self.limits.chunk_tokens
@@ -267,34 +347,33 @@ class Scheduler:
         """Blocks for ``tokens`` more, evicting those admitted last; False when it was evicted itself."""
         while not self.pool.extend(sequence.lease, sequence.computed + tokens):
             victim = self._running.pop()
-            self._evict(victim)
+            self.pool.release(victim.lease)
+            victim.computed = victim.pending = 0
+            victim.stale = victim.flying
+            victim.resumed = True
+            self._waiting.appendleft(victim)
             preempted.append(victim.request.key)
             if victim is sequence:
                 return False
         return True
 
-    def _evict(self, sequence: _Sequence) -> None:
-        self.pool.release(sequence.lease)
-        sequence.computed = sequence.pending = 0
-        sequence.stale = sequence.flying
-        sequence.resumed = True
-        self._waiting.appendleft(sequence)
-
     def _schedule_waiting(self, entries: list[Entry], budget: int) -> None:
         """Admit from the queue's head as long as sequences, budget and blocks last."""
-        passed: list[_Sequence] = []
-        while self._waiting and budget > 0 and len(self._running) < self.limits.max_sequences:
-            sequence = self._waiting[0]
+        limits, passed = self.limits, []
+        while self._waiting and budget > 0 and len(self._running) < limits.max_sequences:
+            sequence = self._waiting.popleft()
             if sequence.stale:  # tokens made before its eviction are on their way; it may not overtake them
-                passed.append(self._waiting.popleft())
+                passed.append(sequence)
                 continue
             hashes = self._hashes(sequence, sequence.target)
             hits = self.pool.find(hashes, sequence.target - 1)
-            cached = hits * self.limits.block_tokens
-            tokens = self._admissible(sequence, hashes, hits, budget)
-            if not tokens:
+            cached = hits * limits.block_tokens
+            tokens = self._chunk(sequence.target - cached, budget)
+            cut = cached + tokens < sequence.target
+            room = sequence.target if limits.reserve_prompt else cached + tokens
+            if (cut and not limits.chunked_prefill) or not self.pool.fits(hashes, hits, room):
+                self._waiting.appendleft(sequence)
                 break
-            self._waiting.popleft()
             self._running.append(sequence)
             sequence.lease = self.pool.take(hashes, hits)
             sequence.computed = cached
@@ -303,16 +382,6 @@ class Scheduler:
             budget -= tokens
             entries.append(self._advance(sequence, tokens, cached))
         self._waiting.extendleft(reversed(passed))
-
-    def _admissible(self, sequence: _Sequence, hashes: tuple[Hashable, ...], hits: int, budget: int) -> int:
-        """Tokens with which a waiting request can start now, 0 when it cannot."""
-        cached = hits * self.limits.block_tokens
-        remaining = sequence.target - cached
-        tokens = self._chunk(remaining, budget)
-        if not self.limits.chunked_prefill and tokens < remaining:
-            return 0
-        room = sequence.target if self.limits.reserve_prompt else cached + tokens
-        return tokens if self.pool.fits(hashes, hits, room) else 0
 
     def _advance(self, sequence: _Sequence, tokens: int, cached: int) -> Entry:
         """Count ``tokens`` as computed, and say what they are."""

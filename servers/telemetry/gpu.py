@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from gapmeter.servers.telemetry.journal import About, Absent, ReadFailed, Row
+from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
 
 # What one reading gives: the fields of a row, from a handle.
 Reading = Callable[[ModuleType, Any], Row]
@@ -26,16 +26,14 @@ def _use(nvml: ModuleType, handle: Any) -> Row:
     return {"busy_percent": int(rates.gpu), "memory_busy_percent": int(rates.memory)}
 
 
-def _throttle(nvml: ModuleType, handle: Any) -> Row:
-    return {"throttle_mask": int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))}
-
-
 READINGS: Mapping[str, Reading] = {
     "energy": lambda nvml, handle: {"energy_mj": int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))},
     "power": lambda nvml, handle: {"power_mw": int(nvml.nvmlDeviceGetPowerUsage(handle))},
     "SM clock": lambda nvml, handle: {"sm_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))},
     "memory clock": lambda nvml, handle: {"memory_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))},
-    "throttle reasons": _throttle,
+    "throttle reasons": lambda nvml, handle: {
+        "throttle_mask": int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    },
     "temperature": lambda nvml, handle: {
         "temperature_c": int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
     },
@@ -79,28 +77,26 @@ class Gpus:
             gpu: {name: read for name, read in readings.items() if _ask(nvml, read, handle) is not None}
             for gpu, handle in handles.items()
         }
-        self.about: About = {"gpus": [self._describe(gpu, readings) for gpu in handles]}
         if not any(self._readings.values()):
             raise Absent("NVML answers, but none of these readings is supported by any GPU here")
-        self.about["throttle_bits"] = throttle_bits(nvml)
-        self.about["driver"] = _ask(nvml, lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion()))
+        gpus: list[About] = []
+        for gpu, handle in handles.items():
+            facts = {key: _ask(nvml, ask, handle) for key, ask in _ABOUT.items()}
+            unsupported = [name for name in readings if name not in self._readings[gpu]]
+            gpus.append({"gpu": gpu, **facts, "unsupported": unsupported})
+        driver = _ask(nvml, lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion()))
+        self.about: About = {"gpus": gpus, "throttle_bits": throttle_bits(nvml), "driver": driver}
 
     def read(self) -> list[Row]:
-        return [self._read_one(gpu) for gpu in self._handles]
-
-    def _read_one(self, gpu: int) -> Row:
-        row: Row = {"gpu": gpu}
-        try:
-            for reading in self._readings[gpu].values():
-                row |= reading(self._nvml, self._handles[gpu])
-        except self._nvml.NVMLError as error:
-            raise ReadFailed(f"GPU {gpu}: {error}") from error
-        return row
-
-    def _describe(self, gpu: int, readings: Mapping[str, Reading]) -> About:
-        handle = self._handles[gpu]
-        facts = {key: _ask(self._nvml, ask, handle) for key, ask in _ABOUT.items()}
-        return {"gpu": gpu, **facts, "unsupported": [name for name in readings if name not in self._readings[gpu]]}
+        rows: list[Row] = []
+        for gpu, handle in self._handles.items():
+            rows.append({"gpu": gpu})
+            try:
+                for reading in self._readings[gpu].values():
+                    rows[-1] |= reading(self._nvml, handle)
+            except self._nvml.NVMLError as error:
+                raise ReadFailed(f"GPU {gpu}: {error}") from error
+        return rows
 
 
 def open_gpus(visible: str | None, name: str, readings: Mapping[str, Reading]) -> Gpus:
@@ -120,8 +116,7 @@ def open_gpus(visible: str | None, name: str, readings: Mapping[str, Reading]) -
         raise Absent(f"NVML does not answer: {error}") from error
     shown = {n: handles[n] for n in visible_gpus(visible, uuids)}
     if not shown:
-        why = "NVML finds no GPU" if not handles else f"CUDA_VISIBLE_DEVICES={visible} hides every GPU"
-        raise Absent(why)
+        raise Absent("NVML finds no GPU" if not handles else f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
     return Gpus(pynvml, shown, name, readings)
 
 

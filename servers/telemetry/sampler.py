@@ -17,12 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from gapmeter.servers.telemetry.engine_metrics import EngineMetrics
+from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
-from gapmeter.servers.telemetry.host import open_processes, open_rapl
-from gapmeter.servers.telemetry.journal import Absent, Journal, ReadFailed, Source
+from gapmeter.servers.telemetry.sources import EngineMetrics, Processes, Rapl
 
 _NICE = 10
 API_KEY = "GAPMETER_API_KEY"
@@ -41,16 +39,11 @@ class SamplerSettings:
     hz: float
     metrics_every_ns: int
     url: str
-    pids: tuple[int, ...]
-    cores: tuple[int, ...]
+    pids: Sequence[int]
+    cores: Sequence[int]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> SamplerSettings:
-        value: dict[str, Any] = json.loads(text)
-        return cls(**value | {"pids": tuple(value["pids"]), "cores": tuple(value["cores"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ class Lane:
 
 def main(arguments: Sequence[str]) -> int:
     """Sample until standard input closes."""
-    settings = SamplerSettings.from_json(arguments[0])
+    settings = SamplerSettings(**json.loads(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's; it ends us when its answers are in
     step_back(settings.cores)
     journal = Journal(Path(settings.folder))
@@ -80,7 +73,15 @@ def main(arguments: Sequence[str]) -> int:
     over.wait(_IDLE_S if {"rapl", "gpu"} & sources.keys() else 0)
     with contextlib.suppress(BrokenPipeError):
         print("ready", flush=True)
-    _await_end(journal)
+    ended = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.buffer.read()
+        ended.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    while not ended.wait(1.0):  # what sampling costs is written down meanwhile, for a killed run
+        journal.note("alive", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
     over.set()
     for thread in threads:
         thread.join(1.0)
@@ -107,8 +108,8 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     openers: tuple[tuple[Lane, str, Callable[[], Source]], ...] = (
         (fast, "gpu", lambda: open_gpus(visible, "gpu", READINGS)),
         (pcie, "pcie", lambda: open_gpus(visible, "pcie", PCIE_READINGS)),
-        (fast, "rapl", open_rapl),
-        (fast, "processes", lambda: open_processes(settings.pids)),
+        (fast, "rapl", Rapl),
+        (fast, "processes", lambda: Processes(settings.pids)),
     )
     for lane, name, open_source in openers:
         try:
@@ -126,7 +127,11 @@ def sample(lane: Lane, journal: Journal, over: threading.Event) -> None:
     """Read the lane's sources at every deadline until ``over``; a source that turns out absent is left out."""
     due_ns = time.monotonic_ns()
     while lane.sources and not over.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9)):
-        due_ns = _note_missed(lane, journal, due_ns)
+        missed = (time.monotonic_ns() - due_ns) // lane.every_ns
+        if missed > 0:
+            names, since_ns = [source.name for source in lane.sources], due_ns
+            due_ns += missed * lane.every_ns
+            journal.note("missed", lane=lane.name, sources=names, count=missed, since_ns=since_ns, until_ns=due_ns)
         for source in tuple(lane.sources):
             at_ns = time.monotonic_ns()
             try:
@@ -137,30 +142,6 @@ def sample(lane: Lane, journal: Journal, over: threading.Event) -> None:
                 journal.note("absent", source=source.name, why=str(absent))
                 lane.sources.remove(source)
         due_ns += lane.every_ns
-
-
-def _note_missed(lane: Lane, journal: Journal, due_ns: int) -> int:
-    """The deadline that this sample is for: ``due_ns``, or a later one when those between have passed unread."""
-    missed = (time.monotonic_ns() - due_ns) // lane.every_ns
-    if missed > 0:
-        until_ns = due_ns + missed * lane.every_ns
-        names = [source.name for source in lane.sources]
-        journal.note("missed", lane=lane.name, sources=names, count=missed, since_ns=due_ns, until_ns=until_ns)
-        return until_ns
-    return due_ns
-
-
-def _await_end(journal: Journal) -> None:
-    """Until standard input closes; meanwhile what sampling costs is written down once a second, for a killed run."""
-    ended = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.buffer.read()
-        ended.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    while not ended.wait(1.0):
-        journal.note("alive", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter.servers.launch import LOOPBACK, LaunchSpec, flag_words, with_user_flags
@@ -16,7 +15,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class TransformersSettings:
-    """What the engine process is told; lengths and sizes are in tokens.
+    """What the engine process is told, as JSON; lengths and sizes are in tokens.
 
     ``device`` "auto" is the first CUDA device, else the CPU. ``kv_tokens`` 0: room for every request at full length,
     within bounds. ``async_batching`` None: as Transformers chooses.
@@ -36,15 +35,6 @@ class TransformersSettings:
     threads: int
     seed: int
 
-    def to_json(self) -> str:
-        """For the command line of the engine process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> TransformersSettings:
-        """The inverse of ``to_json``."""
-        return cls(**json.loads(text))
-
 
 def transformers_command(
     python: Path | str,
@@ -62,13 +52,9 @@ def transformers_command(
     win over ours; the model's threads are as many as ``cores`` (empty: all).
     """
     flags = {
-        "model": str(model_dir),
-        "served-model-name": served_name,
-        "host": LOOPBACK,
-        "port": port,
-        "max-batch": max_batch,
+        "model": model_dir, "served-model-name": served_name, "host": LOOPBACK, "port": port, "max-batch": max_batch,
         "precision": precision,
-    }
+    }  # fmt: skip
     words = flag_words(with_user_flags(flags, args))
     defaults = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if cores:

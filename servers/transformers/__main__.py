@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from time import monotonic_ns
 
 from gapmeter.servers.api.app import ApiOptions, serve
 from gapmeter.servers.api.text import TextModel
 from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
+from gapmeter.servers.launch import LOOPBACK
 from gapmeter.servers.models import ModelError, check_weights, resolve_model
 from gapmeter.servers.transformers import PRECISIONS, TransformersSettings
 
@@ -22,7 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.transformers", description=__doc__)
     parser.add_argument("--model", required=True, help="a folder, a hub id, or builtin:NAME")
     parser.add_argument("--served-model-name", help="what clients call it (default: as in --model)")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--max-batch", type=int, default=8, help="most requests that run together")
@@ -54,17 +56,11 @@ def main() -> int:
     except (ModelError, OSError, ValueError) as error:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1
-    settings = TransformersSettings(
-        model=str(folder), precision=args.precision, max_batch=args.max_batch, max_model_len=length,
-        max_batch_tokens=args.max_batch_tokens, kv_tokens=args.kv_tokens, page_size=args.page_size,
-        scheduler=args.scheduler, prefix_cache=args.prefix_cache, async_batching=args.async_batching,
-        device=args.device, threads=environment_threads(), seed=args.seed,
-    )  # fmt: skip
     api = ApiOptions(args.host, args.port, args.served_model_name or args.model, length, "transformers")
-    engine = EngineClient(
-        "gapmeter.servers.transformers.engine", settings.to_json(), args.max_batch + args.max_queue, encode
-    )
-    return serve(engine, text, api)
+    values = vars(args) | {"model": str(folder), "max_model_len": length, "threads": _threads()}
+    settings = json.dumps({field.name: values[field.name] for field in fields(TransformersSettings)})
+    most = args.max_batch + args.max_queue
+    return serve(EngineClient("gapmeter.servers.transformers.engine", settings, most, encode), text, api)
 
 
 def encode(request: GenerationRequest) -> Message:
@@ -75,7 +71,7 @@ def encode(request: GenerationRequest) -> Message:
     )  # fmt: skip
 
 
-def environment_threads() -> int:
+def _threads() -> int:
     """Threads for torch: OMP_NUM_THREADS, else the cores that this process may use."""
     named = os.environ.get("OMP_NUM_THREADS", "")
     return int(named) if named.isdigit() and int(named) > 0 else len(os.sched_getaffinity(0))

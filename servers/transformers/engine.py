@@ -1,30 +1,34 @@
 """The engine process: a model, Transformers' continuous batching around it, and the socket to the API process.
 
-Run as ``-m gapmeter.servers.transformers.engine FD OPTIONS``. The manager's own thread generates; this module gives it
-the queues of ``socket_queues.py`` to take requests from and to put outputs into, and waits for the end.
+Run as ``-m gapmeter.servers.transformers.engine FD SETTINGS``. The manager's own thread generates; this module gives it
+a mailbox to take requests from and to put outputs into, and waits for the end.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import platform
+import queue
 import random
+import select
 import signal
 import socket
 import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic_ns as now
 from typing import Any
 
 import torch
 import transformers
 from gapmeter_probe.hooks import install
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.continuous_api import (
-    BackgroundThreadStatus,
-    OutputRouter,
-)
+from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from gapmeter.servers.engine_client import Channel, Message
@@ -32,7 +36,6 @@ from gapmeter.servers.models import RANDOM_WEIGHTS_KEY, has_weights
 from gapmeter.servers.transformers import TransformersSettings
 from gapmeter.servers.transformers.probe import EngineProbe
 from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature
-from gapmeter.servers.transformers.socket_queues import Inbox, OpenRequest, Outbox, WakeEvent
 
 _from_config: Any = AutoModelForCausalLM.from_config
 _SEED_BITS = 63
@@ -45,19 +48,103 @@ class CannotServe(RuntimeError):
     """The model cannot be served as asked; the message says why and what to do."""
 
 
-class Router(OutputRouter):
-    """Sends what belongs to requests from the socket; keeps the rest (the warm-up's) where Transformers would."""
+@dataclass(slots=True)
+class OpenRequest:
+    """A request in the engine: the tokens that end it, and how many of its tokens were sent."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    end_tokens: frozenset[int]
+    sent: int = 0
+
+
+class Mailbox(OutputRouter):
+    """Stands where Transformers' manager keeps its input queue, its wake-up event and its output router: the socket.
+
+    The generation loop itself takes requests from it between steps and sends outputs from where they are made: no
+    thread of ours competes with it for the interpreter or, on a single core, for the core. ``take`` turns a message
+    into the manager's own calls, ``stats`` goes along with outputs, and ``lose_api`` is called when nobody listens any
+    more. Outputs of other requests than those in ``open`` (the warm-up's) go where Transformers puts them.
+    """
+
+    def __init__(
+        self, channel: Channel, probe: EngineProbe, take: Callable[[Message], None],
+        stats: Callable[[], tuple[int | None, ...]], lose_api: Callable[[], None],
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._outbox = outbox
+        self._channel, self._probe = channel, probe
+        self._take, self._stats, self._lose_api = take, stats, lose_api
+        self._states: deque[Any] = deque()
+        self._poll = select.poll()
+        self._poll.register(channel.socket, select.POLLIN)
+        self.open: dict[str, OpenRequest] = {}
+
+    # -- the input queue
+
+    def empty(self) -> bool:
+        """Read what has come; ``take`` leads to ``put`` by the manager's own ``add_request``."""
+        self._probe.looking()
+        for message in self._channel.receive():
+            self._take(message)
+        if self._channel.closed:
+            self._lose_api()
+        return not self._states
+
+    def get_nowait(self) -> Any:
+        """The oldest new request. Raises queue.Empty."""
+        if not self._states:
+            raise queue.Empty
+        return self._states.popleft()
+
+    def put(self, state: Any, block: bool = True, timeout: float | None = None) -> None:
+        self._states.append(state)
+
+    # -- the wake-up event
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until a message comes, or ``timeout`` seconds."""
+        self._probe.idling()
+        woken = bool(self._poll.poll(None if timeout is None else timeout * 1000))
+        self._probe.woken(now() if woken else 0)
+        return woken
+
+    def set(self) -> None:
+        """Nothing to do: who has something to say writes to the socket."""
+
+    def clear(self) -> None:
+        """Nothing to do: reading the socket clears it."""
+
+    # -- the output router
 
     def deliver(self, output: Any) -> None:
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        for other in self._outbox.send(outputs, RequestStatus.FINISHED, RequestStatus.FAILED):
-            super().deliver(other)
+        """Send what is new in ``outputs`` (cumulative, as Transformers gives them) as one message a step."""
+        start = now()
+        entries, emitted, over = [], [], []
+        for output in outputs:
+            request = self.open.get(output.request_id)
+            if request is None:
+                super().deliver(output)
+                continue
+            ids = output.generated_tokens[request.sent :]
+            request.sent += len(ids)
+            reason, error = None, ""
+            if output.status == RequestStatus.FINISHED:
+                reason = "stop" if ids and ids[-1] in request.end_tokens else "length"
+            elif output.status == RequestStatus.FAILED:
+                reason, error = "error", output.error or "failed"
+            entries.append((output.request_id, ids, reason, self._probe.cached(output.request_id), error))
+            emitted.append((output.request_id, len(ids)))
+            if reason:
+                del self.open[output.request_id]
+                over.append((output.request_id, reason, request.sent))
+        if entries:
+            self._probe.emitting(start, emitted)
+            try:
+                self._channel.send_and_wait("outputs", entries, self._stats())
+            except ConnectionError:
+                self._lose_api()
+            self._probe.emitted(start, over)
 
 
 class TransformersEngine:
@@ -79,12 +166,15 @@ class TransformersEngine:
             continuous_batching_config=batching_config(settings, self._model.device.type),
         )
         manager = self._manager
-        self._add_processors(manager)
-        self._inbox = Inbox(channel, self._probe, self._handle, self._lose_api)
-        self._outbox = Outbox(channel, self._probe, self._stats, self._lose_api)
-        manager.input_queue = self._inbox
-        manager._wake_up_loop = WakeEvent(channel, self._probe)
-        manager.output_router = Router(self._outbox)
+        graphs = any(manager.continuous_batching_config.cuda_graph_booleans)
+        ours = [MinTokens(graphs, sorted(self._end_tokens)), Temperature(graphs), Noise(graphs)]
+        processors = manager.logit_processor
+        processors.logits_processor.extend(ours)
+        processors.tensors_required += len(ours)
+        processors.do_processing = True
+        processors._retrieve_processors_kwargs()
+        self._mailbox = Mailbox(channel, self._probe, self._take, self._stats, self._lose_api)
+        manager.input_queue = manager._wake_up_loop = manager.output_router = self._mailbox
 
     def run(self) -> int:
         """Warm up, say that we are ready, and serve until the socket closes or a signal asks us to stop."""
@@ -97,11 +187,8 @@ class TransformersEngine:
             self._warm_up()
             gc.collect()
             gc.freeze()
-            versions = {
-                "transformers": transformers.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            }
+            versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+            versions["python"] = platform.python_version()
             head = {"server": "transformers", "versions": versions}
             self._probe.begin(head, self._describe(), manager.batch_processor, self._model.device)
             self._channel.send_and_wait("ready", self._stats())
@@ -122,43 +209,30 @@ class TransformersEngine:
         if self._manager.is_running():
             self._manager.background_thread_status.request_stop(BackgroundThreadStatus.HARD_STOP, 0)
 
-    def _add_processors(self, manager: Any) -> None:
-        graphs = any(manager.continuous_batching_config.cuda_graph_booleans)
-        ours = [MinTokens(graphs, sorted(self._end_tokens)), Temperature(graphs), Noise(graphs)]
-        processors = manager.logit_processor
-        processors.logits_processor.extend(ours)
-        processors.tensors_required += len(ours)
-        processors.do_processing = True
-        processors._retrieve_processors_kwargs()
-
     # -- on the generation thread
 
-    def _handle(self, message: Message) -> None:
-        if message[0] == "add":
-            self._add(*message[1:])
-        elif message[0] == "cancel":
-            request = self._outbox.open.pop(message[1], None)
+    def _take(self, message: Message) -> None:
+        name, engine_id, *rest = message
+        if name == "cancel":
+            request = self._mailbox.open.pop(engine_id, None)
             if request:
-                self._manager.cancel_request(message[1])
-                self._probe.cancelled(message[1], request.sent)
-
-    def _lose_api(self) -> None:
-        """The API process is gone: nobody is left to generate for."""
-        self._api_gone = True
-        self._stop()
-
-    def _add(
-        self, engine_id: str, prompt_ids: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool,
-        temperature: float, seed: int | None, sent_ns: int,
-    ) -> None:  # fmt: skip
+                self._manager.cancel_request(engine_id)
+                self._probe.cancelled(engine_id, request.sent)
+            return
+        prompt_ids, max_tokens, min_tokens, ignore_eos, temperature, seed, sent_ns = rest
         self._probe.arrived(engine_id, len(prompt_ids), sent_ns)
         ends = frozenset() if ignore_eos else self._end_tokens
-        self._outbox.open[engine_id] = OpenRequest(ends)
+        self._mailbox.open[engine_id] = OpenRequest(ends)
         self._manager.add_request(
             prompt_ids, engine_id, max_tokens, streaming=True, eos_token_id=sorted(ends) or -1, temperature=temperature,
             seed=self._draw.getrandbits(_SEED_BITS) if seed is None else seed,
             min_length=len(prompt_ids) + min_tokens if ends else 0,
         )  # fmt: skip
+
+    def _lose_api(self) -> None:
+        """The API process is gone: nobody is left to generate for."""
+        self._api_gone = True
+        self._stop()
 
     def _stats(self) -> tuple[int | None, ...]:
         processor = self._manager.batch_processor
@@ -179,18 +253,16 @@ class TransformersEngine:
             ids = [(7 * at + number) % vocabulary for at in range(min(prompt, longest - output))]
             for twin in range(1 + number % 2):
                 manager.add_request(ids, f"warm-up-{number}-{twin}", output, temperature=0.5 * number, seed=1)
-            for _ in range(1 + number % 2):
-                self._await_output()
-
-    def _await_output(self) -> None:
-        while self._manager.is_running():
-            output = self._manager.get_result(timeout=1)
-            if output is not None and output.is_finished():
-                if output.error:
-                    raise CannotServe(f"the model failed on its first request: {output.error}")
-                return
-        error = self._manager.background_thread_status.fatal_error
-        raise CannotServe(f"the generation loop ended: {type(error).__name__}: {error}")
+            left = 1 + number % 2
+            while left:
+                output = manager.get_result(timeout=1)
+                if output is not None and output.is_finished():
+                    left -= 1
+                    if output.error:
+                        raise CannotServe(f"the model failed on its first request: {output.error}")
+                elif not manager.is_running():
+                    error = manager.background_thread_status.fatal_error
+                    raise CannotServe(f"the generation loop ended: {type(error).__name__}: {error}")
 
     def _describe(self) -> dict[str, Any]:
         manager, model = self._manager, self._model
@@ -283,7 +355,7 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        return TransformersEngine(channel, TransformersSettings.from_json(sys.argv[2])).run()
+        return TransformersEngine(channel, TransformersSettings(**json.loads(sys.argv[2]))).run()
     except CannotServe as error:
         channel.send_and_wait("failed", str(error))
         return 1

@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from gapmeter_probe import codes
-from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.device import DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
-from gapmeter_probe.vitals import watch_collections
+from gapmeter_probe.vitals import CoreWaits, watch_collections
 from gapmeter_probe.writer import span
 
 _CB = "transformers.generation.continuous_batching."
@@ -33,35 +33,34 @@ _GRAPH = int(StepFlag.GRAPH)
 _OUTCOMES = {"length": Outcome.OK, "stop": Outcome.OK, "error": Outcome.CUT}
 
 
+@dataclass(slots=True)
 class _Request:
-    """A request: its ref and prompt; ``state`` of its life in the scheduler."""
+    """A request: its ref and prompt, and the state of its life in the scheduler."""
 
-    __slots__ = ("added", "arrived_ns", "cached", "evicted", "prompt", "ref", "seen")
+    ref: int
+    prompt: int
+    arrived_ns: int
+    cached: int = 0
+    added: bool = False
+    seen: bool = False
+    evicted: bool = False
 
-    def __init__(self, ref: int, prompt: int, arrived_ns: int) -> None:
-        self.ref = ref
-        self.prompt = prompt
-        self.arrived_ns = arrived_ns
-        self.cached = 0
-        self.added = self.seen = self.evicted = False
 
-
+@dataclass(slots=True)
 class _Step:
     """A step from its scheduling to its update."""
 
-    __slots__ = (
-        "emitted", "entries", "flags", "padded", "put_ns", "running", "schedule_end_ns", "schedule_ns", "seq", "spans",
-        "waiting",
-    )  # fmt: skip
-
-    def __init__(self, seq: int, schedule_ns: int) -> None:
-        self.seq = seq
-        self.schedule_ns = schedule_ns
-        self.schedule_end_ns = 0
-        self.entries: list[tuple[int, int, int, int, int]] = []
-        self.emitted: list[tuple[int, int]] = []
-        self.spans: list[int] = []
-        self.flags = self.running = self.waiting = self.padded = self.put_ns = 0
+    seq: int
+    schedule_ns: int
+    schedule_end_ns: int = 0
+    flags: int = 0
+    running: int = 0
+    waiting: int = 0
+    padded: int = 0
+    put_ns: int = 0
+    entries: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    emitted: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[int] = field(default_factory=list)
 
 
 class EngineProbe(Probe):

@@ -14,7 +14,7 @@ from bench.virtual_server import Settings
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.results import Manifest
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.stage_times import StageTimes
+from gapmeter.servers.simulated.settings import StageTimes
 from tests import kit
 from tests.analysis.report_frames import write_run
 

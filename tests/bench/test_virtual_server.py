@@ -11,7 +11,7 @@ import pytest
 
 from bench.virtual_server import Arrival, Outcome, Settings, simulate
 from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.stage_times import StageTimes
+from gapmeter.servers.simulated.settings import StageTimes
 
 MS = 1_000_000
 NOTHING = dict.fromkeys(

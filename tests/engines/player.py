@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from gapmeter.servers.null.answers import chunk
+from gapmeter.servers.null.server import chunk
 from tests.records.test_stream import sse
 
 Timed = Sequence[tuple[int, dict[str, Any] | str]]

@@ -14,7 +14,7 @@ from gapmeter.loadgen.exchange import Address, Exchange, authorization
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.answers import PreparedAnswer
+from gapmeter.servers.null.server import PreparedAnswer
 from tests.loadgen.null import PATH, body, null_server
 
 

@@ -21,8 +21,7 @@ from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.answers import PreparedAnswer, chunk
-from gapmeter.servers.null.server import Connection, Schedule, Server
+from gapmeter.servers.null.server import Connection, PreparedAnswer, Schedule, Server, chunk
 from tests.loadgen.null import plan
 
 MS = 1_000_000

@@ -21,7 +21,7 @@ from gapmeter.records import Outcome, read_records
 from gapmeter.records.follow import RecordTail
 from gapmeter.records.request import FINISHED, Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.answers import FAULTS
+from gapmeter.servers.null.server import FAULTS
 from tests.loadgen.null import body, null_server, plan
 
 MS = 1_000_000

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gapmeter_probe.cores import CoreWaits, countable, threads_named
+from gapmeter_probe.vitals import CoreWaits, countable, threads_named
 
 from gapmeter.records import CoreThread, RecordWriter, Span, read_records
 

@@ -17,8 +17,8 @@ from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.reader import NotRecords, frames
 from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import chunks, events, parse_answer
-from gapmeter.servers.null.answers import PreparedAnswer
-from gapmeter.servers.null.answers import chunk as http_chunk
+from gapmeter.servers.null.server import PreparedAnswer
+from gapmeter.servers.null.server import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
 from tests.records.test_excerpt import load
 from tests.records.test_stream import comparable

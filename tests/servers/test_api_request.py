@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.servers.api.completion_request import ApiError, parse_request, room
+from gapmeter.servers.api.openai import ApiError, parse_request, room
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 

@@ -19,7 +19,7 @@ import pytest
 from gapmeter.records import Outcome, RecordFile, Span, read_records
 from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.answers import FAULTS, PreparedAnswer
+from gapmeter.servers.null.server import FAULTS, PreparedAnswer
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000

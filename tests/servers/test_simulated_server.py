@@ -19,8 +19,8 @@ import pytest
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
 from gapmeter.servers.launch import ServerFailed, launch
 from gapmeter.servers.simulated import simulated_command
-from gapmeter.servers.simulated.options import ServerOptions, parse_options
 from gapmeter.servers.simulated.scheduler import Limits
+from gapmeter.servers.simulated.settings import ServerOptions, parse_options
 from tests.servers.simulated_run import Asked, Server, ask, eventually, session, simulated
 
 

@@ -10,10 +10,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gapmeter.servers.telemetry import gpu
-from gapmeter.servers.telemetry.engine_metrics import parse_metrics
-from gapmeter.servers.telemetry.host import open_rapl
-from gapmeter.servers.telemetry.journal import Absent
+from gapmeter.servers.telemetry import Absent, gpu
+from gapmeter.servers.telemetry.sources import Rapl, label, parse_metrics
 from tests.servers.metrics_pages import OURS, SGLANG, VLLM
 
 HAS_NVML = True
@@ -115,7 +113,7 @@ def domain(root: Path, name: str, words: str, energy: int) -> Path:
 def test_a_powercap_tree_is_read_with_its_names_and_ranges(tmp_path: Path) -> None:
     package = domain(tmp_path, "intel-rapl:0", "package-0", 1000)
     domain(tmp_path, "intel-rapl:0:1", "dram", 500)
-    rapl = open_rapl(tmp_path)
+    rapl = Rapl(tmp_path)
     assert rapl.about["domains"][0] == {"domain": "intel-rapl:0", "name": "package-0", "range_uj": 262143328850}
     (package / "energy_uj").write_text("3000\n")
     assert rapl.read() == [
@@ -126,12 +124,10 @@ def test_a_powercap_tree_is_read_with_its_names_and_ranges(tmp_path: Path) -> No
 
 def test_a_machine_without_powercap_says_so(tmp_path: Path) -> None:
     with pytest.raises(Absent, match="RAPL"):
-        open_rapl(tmp_path)
+        Rapl(tmp_path)
 
 
 def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None:
-    from gapmeter.servers.telemetry.host import label
-
     def named(*words: str) -> str:
         return label(SimpleNamespace(cmdline=lambda: list(words), name=lambda: "python3.11"))  # type: ignore[arg-type]
 

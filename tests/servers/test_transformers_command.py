@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.servers.transformers import TransformersSettings, transformers_command
+from gapmeter.servers.transformers import transformers_command
 
 
 def _words(args: dict[str, Any]) -> list[str]:
@@ -51,11 +51,6 @@ def test_the_model_s_threads_are_as_many_as_the_cores(monkeypatch: pytest.Monkey
     env = transformers_command("py", "/m", "n", 1, 1, "float32", {}, (2, 3)).env
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "2"
     assert "OMP_NUM_THREADS" not in transformers_command("py", "/m", "n", 1, 1, "float32", {}, ()).env
-
-
-def test_engine_settings_survive_the_way_into_the_other_process() -> None:
-    options = TransformersSettings("/m", "float32", 8, 2048, 512, 0, 64, "fifo", True, None, "auto", 1, 0)
-    assert TransformersSettings.from_json(options.to_json()) == options
 
 
 # what is wrong, the flags, what standard error says

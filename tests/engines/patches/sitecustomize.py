@@ -134,7 +134,7 @@ PATCHES = {
     "gapmeter.loadgen.client:Connection.data_received": _before("loop held when an answer comes", _ends_answer),
     # the Transformers server
     "gapmeter.servers.api.stamps:StampedHandler.data_received": _before("loop held when a request comes"),
-    "gapmeter.servers.api.completion_request:parse_request": _before("parse"),
+    "gapmeter.servers.api.openai:parse_request": _before("parse"),
     "gapmeter.servers.api.text:TextModel.template": _before("template"),
     "gapmeter.servers.api.text:TextModel.encode": _before("tokenize"),
     "gapmeter.servers.engine_client:EngineClient.submit": _before("hand over"),
@@ -144,7 +144,7 @@ PATCHES = {
     f"{_CB}model_runner:ModelRunner._sample": _before("sample"),
     "gapmeter.servers.engine_client:EngineClient._readable": _before("loop held when outputs come"),
     "gapmeter.servers.api.text:Decoder.push": _before("detokenize"),
-    "gapmeter.servers.api.answer:AnswerJson.event": _before("format"),
+    "gapmeter.servers.api.openai:AnswerJson.event": _before("format"),
     # vLLM
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.__init__": _around_bound(
         "loop held when a request comes", "data_received"

@@ -1,18 +1,96 @@
-"""The simulated server's flags: one for each field of its limits, times and faults, and what each may be."""
+"""What a simulated server is told: its flags, one for each field of its limits, times and faults."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from gapmeter.servers.simulated.scheduler import Limits
-from gapmeter.servers.simulated.stage_times import LAWS, StageTimes
+from gapmeter.servers.launch import LOOPBACK
+from gapmeter.servers.simulated.scheduler import Limits, StepPlan
 
+_LAWS = ("none", "exponential", "lognormal", "uniform")
 _MAX_MODEL_LEN = 8192
 _RENAMED = {"max_sequences": "max_batch"}  # the flag's name where it is not the field's
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """How long each stage takes: nominal durations in ns, and the law of their jitter.
+
+    The forward pass takes ``forward_ns + forward_prompt_token_ns · prompt tokens + forward_sequence_ns · decoding
+    sequences + forward_kv_token_ns · their KV tokens``. ``handoff_ns`` and ``output_ns`` are the hops from the API
+    server to the engine and back. Template and tokenize are per request, detokenize and egress per chunk.
+
+    Each duration is multiplied by a draw with mean 1: ``exponential``; ``lognormal`` with standard deviation
+    ``spread``; ``uniform`` on 1 ± ``spread``. The draws of one stage depend on ``seed`` and its name alone. Raises
+    ValueError for a negative duration or an unknown law.
+    """
+
+    template_ns: int = 100_000
+    tokenize_ns: int = 200_000
+    handoff_ns: int = 0
+    schedule_ns: int = 100_000
+    input_prep_ns: int = 500_000
+    forward_ns: int = 3_000_000
+    forward_prompt_token_ns: int = 20_000
+    forward_sequence_ns: int = 100_000
+    forward_kv_token_ns: int = 100
+    sampling_ns: int = 200_000
+    update_ns: int = 100_000
+    output_ns: int = 100_000
+    detokenize_ns: int = 20_000
+    egress_ns: int = 20_000
+    jitter: str = "none"
+    spread: float = 0.1
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if item.name.endswith("_ns") and getattr(self, item.name) < 0:
+                raise ValueError(f"{item.name} is {getattr(self, item.name)}; a duration is not negative")
+        if self.jitter not in _LAWS:
+            raise ValueError(f"jitter {self.jitter!r} is none of {', '.join(_LAWS)}")
+        if self.spread < 0 or (self.jitter == "uniform" and self.spread > 1):
+            raise ValueError(f"spread is {self.spread}; it must not be negative, nor above 1 for uniform jitter")
+
+    def forward(self, plan: StepPlan) -> float:
+        """Nominal duration of a step's forward pass, in ns."""
+        return (
+            self.forward_ns
+            + self.forward_prompt_token_ns * plan.prompt_tokens
+            + self.forward_sequence_ns * plan.decoding
+            + self.forward_kv_token_ns * plan.kv_tokens
+        )
+
+
+class Durations:
+    """Draws actual durations, one stream of randomness a stage."""
+
+    def __init__(self, times: StageTimes) -> None:
+        self.times = times
+        self._streams: dict[str, Callable[[], float]] = {}
+
+    def draw(self, stage: str, nominal_ns: float) -> int:
+        """A duration of ``stage`` in ns, ``nominal_ns`` on average."""
+        if self.times.jitter == "none" or not nominal_ns:
+            return round(nominal_ns)
+        if stage not in self._streams:
+            self._streams[stage] = self._stream(stage)
+        return round(nominal_ns * self._streams[stage]())
+
+    def _stream(self, stage: str) -> Callable[[], float]:
+        source, law, spread = random.Random(f"{self.times.seed}/{stage}"), self.times.jitter, self.times.spread
+        if law == "exponential":
+            return lambda: source.expovariate(1.0)
+        if law == "uniform":
+            return lambda: source.uniform(1 - spread, 1 + spread)
+        sigma = math.sqrt(math.log1p(spread * spread))
+        return lambda: source.lognormvariate(-sigma * sigma / 2, sigma)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +114,9 @@ class Faults:
         return int(number * self.error_share) > int((number - 1) * self.error_share)
 
 
+_PARTS: dict[str, Any] = {"limits": Limits, "times": StageTimes, "faults": Faults}
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Everything that a simulated server is told. ``model`` None: a tokenizer of one token a byte.
@@ -46,7 +127,7 @@ class ServerOptions:
 
     model: Path | None = None
     served_name: str = "simulated"
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     port: int = 8000
     max_model_len: int = _MAX_MODEL_LEN
     max_queue: int = 4096
@@ -71,32 +152,29 @@ def parse_options(words: Sequence[str]) -> ServerOptions:
     parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.simulated", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder with tokenizer.json (default: one token a byte)")
     parser.add_argument("--served-name", default="simulated")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-model-len", type=int, help="prompt plus output, tokens")
     parser.add_argument("--max-queue", type=int, default=4096, help="requests that may wait; more are answered 503")
     parser.add_argument("--busy", action=argparse.BooleanOptionalAction, default=False, help="spin while waiting")
-    kinds: dict[str, Any] = {"limits": Limits, "times": StageTimes, "faults": Faults}
-    for kind in kinds.values():
-        _add_fields(parser, kind)
+    for kind in _PARTS.values():
+        _add_flags(parser, kind)
     given = vars(parser.parse_args(words))
     try:
-        parts = {name: _build(kind, given) for name, kind in kinds.items()}
-        length = given.pop("max_model_len")
-        room = parts["limits"].kv_blocks * parts["limits"].block_tokens
-        return ServerOptions(**given, **parts, max_model_len=min(_MAX_MODEL_LEN, room) if length is None else length)
+        parts = {name: _build(kind, given) for name, kind in _PARTS.items()}
+        if given["max_model_len"] is None:
+            given["max_model_len"] = min(_MAX_MODEL_LEN, parts["limits"].kv_blocks * parts["limits"].block_tokens)
+        return ServerOptions(**given, **parts)
     except ValueError as error:
         parser.error(str(error))
 
 
 def _flag(kind: type, name: str) -> str:
-    name = _RENAMED.get(name, name)
-    if kind is Faults:
-        name = f"fault_{name}"
+    name = _RENAMED.get(name, f"fault_{name}" if kind is Faults else name)
     return name.removesuffix("_ns") + "_ms" if name.endswith("_ns") else name
 
 
-def _add_fields(parser: argparse.ArgumentParser, kind: Any) -> None:
+def _add_flags(parser: argparse.ArgumentParser, kind: Any) -> None:
     """A flag a field: durations in ms, switches as --flag and --no-flag."""
     hints = get_type_hints(kind)
     for item in fields(kind):
@@ -107,7 +185,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: Any) -> None:
         elif item.name.endswith("_ns"):
             parser.add_argument(option, dest=flag, type=float, default=float(str(item.default)) / 1e6, metavar="MS")
         else:
-            choices = LAWS if item.name == "jitter" else None
+            choices = _LAWS if item.name == "jitter" else None
             parser.add_argument(option, dest=flag, type=hints[item.name], default=item.default, choices=choices)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gapmeter.servers.cpu_peaks import last_level_cache, measure_peaks
+from gapmeter.machine.roofline import describe_weights, last_level_cache, measure_peaks
 from gapmeter.servers.models import resolve_model
-from gapmeter.servers.weights import describe_weights
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100,

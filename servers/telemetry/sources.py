@@ -1,0 +1,200 @@
+"""What is sampled besides GPUs: the engine's /metrics, the server's processes, and the CPU's energy.
+
+Processes: CPU time, memory, threads and context switches, from psutil, counted since each began. Energy: the kernel's
+powercap tree (RAPL), in µJ, wrapping at a range of its own. /metrics is made on the API server's event loop, so asking
+for it costs what is being measured: it is asked at a gentler rate than the rest, and each row says how long the answer
+took.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
+
+# Our name for a figure, and what engines call it. Those that end in _share lie between 0 and 1.
+NAMES = {
+    "running": (
+        "vllm:num_requests_running", "gapmeter_requests_running", "sglang:num_running_reqs", "tgi_batch_current_size",
+    ),
+    "waiting": ("vllm:num_requests_waiting", "gapmeter_requests_waiting", "sglang:num_queue_reqs", "tgi_queue_size"),
+    "kv_used_share": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    "kv_blocks": ("gapmeter_kv_blocks",),
+    "kv_blocks_free": ("gapmeter_kv_blocks_free",),
+    "preemptions": ("vllm:num_preemptions_total", "gapmeter_engine_preemptions_total"),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+}  # fmt: skip
+_OURS = {theirs: ours for ours, names in NAMES.items() for theirs in names}
+_LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?[ \t]+(\S+)")
+_PATIENCE_S = 2.0
+_LARGEST = 1 << 24
+_POWERCAP = Path("/sys/class/powercap")
+_LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
+
+
+def parse_metrics(page: str) -> dict[str, float]:
+    """The figures that we know, by our names: summed over label sets (several engines), shares averaged."""
+    values_of: dict[str, list[float]] = {}
+    for line in page.splitlines():
+        sample = _LINE.match(line)
+        ours = _OURS.get(sample[1]) if sample else None
+        if sample and ours:
+            try:
+                value = float(sample[2])
+            except ValueError:
+                continue
+            if math.isfinite(value):  # by NaN Prometheus says that there is none
+                values_of.setdefault(ours, []).append(value)
+    row = {name: sum(values) / (len(values) if name.endswith("_share") else 1) for name, values in values_of.items()}
+    blocks, free = row.pop("kv_blocks", 0.0), row.pop("kv_blocks_free", None)
+    if blocks and free is not None:
+        row["kv_used_share"] = 1 - free / blocks
+    return row
+
+
+class EngineMetrics:
+    """One kept-alive connection to a server's /metrics. ``key`` is sent as a bearer token, where there is one."""
+
+    name = "engine"
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = make(parts.hostname or "127.0.0.1", parts.port, timeout=_PATIENCE_S)
+        self._path = f"{parts.path.rstrip('/')}/metrics"
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.about: About = {"url": f"{url.rstrip('/')}/metrics"}
+
+    def read(self) -> list[Row]:
+        began = time.monotonic_ns()
+        status, page = self._ask()
+        if status == 200:
+            row = parse_metrics(page)
+            if not row:
+                raise Absent(f"{self.about['url']} has none of the figures that are known here")
+            return [{**row, "took_ns": time.monotonic_ns() - began, "page_bytes": len(page)}]
+        if status in (401, 403, 404, 405, 501):
+            raise Absent(f"the server has no {self.about['url']} for us (it answered {status})")
+        raise ReadFailed(f"{self.about['url']} answered {status}")
+
+    def _ask(self, *, again: bool = True) -> tuple[int, str]:
+        try:
+            self._connection.request("GET", self._path, headers=self._headers)
+            answer = self._connection.getresponse()
+            return answer.status, answer.read(_LARGEST).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()  # the next request connects anew
+            if again and isinstance(error, ConnectionError):  # it was kept alive no longer
+                return self._ask(again=False)
+            raise ReadFailed(f"{self.about['url']}: {str(error) or type(error).__name__}") from error
+
+
+class Processes:
+    """The trees below some processes, whoever joins or leaves them meanwhile. CPU time is in steps of 10 ms.
+
+    Raises Absent when nobody said which processes are the server's, or they are gone or somebody else's.
+    """
+
+    name = "processes"
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        try:
+            self._roots = [psutil.Process(pid) for pid in pids]
+        except psutil.Error as error:
+            raise Absent(f"the server's processes cannot be looked at: {error}") from error
+        if not self._roots:
+            raise Absent("the server's processes are not on this machine, or may not be seen by this user")
+        self._tree: dict[psutil.Process, str] = {}
+        self._looked_ns = 0
+        self.about: About = {"pids": [process.pid for process in self._roots]}
+
+    def read(self) -> list[Row]:
+        now = time.monotonic_ns()
+        if now - self._looked_ns >= _LOOK_AGAIN_NS:
+            labels, self._tree, self._looked_ns = self._tree, {}, now
+            for root in self._roots:
+                try:
+                    processes = [root, *root.children(recursive=True)]
+                except psutil.NoSuchProcess:
+                    continue
+                self._tree |= {process: labels.get(process) or label(process) for process in processes}
+        rows = [row for process, name in self._tree.items() if (row := _sample(process, name)) is not None]
+        if not rows:
+            raise ReadFailed("no process of the server is there any more")
+        return rows
+
+
+def label(process: psutil.Process) -> str:
+    """A name that tells processes of one program apart: its module or script, or the title that it gave itself."""
+    try:
+        words = process.cmdline()
+        name: str = process.name()
+    except psutil.Error:
+        return "?"
+    if len(words) < 2:  # a title replaces the command line
+        return words[0].strip() if words else name
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    if "multiprocessing" in " ".join(words):
+        return "multiprocessing"
+    script = next((word for word in words[1:] if not word.startswith("-")), name)
+    return Path(script).name
+
+
+def _sample(process: psutil.Process, name: str) -> Row | None:
+    try:
+        with process.oneshot():
+            times, memory, switches = process.cpu_times(), process.memory_info(), process.num_ctx_switches()
+            return {
+                "pid": process.pid,
+                "name": name,
+                "cpu_ns": round((times.user + times.system) * 1e9),
+                "rss_bytes": memory.rss,
+                "threads": process.num_threads(),
+                "voluntary": switches.voluntary,
+                "involuntary": switches.involuntary,
+            }
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None  # it has ended since the last look
+
+
+class Rapl:
+    """The energy counters ``intel-rapl:N`` (packages) and ``intel-rapl:N:M`` (parts of one); AMD's carry the same name.
+
+    ``about`` has each one's name and where it wraps. Raises Absent where there are none, or they may not be read.
+    """
+
+    name = "rapl"
+
+    def __init__(self, root: Path = _POWERCAP) -> None:
+        domains = {path.name: path for path in sorted(root.glob("intel-rapl:*")) if (path / "energy_uj").exists()}
+        if not domains:
+            raise Absent("the CPU's energy counter (RAPL) is not there: usual in virtual machines and containers")
+        self._counters = {domain: path / "energy_uj" for domain, path in domains.items()}
+        try:
+            names = {domain: (path / "name").read_text().strip() for domain, path in domains.items()}
+            ranges = {domain: int((path / "max_energy_range_uj").read_text()) for domain, path in domains.items()}
+            for path in self._counters.values():
+                int(path.read_text())
+        except PermissionError:
+            raise Absent(f"the CPU's energy counter may not be read: as root, chmod -R a+r {root}") from None
+        except (OSError, ValueError) as error:
+            raise Absent(f"the CPU's energy counter cannot be read: {error}") from error
+        self.about: About = {
+            "domains": [{"domain": domain, "name": names[domain], "range_uj": ranges[domain]} for domain in domains]
+        }
+
+    def read(self) -> list[Row]:
+        try:
+            return [{"domain": d, "energy_uj": int(path.read_text())} for d, path in self._counters.items()]
+        except (OSError, ValueError) as error:
+            raise ReadFailed(f"RAPL: {error}") from error
