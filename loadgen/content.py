@@ -14,8 +14,8 @@ from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.prompts import Prompts, make_prompts
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
+from gapmeter.scenarios.files import Prompts as PromptFile
 from gapmeter.scenarios.model import Scenario
-from gapmeter.scenarios.prompts import Prompts as PromptFile
 
 Ints = NDArray[np.int64]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.scenarios.distributions import (
+from gapmeter.scenarios.shapes import (
     Constant,
     ExponentialPause,
     FixedPause,

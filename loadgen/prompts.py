@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
+from gapmeter.scenarios.files import BLOCK_TOKENS, Recording
 
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """

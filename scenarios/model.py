@@ -30,22 +30,23 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Steps
-from gapmeter.scenarios.distributions import Constant, FixedPause, Lengths, Pause, Sampled
-from gapmeter.scenarios.durations import SECOND_NS, Duration, PositiveDuration, Warmup
 from gapmeter.scenarios.errors import BadValue, nearest
-from gapmeter.scenarios.prompts import Prompts
+from gapmeter.scenarios.files import Prompts, Trace
+from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
 from gapmeter.scenarios.sweep import read_points
-from gapmeter.scenarios.trace import Trace
 from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,
+    SECOND_NS,
     Arguments,
+    Duration,
     Part,
+    PositiveDuration,
     Share,
     TextLine,
     Url,
+    Warmup,
     Wording,
     bad_value,
     integer,

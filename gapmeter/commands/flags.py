@@ -82,8 +82,8 @@ def api_key_of(arguments: argparse.Namespace) -> str | None:
 
 def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = math.inf) -> float:
     """A time as scenarios write it, or a number of seconds. Raises UserError."""
-    from gapmeter.scenarios.durations import read_duration
     from gapmeter.scenarios.errors import BadValue
+    from gapmeter.scenarios.values import read_duration
 
     try:
         value_ns = read_duration(float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text)

@@ -261,8 +261,8 @@ def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[C
 def _config(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import explain_config
 
-    for key, value, source in explain_config(arguments.scenario, arguments.overrides):
-        print(f"{key:<32} {json.dumps(value):<36} {source}")
+    for setting in explain_config(arguments.scenario, arguments.overrides):
+        print(f"{setting.key:<32} {json.dumps(setting.value):<36} {setting.source}")
     return errors.OK
 
 

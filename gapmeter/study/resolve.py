@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
-from gapmeter.scenarios import Point, Scenario, ScenarioError, load_points, load_scenario, place_of, provenance
+from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
@@ -38,10 +38,10 @@ def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
-def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, object, str]]:
+def explain_config(name: str, overrides: Sequence[str]) -> tuple[Setting, ...]:
     """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
     try:
-        return [(setting.key, setting.value, setting.source) for setting in provenance(name, overrides)]
+        return provenance(name, overrides)
     except ScenarioError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 

@@ -20,7 +20,7 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.scenarios import Scenario, load_scenario
-from gapmeter.scenarios.distributions import Lognormal, Sampled, Uniform
+from gapmeter.scenarios.shapes import Lognormal, Sampled, Uniform
 from tests.loadgen.tiny_tokenizer import write_model
 
 TEXT = """\
