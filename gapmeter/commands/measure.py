@@ -117,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
     baseline = _baseline(arguments, scenario)
     from gapmeter.options import Options
-    from gapmeter.study.run import run_repeats
+    from gapmeter.study.study import run_repeats
     from gapmeter.study.sweep import run_sweep
 
     options = Options(
@@ -237,7 +237,7 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from gapmeter.study.run import report_again
+    from gapmeter.study.study import report_again
 
     quiet, definitions = arguments.quiet, arguments.definitions
     return _publish(arguments, lambda: [report_again(arguments.run, quiet=quiet, definitions=definitions)])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ class Placement:
     generator: tuple[int, ...]
     server: tuple[int, ...]
     shared: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
 def place(processes: int, *, local_server: bool, share: bool = False) -> Placement:

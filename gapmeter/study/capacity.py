@@ -27,12 +27,11 @@ from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
-from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.conclusion import Conclusion, describe, slos_of
 from gapmeter.study.keys import Keys
-from gapmeter.study.manifest import describe, slos_of
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
-from gapmeter.study.session import Session
-from gapmeter.study.study import Study, Visit, make_folder
+from gapmeter.study.session import Session, Visit
+from gapmeter.study.study import Study, make_study_folder
 from gapmeter.study.study import resume as resume_study
 
 SEARCH = "capacity"
@@ -245,7 +244,7 @@ def _begun(
             if f"trials/{path.name}" not in {trial.folder for trial in trials}:
                 shutil.rmtree(path)
     else:
-        folder = make_folder(options.runs, scenario, SEARCH)
+        folder = make_study_folder(options.runs, scenario, SEARCH)
         keys = Keys.within(scenario.to_dict(), options.api_key)
         command = options.command or Command.of("capacity", name, overrides)
         assert scenario.load.rate is not None

@@ -87,7 +87,8 @@ def compare_in_turn(
     factors = [*factors, *_keys_of([*a, *b])]
     changes = [[*overrides, *a], [*overrides, *b]]
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is told before a second goes into imports
-    from gapmeter.study.study import Visit, visit_in_turn
+    from gapmeter.study.session import Visit
+    from gapmeter.study.study import visit_in_turn
 
     made: list[list[Path]] = [[], []]
     order = list(order_of(pairs))

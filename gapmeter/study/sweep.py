@@ -25,12 +25,11 @@ from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
-from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.conclusion import Conclusion, describe
 from gapmeter.study.keys import Keys
-from gapmeter.study.manifest import describe
 from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
-from gapmeter.study.session import Session
-from gapmeter.study.study import Study, Visit, is_finished, make_folder, resume, server_key
+from gapmeter.study.session import Session, Visit
+from gapmeter.study.study import Study, is_finished, make_study_folder, resume, server_key
 
 SWEEP = "sweep"
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
@@ -197,7 +196,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
     if resumed is not None:
         folder, manifest = RunFolder(resumed), resume(resumed, scenario, SweepManifest)
     else:
-        folder = make_folder(options.runs, scenario, SWEEP)
+        folder = make_study_folder(options.runs, scenario, SWEEP)
         _mention_unfinished(options, scenario, folder.path)
         manifest = _manifest(scenario, points, order, options.command or Command.of("run", name, overrides), options)
         manifest.write(folder.path)

@@ -54,19 +54,6 @@ class Target:
     tokenizer: str | None
     spec: LaunchSpec | None = None
 
-    @property
-    def url(self) -> str:
-        return self.about.url
-
-    @property
-    def model(self) -> str:
-        """Its name there."""
-        return self.about.model
-
-    @property
-    def dialect(self) -> str:
-        return self.about.dialect
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -128,7 +115,7 @@ def running(
     env = {**target.spec.env, "GAPMETER_PROBE_DIR": str(folder.probe.resolve())}
     try:
         process = launch(
-            target.spec.command, env, cores, log, f"{target.url}/health", scenario.server.ready_timeout_ns / 1e9,
+            target.spec.command, env, cores, log, f"{target.about.url}/health", scenario.server.ready_timeout_ns / 1e9,
             meanwhile=meanwhile, clean=keys.out_of_bytes,
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip

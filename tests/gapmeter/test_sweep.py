@@ -246,7 +246,7 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     @contextlib.contextmanager
     def dead(*_: Any, home: Path, **__: Any) -> Iterator[Any]:
         started.append(home.name)
-        yield SimpleNamespace(alive=lambda: False, load=refuse)
+        yield SimpleNamespace(alive=lambda: False, visit=refuse)
 
     monkeypatch.setattr("gapmeter.study.study.open_session", dead)
     overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
