@@ -50,8 +50,8 @@ class Outputs:
                 self._tell(done)
         finally:
             if done and self.as_json:
-                summaries = [document_of(each) for each in done]
-                json.dump(summaries[0] if len(summaries) == 1 else {"runs": summaries}, sys.stdout)
+                found = [each.result.to_json() | ({"regression": r} if (r := each.regression) else {}) for each in done]
+                json.dump(found[0] if len(found) == 1 else {"runs": found}, sys.stdout)
                 print(flush=True)
         return done
 
@@ -69,12 +69,6 @@ class Outputs:
         for suite in suites_of(last) if self.annotated else ():
             for line in annotations_of(suite):
                 print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
-
-
-def document_of(conclusion: Conclusion[Any]) -> dict[str, Any]:
-    """What it found, as one JSON document."""
-    document: dict[str, Any] = conclusion.result.to_json()
-    return document if conclusion.regression is None else {**document, "regression": conclusion.regression}
 
 
 def write_file(path: Path, text: str) -> None:

@@ -108,7 +108,7 @@ class Part(BaseModel):
     ``example`` is how such a mapping is written, for one that is the value of a key.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True, use_attribute_docstrings=True)
     example: ClassVar[str] = ""
 
     @model_validator(mode="wrap")

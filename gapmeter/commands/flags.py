@@ -90,13 +90,9 @@ def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = ma
     except BadValue as error:
         raise UserError(f"{flag} {error}", errors.USAGE) from error
     if not least_s <= value_ns / 1e9 <= most_s:
-        upto = "" if math.isinf(most_s) else f" to {_spelled(most_s)}"
-        raise UserError(f"{flag} {text}: write a time from {_spelled(least_s)}{upto}", errors.USAGE)
+        upto = "" if math.isinf(most_s) else f" to {most_s / 3600:g}h"
+        raise UserError(f"{flag} {text}: write a time from {least_s:g}s{upto}", errors.USAGE)
     return float(value_ns / 1e9)
-
-
-def _spelled(seconds: float) -> str:
-    return f"{seconds / 3600:g}h" if seconds >= 3600 else f"{seconds:g}s"
 
 
 def share_of(flag: str, text: str, least: float, most: float) -> float:

@@ -16,9 +16,8 @@ from gapmeter.errors import UserError, say_exit
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.cluster import Workers
-    from gapmeter.options import LocustPageOptions
-    from gapmeter.runs.baseline import Baseline
     from gapmeter.scenarios import Scenario
+    from gapmeter.study.comparison import Baseline
     from gapmeter.study.conclusion import Conclusion
 
 
@@ -116,13 +115,18 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
     baseline = _baseline(arguments, scenario)
-    from gapmeter.options import Options
+    from gapmeter.options import LocustPageOptions, Options
     from gapmeter.study.study import run_repeats
     from gapmeter.study.sweep import run_sweep
 
+    page = None
+    if arguments.ui:
+        keep = arguments.ui_keep
+        keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
+        page = LocustPageOptions(flags.port_of("--ui-port", arguments.ui_port), keep_ns)
     options = Options(
         locustfile=arguments.locustfile,
-        locust_page=_locust_page(arguments),
+        locust_page=page,
         runs=arguments.runs,
         workers=workers_of(arguments.workers, arguments.listen, arguments.patience),
         probe_dir=arguments.probe_dir,
@@ -139,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = run_repeats(arguments.scenario, changed, options)
         if baseline is None:
             return runs
-        from gapmeter.runs.baseline import judged_against
+        from gapmeter.study.comparison import judged_against
 
         return judged_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
 
@@ -151,22 +155,12 @@ def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | N
         if arguments.max_regression is not None or arguments.factor:
             raise UserError("--max-regression and --factor go with --baseline RUN", errors.USAGE)
         return None
-    from gapmeter.runs.baseline import Baseline, check_baseline
+    from gapmeter.study.comparison import Baseline, check_baseline
 
     limit = flags.share_of("--max-regression", arguments.max_regression or "5%", 0.0, 10.0)
     baseline = Baseline(arguments.baseline, limit, tuple(arguments.factor))
     check_baseline(baseline, scenario)
     return baseline
-
-
-def _locust_page(arguments: argparse.Namespace) -> LocustPageOptions | None:
-    if not arguments.ui:
-        return None
-    from gapmeter.options import LocustPageOptions
-
-    keep = arguments.ui_keep
-    keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
-    return LocustPageOptions(flags.port_of("--ui-port", arguments.ui_port), keep_ns)
 
 
 def workers_of(count: int, listen: str, patience: str) -> Workers | None:
@@ -185,7 +179,13 @@ def _capacity(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import check_searchable, resolve
 
     changed = flags.overrides(arguments)
-    goal = _goal(arguments)
+    if arguments.spare < 0:
+        raise UserError(f"--spare {arguments.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
+    target_rps = None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps)
+    headroom = flags.share_of("--headroom", arguments.headroom, 0.0, 0.95)
+    confidence = flags.share_of("--confidence", arguments.confidence, 0.5, 0.999)
+    within = flags.share_of("--within", arguments.within, 0.005, 1.0)
+    budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)
     # A mistake is told before a second goes into imports.
     check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
     from gapmeter.options import Options
@@ -198,23 +198,10 @@ def _capacity(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         command=flags.command_of(arguments),
     )
-    found = find_capacity(arguments.scenario, changed, options, CapacityGoal(**goal), arguments.resume)
+    goal = CapacityGoal(target_rps, headroom, arguments.spare, confidence, within, budget_s)
+    found = find_capacity(arguments.scenario, changed, options, goal, arguments.resume)
     print(found.result.model_dump_json() if arguments.json else found.folder, flush=True)
     return say_exit(found.exit_code) if arguments.quiet else found.exit_code
-
-
-def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a CapacityGoal. Raises UserError for a flag that is out of range."""
-    if arguments.spare < 0:
-        raise UserError(f"--spare {arguments.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
-    return {
-        "target_rps": None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps),
-        "headroom": flags.share_of("--headroom", arguments.headroom, 0.0, 0.95),
-        "spare": arguments.spare,
-        "confidence": flags.share_of("--confidence", arguments.confidence, 0.5, 0.999),
-        "within": flags.share_of("--within", arguments.within, 0.005, 1.0),
-        "budget_s": flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0),
-    }
 
 
 def _worker(arguments: argparse.Namespace) -> int:

@@ -112,8 +112,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         Outputs(markdown=arguments.markdown).check()
     command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
-    from gapmeter.report import comparison, markdown, terminal
-    from gapmeter.report.document import Facts
+    from gapmeter.report import comparison, markdown
+    from gapmeter.study.conclusion import show
 
     document = comparison.document(compared.result)
     if arguments.markdown:
@@ -123,7 +123,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     else:
         print(compared.folder, flush=True)
     if not arguments.quiet:
-        terminal.show(document, sys.stderr, links=Facts([("report", str(compared.folder / "report.html"))]))
+        show(document, compared.folder)
     return say_exit(compared.exit_code)
 
 

@@ -86,9 +86,12 @@ def read_listed(path: Path) -> ListedRun:
 
 def run_folders(runs: Path) -> Iterator[Path]:
     """Every folder of one run at any depth (also a sweep's points and a search's trials), by its path."""
-    for manifest in sorted(runs.rglob(_MANIFEST)):
-        if (manifest.parent / "requests").is_dir():
-            yield manifest.parent
+    yield from (path.parent for path in sorted(runs.rglob(_MANIFEST)) if is_run(path.parent))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of one run, readable or not, and not of several."""
+    return (folder / _MANIFEST).exists() and (folder / "requests").is_dir()
 
 
 def _sorted(listed: Iterator[ListedRun]) -> list[ListedRun]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,7 @@ from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
-from gapmeter.study.conclusion import Conclusion, describe, slos_of
+from gapmeter.study.conclusion import Conclusion, describe, show, slos_of
 from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
 from gapmeter.study.session import Session, Visit
@@ -97,16 +96,14 @@ def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityRe
     except OSError as error:
         raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
     if not quiet:
-        from gapmeter.report import capacity, terminal
-        from gapmeter.report.document import Facts
+        from gapmeter.report import capacity
 
         again = Command.parse(manifest.command)
-        links = [("report", str(path / "report.html")), ("again", str(again))]
+        links = [("again", str(again))]
         if minutes := capacity.minutes_to_go_on(result.capacity):
             links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
         why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
-        document = capacity.document(result, manifest)
-        terminal.show(document, sys.stderr, links=Facts(links), end=f"exit={result.exit_code} {why}")
+        show(capacity.document(result, manifest), path, f"exit={result.exit_code} {why}", *links)
     return Conclusion(path, result, result.exit_code)
 
 

@@ -155,16 +155,16 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
         why = errors.MEANING[code]
         if code == errors.NOT_VALID:
             why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
-        show(run.brief(result, manifest), folder, f"exit={code} {why}", ("again", manifest.command))
+        show(run.brief(result, manifest), folder.path, f"exit={code} {why}", ("again", manifest.command))
     return Conclusion(folder.path, result, code)
 
 
-def show(document: Document, folder: RunFolder, end: str = "", *links: tuple[str, str]) -> None:
+def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str]) -> None:
     """A summary on standard error, with where its page lies and what the user may run next."""
     from gapmeter.report import terminal
     from gapmeter.report.document import Facts
 
-    terminal.show(document, sys.stderr, links=Facts([("report", str(folder.report)), *links]), end=end)
+    terminal.show(document, sys.stderr, links=Facts([("report", str(folder / "report.html")), *links]), end=end)
 
 
 def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:

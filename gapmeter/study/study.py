@@ -20,7 +20,7 @@ from gapmeter.analysis.results.study import SearchManifest, SweepManifest
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
-from gapmeter.runs.damage import manifest_of, unless_damaged
+from gapmeter.runs.run import manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion, conclude

@@ -23,9 +23,9 @@ from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
 from gapmeter.report.export.junit import annotations_of, suites_of_sweep
-from gapmeter.runs.baseline import Baseline, check_baseline
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
+from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
