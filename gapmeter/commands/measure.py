@@ -23,23 +23,7 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
-    _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
-    _add_capacity(commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds"))
-    _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
-    _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
-    config = commands.add_parser("config", help="print each value of a scenario and where it came from")
-    config.add_argument("scenario", help="a scenario's name or file")
-    flags.add_overrides(config)
-    config.set_defaults(call=_config)
-    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
-    scenarios.set_defaults(call=_scenarios)
-    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
-    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    doctor.set_defaults(call=_doctor)
-    _add_calibrate(commands.add_parser("calibrate", help="measure the load tester itself on this machine"))
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("run", help="load a server as a scenario says, and explain its latency")
     parser.add_argument("scenario", help="a scenario's name or file")
     flags.add_server(parser)
     flags.add_overrides(parser)
@@ -67,8 +51,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(call=_run)
 
-
-def _add_capacity(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds")
     parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
     flags.add_server(parser)
     flags.add_overrides(parser)
@@ -84,22 +67,31 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_capacity)
 
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("report", help="report a run again from its folder alone")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     flags.add_outputs(parser)
     parser.set_defaults(call=_report)
 
-
-def _add_worker(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere")
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
     parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
     parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
     parser.set_defaults(call=_worker)
 
+    config = commands.add_parser("config", help="print each value of a scenario and where it came from")
+    config.add_argument("scenario", help="a scenario's name or file")
+    flags.add_overrides(config)
+    config.set_defaults(call=_config)
 
-def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
+    scenarios.set_defaults(call=_scenarios)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
+    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    doctor.set_defaults(call=_doctor)
+
+    parser = commands.add_parser("calibrate", help="measure the load tester itself on this machine")
     parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
     parser.add_argument("--generator", action="append", default=[], help="only this: asyncio or locust")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
