@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, unless_refused
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
     from gapmeter.report.export.junit import Suite
@@ -73,10 +73,8 @@ class Outputs:
 
 def write_file(path: Path, text: str) -> None:
     """Raises UserError when it cannot be written."""
-    try:
+    with unless_refused(f"{path} cannot be written"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be written: {error.strerror}", errors.USAGE) from error
 
 
 def _markdown(conclusion: Conclusion[Any]) -> str:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.manifest import CalibratedLimit, CalibratedMachine, Calibration, GeneratorFloor
-from gapmeter.errors import NOT_VALID, OK, USAGE, UserError, reason_of
+from gapmeter.errors import NOT_VALID, OK, USAGE, UserError, reason_of, unless_refused
 from gapmeter.loadgen.fleet import GENERATORS, NotStarted
 from gapmeter.machine.hardware import Placement, describe_hardware, describe_versions, place
 from gapmeter.machine.instrument import (
@@ -177,10 +177,8 @@ def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) ->
         found = calibrate(generators or installed, quick=quick, say=tell)
     except (NotMeasured, NotStarted) as error:
         raise UserError(f"not calibrated: {error}", NOT_VALID) from error
-    try:
+    with unless_refused(f"{cache_file()} cannot be written", NOT_VALID):
         path = save_calibration(found)
-    except OSError as error:
-        raise UserError(f"{cache_file()} cannot be written: {error.strerror or error}", NOT_VALID) from error
     print(found.model_dump_json(indent=1) if as_json else render(found))
     tell(f"kept in {path}; runs on this machine print it from now on")
     return OK

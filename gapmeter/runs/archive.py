@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
 from gapmeter.study.keys import Keys
 
@@ -47,11 +47,10 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
         raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
     try:
-        with part.open("wb") as file:
-            count = _write(file, name, folder, keys, as_zip=target.suffix.lower() == ".zip")
-        os.replace(part, target)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}", errors.USAGE) from error
+        with unless_refused(f"{target} cannot be written"):
+            with part.open("wb") as file:
+                count = _write(file, name, folder, keys, as_zip=target.suffix.lower() == ".zip")
+            os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
     digest, size_mb = hashlib.sha256(target.read_bytes()).hexdigest(), target.stat().st_size / 1e6

@@ -20,7 +20,7 @@ from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.manifest import Manifest, Slo, TrialPlace
 from gapmeter.analysis.results.study import SearchFacts, SearchManifest, TrialNote
 from gapmeter.analysis.tables import request_row
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options
 from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
@@ -91,10 +91,8 @@ def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityRe
         ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
         manifest = manifest.model_copy(update={"capacity": ended})
         manifest.write(path)
-    try:
+    with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         result = analyse_search(RunFolder(path))
-    except OSError as error:
-        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
     if not quiet:
         from gapmeter.report import capacity
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import NotReadable, RunResult
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.runs.run import UNDERIVABLE, in_a_line, require_one_run
@@ -48,16 +48,12 @@ def compare_runs(
 
     result, version = derive(folders, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
     names = "|".join(",".join(path.resolve().name for path in side) for side in folders)
-    try:
+    with unless_refused(f"no comparison's folder can be made in {runs}"):
         folder = RunFolder.create(Path(runs), "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
-    except OSError as error:
-        raise UserError(f"no comparison's folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
     placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in folders)
     result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": placed})})
-    try:
+    with unless_refused(f"{folder} cannot be written"):
         result = comparison.write(folder, result, version)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {reason_of(error)}", errors.USAGE) from error
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
 
 

@@ -21,7 +21,7 @@ from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import Cores, LocustWorkers, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.cluster import report_path
 from gapmeter.loadgen.plan import Plan
@@ -241,27 +241,23 @@ def check_options(scenario: Scenario, options: Options) -> None:
     """Raises UserError for options that do not go with the scenario."""
     if options.probe_dir is not None and scenario.server.engine != "attach":
         raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
-    path, load = options.locustfile, scenario.load
+    path, load, problem = options.locustfile, scenario.load, ""
     if path is None:
         return
     if not path.is_file():
         raise UserError(f"--locustfile {path}: there is no such file", errors.USAGE)
     if load.loop != "closed":
-        text = f"its users wait for answers, {scenario.name} is an open loop; {_CLOSED}"
-        raise UserError(f"--locustfile: {text}", errors.USAGE)
-    if load.duration_ns is None:
-        text = "how many requests there will be is its users' affair; write a time"
-        remedy = "--set load.requests=null --set load.duration=60s"
-        raise UserError(f"--locustfile: {text}: {remedy}", errors.USAGE)
-    if options.workers is not None or load.processes > 1:
-        text = "its users live in one process; leave out --workers and load.processes"
-        raise UserError(f"--locustfile: {text}", errors.USAGE)
-
-
-_CLOSED = (
-    "write --set load.arrivals=closed --set load.rate=null --set load.concurrency=8 (the number of users, unless a "
-    "shape in the file says it)"
-)
+        problem = (
+            f"its users wait for answers, {scenario.name} is an open loop; write --set load.arrivals=closed --set "
+            "load.rate=null --set load.concurrency=8 (the number of users, unless a shape in the file says it)"
+        )
+    elif load.duration_ns is None:
+        problem = "how many requests there will be is its users' affair; write a time: "
+        problem += "--set load.requests=null --set load.duration=60s"
+    elif options.workers is not None or load.processes > 1:
+        problem = "its users live in one process; leave out --workers and load.processes"
+    if problem:
+        raise UserError(f"--locustfile: {problem}", errors.USAGE)
 
 
 def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bool = False) -> Session:
@@ -288,11 +284,9 @@ def open_session(
     """
     session = prepare_session(scenario, options, model_asked_for=model_asked_for)
     folder = RunFolder(home)
-    try:
+    with unless_refused(f"{home} cannot be made"):
         for part in (folder.logs, folder.probe):
             part.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{home} cannot be made: {reason_of(error)}", errors.USAGE) from error
     try:
         with session.serving(folder, several=True):
             yield session
@@ -302,13 +296,8 @@ def open_session(
 
 def make_folder(runs: Path, scenario: Scenario, into: Path | None = None) -> RunFolder:
     """A fresh folder for a run. Raises UserError when it cannot be made."""
-    try:
-        if into is None:
-            return RunFolder.create(runs, scenario.name, scenario.digest())
-        return RunFolder.at(into)
-    except OSError as error:
-        place = into or runs
-        raise UserError(f"no run's folder can be made in {place}: {reason_of(error)}", errors.USAGE) from error
+    with unless_refused(f"no run's folder can be made in {into or runs}"):
+        return RunFolder.create(runs, scenario.name, scenario.digest()) if into is None else RunFolder.at(into)
 
 
 def placed(scenario: Scenario) -> Placement:

@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
 from gapmeter.analysis.results.study import SearchManifest, SweepManifest
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.runs.run import manifest_of, unless_damaged
@@ -91,10 +91,8 @@ class Study(Generic[M]):
 
 def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
     """A fresh one for a study. Raises UserError when it cannot be made."""
-    try:
+    with unless_refused(f"no folder can be made in {runs}"):
         return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
-    except OSError as error:
-        raise UserError(f"no folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
 
 
 def resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:

@@ -20,7 +20,7 @@ from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.manifest import SweepPlace
 from gapmeter.analysis.results.study import SweepManifest
 from gapmeter.analysis.sweep.result import SweepResult
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
@@ -85,10 +85,8 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
 
     ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
     """
-    try:
+    with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         result = analyse_points(RunFolder(path))
-    except OSError as error:
-        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
     code = result.exit_code if code is None else code
     if not quiet:
         from gapmeter.report import sweep
