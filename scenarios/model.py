@@ -7,8 +7,11 @@ serialises to could stand in a scenario file. The JSON Schema and `gapmeter conf
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,11 +33,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
-from gapmeter.scenarios.errors import BadValue, nearest
+from gapmeter.scenarios.errors import BadValue, nearest, quoted
 from gapmeter.scenarios.files import Prompts, Trace
 from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
-from gapmeter.scenarios.sweep import read_points
 from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,
@@ -57,6 +59,8 @@ RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
 UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
+MOST_POINTS = 1000
+_EXAMPLE = "sweep: {load.concurrency: [1, 2, 4, 8]}"
 
 _Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]
 _Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
@@ -117,8 +121,51 @@ _WrittenSlo = Annotated[
 _Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
 
 
-def _read_sweep(value: object) -> object:
-    return read_points(value, _check_swept)
+@dataclass(frozen=True, slots=True)
+class PointValue:
+    """One value of one point, and where in the sweep it stands."""
+
+    value: object
+    path: tuple[str | int, ...]
+
+
+def spelled_points(value: Any) -> Iterator[dict[str, PointValue]]:
+    """Each point, its values as they were written. Raises BadValue for what is neither a grid nor a list of points."""
+    if isinstance(value, dict) and value:
+        for key, values in value.items():
+            if not isinstance(values, list) or not values:
+                raise BadValue(f"{quoted(values)} is not a list of values; write for instance {_EXAMPLE}", (key,))
+        if (count := math.prod(len(values) for values in value.values())) > MOST_POINTS:
+            raise BadValue(f"these are {count} points, more than {MOST_POINTS}; write fewer values")
+        rows = ([PointValue(v, (key, at)) for at, v in enumerate(values)] for key, values in value.items())
+        yield from (dict(zip(value, row, strict=True)) for row in itertools.product(*rows))
+    elif isinstance(value, list):
+        if len(value) > MOST_POINTS:
+            raise BadValue(f"these are {len(value)} points, more than {MOST_POINTS}; write fewer")
+        for at, point in enumerate(value):
+            if not isinstance(point, dict) or not point:
+                text = f"{quoted(point)} is no point; write for instance {{server.max_batch: 8, load.rate: 16}}"
+                raise BadValue(text, (at,))
+            yield {key: PointValue(v, (at, key)) for key, v in point.items()}
+    else:
+        raise BadValue(f"{quoted(value)} is neither a grid nor a list of points; write for instance {_EXAMPLE}")
+
+
+def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:
+    """The points of a grid or a list, empty for no sweep. Raises BadValue, also for a point that is there twice."""
+    points: list[Mapping[str, object]] = []
+    for spelled in spelled_points(value):
+        for key, part in spelled.items():
+            try:
+                _check_swept(key, part.value)
+            except BadValue as error:
+                raise BadValue(error.text, (*part.path, *error.path)) from error
+        point = {key: part.value for key, part in spelled.items()}
+        if point in points:
+            named = ", ".join(f"{key}: {quoted(part)}" for key, part in point.items())
+            raise BadValue(f"{named} is there twice; repeat: 2 repeats every point")
+        points.append(point)
+    return tuple(points)
 
 
 _Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(_read_sweep)]
