@@ -224,9 +224,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:
     """Standard output is for programs; returns the worst exit code."""
-    from gapmeter.outputs import Outputs
-
-    outputs = Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
+    outputs = flags.Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
     outputs.check()
     done = outputs.publish(conclusions())
     code = max(conclusion.exit_code for conclusion in done)

@@ -17,7 +17,6 @@ from gapmeter import errors
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
-from gapmeter.outputs import Outputs, write_file
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.compare.result import Comparison
@@ -92,7 +91,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from gapmeter.study.keys import Keys
 
     if arguments.markdown is not None:
-        Outputs(markdown=arguments.markdown).check()
+        flags.Outputs(markdown=arguments.markdown).check()
     command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
     from gapmeter.report import comparison, markdown
@@ -100,7 +99,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     document = comparison.document(compared.result)
     if arguments.markdown:
-        write_file(arguments.markdown, markdown.text(document))
+        flags.write_file(arguments.markdown, markdown.text(document))
     if arguments.json:
         print(json.dumps({**compared.result.to_json(), "folder": str(compared.folder)}), flush=True)
     else:
