@@ -216,7 +216,11 @@ def _read(path_or_name: str | Path, overrides: Sequence[str], environment: Mappi
     entries = _overlaid({}, (entry for entry in file if entry.key in KEYS))
     entries = _overlaid(entries, _read_environment(os.environ if environment is None else environment))
     for flag in overrides:
-        entries = _overlaid(entries, _read_flag(flag))
+        key, equals, text = flag.partition("=")
+        if not equals or not key.strip():
+            wrong = f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8"
+            raise ScenarioError(wrong, place=Place("--set"))
+        entries = _overlaid(entries, _of_text(key.strip(), text, Place("--set"), _FLAG))
     return _Draft(path, entries, groups)
 
 
@@ -269,15 +273,6 @@ def _read_environment(environment: Mapping[str, str]) -> Iterator[_Entry]:
             raise ScenarioError(f"no key of a scenario has this name; {hint}", place=Place(name))
 
 
-def _read_flag(flag: str) -> Iterator[_Entry]:
-    """The key of one ``KEY=VALUE``, or the keys of a group."""
-    key, equals, text = flag.partition("=")
-    if not equals or not key.strip():
-        text = f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8"
-        raise ScenarioError(text, place=Place("--set"))
-    return _of_text(key.strip(), text, Place("--set"), _FLAG)
-
-
 def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Entry]:
     """What a flag or variable says of a key or a group: a YAML text without lines to point to."""
     try:
@@ -299,19 +294,14 @@ def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Entry]:
 
 def _of_key(key: str, value: Any, place: Place, layer: int) -> _Entry:
     """A key, or a part of one (``server.args.x``), with a value; files that a file names lie beside it."""
-    owner = _owner(key, place)
+    parts = key.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    owner = next((head for head in heads if head in KEYS), None)
+    if owner is None:
+        raise _unknown_key(key, place)
     for part in reversed(key[len(owner) :].split(".")[1:]):
         value = {part: value}
     return _Entry(owner, _beside(owner, value, place), place, layer)
-
-
-def _owner(key: str, place: Place) -> str:
-    """The key that a dotted one is, or is a part of."""
-    parts = key.split(".")
-    for count in range(len(parts), 0, -1):
-        if (head := ".".join(parts[:count])) in KEYS:
-            return head
-    raise _unknown_key(key, place)
 
 
 def _entries(node: yaml.Node, prefix: str, shown: str, layer: int) -> Iterator[_Entry]:

@@ -64,19 +64,16 @@ class Wording:
         try:
             return inner(value)
         except ValidationError as error:
-            bad = self._bad_keys(error.errors(), keys) or self._bad_value(error.errors()[0], schema)
-            if bad is None:  # put into words already, by a validator or deeper inside
-                raise
-            raise bad from error
-
-    def _bad_keys(self, errors: list[ErrorDetails], keys: Sequence[str]) -> BadValue | None:
-        """A key too many or too few. The first goes first: a key misspelt is one too few as well."""
-        names = {error["type"]: error["loc"][0] for error in errors if len(error["loc"]) == 1}
-        if (name := names.get("extra_forbidden", names.get("invalid_key"))) is not None:
-            return BadValue(f"no such key; {did_you_mean(name, keys)}write {self.write}", (name,))
-        if (name := names.get("missing")) in keys:
-            return BadValue(f"{name} is missing; write {self.write}")
-        return None
+            # A key too many goes before one too few: a key misspelt is both.
+            names = {each["type"]: each["loc"][0] for each in error.errors() if len(each["loc"]) == 1}
+            if (name := names.get("extra_forbidden", names.get("invalid_key"))) is not None:
+                bad = BadValue(f"no such key; {did_you_mean(name, keys)}write {self.write}", (name,))
+                raise bad from error
+            if (name := names.get("missing")) in keys:
+                raise BadValue(f"{name} is missing; write {self.write}") from error
+            if (wrong := self._bad_value(error.errors()[0], schema)) is not None:
+                raise wrong from error
+            raise  # put into words already, by a validator or deeper inside
 
     def _bad_value(self, error: ErrorDetails, schema: Mapping[str, Any]) -> BadValue | None:
         kind, value, write, unit = error["type"], error["input"], self.write, f" ({self.unit})" if self.unit else ""
@@ -255,7 +252,12 @@ def read_duration(value: object, *, least_ns: int = 0, otherwise: str = "") -> i
     elif is_number(value):
         exact_ns = float(value) * SECOND_NS
     else:
-        raise BadValue(f"{quoted(value)} is not a duration; write {otherwise}{_meant(value)}")
+        meant = f"{leading_number(value) or 75}s, 500ms or 2m"
+        other = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+        for unit, others in _OTHER_UNITS.items():
+            if other and other[2].lower() in others:  # 5m for "5 minutes"
+                meant = f"{other[1]}{unit}"
+        raise BadValue(f"{quoted(value)} is not a duration; write {otherwise}{meant}")
     ns = round(min(max(exact_ns, -1.0), 2.0 * LONGEST_NS))  # infinity cannot be rounded
     if not least_ns <= ns <= LONGEST_NS:
         span = f"from {least_ns / SECOND_NS:g} s to" if least_ns else "up to"
@@ -266,16 +268,6 @@ def read_duration(value: object, *, least_ns: int = 0, otherwise: str = "") -> i
 def seconds(ns: int) -> int | float:
     """Nanoseconds as seconds, whole where they are."""
     return ns // SECOND_NS if ns % SECOND_NS == 0 else ns / SECOND_NS
-
-
-def _meant(value: Any) -> str:
-    """What was probably meant: 5m for ``5 minutes``."""
-    other = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
-    if other:
-        for unit, others in _OTHER_UNITS.items():
-            if other[2].lower() in others:
-                return f"{other[1]}{unit}"
-    return f"{leading_number(value) or 75}s, 500ms or 2m"
 
 
 _SCHEMA: list[JsonSchemaValue] = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_PATTERN}$"}]

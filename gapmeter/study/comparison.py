@@ -82,7 +82,10 @@ def compare_in_turn(
     Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, and when one is
     interrupted.
     """
-    factors = [*factors, *_keys_of([*a, *b])]
+    for override in (*a, *b):
+        if "=" not in override:
+            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
+    factors = [*factors, *dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b))]
     changes = [[*overrides, *a], [*overrides, *b]]
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is told before a second goes into imports
     from gapmeter.study.session import Visit
@@ -110,14 +113,6 @@ def order_of(pairs: int) -> Iterator[int]:
     """0 for A and 1 for B: A B, then B A, and so on. The mean place of both sides is the same for even ``pairs``."""
     for number in range(pairs):
         yield from (0, 1) if number % 2 == 0 else (1, 0)
-
-
-def _keys_of(overrides: Sequence[str]) -> list[str]:
-    """The scenario's keys that overrides set. Raises UserError for one that sets nothing."""
-    for override in overrides:
-        if "=" not in override:
-            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
-    return list(dict.fromkeys(override.partition("=")[0].strip() for override in overrides))
 
 
 def _read(path: Path) -> AnalysedRun:

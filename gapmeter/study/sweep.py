@@ -148,7 +148,10 @@ class _Sweep:
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
-        visit = Visit(point.scenario, self.numbers[place], self.path(place), self._command(point), sweep=of)
+        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
+        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+        alone = Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
+        visit = Visit(point.scenario, self.numbers[place], self.path(place), alone, sweep=of)
         try:
             result = self.study.visit(session, visit)
         except UserError as error:
@@ -176,12 +179,6 @@ class _Sweep:
         number = sum(map(is_finished, runs)) + (not ended)
         of = f", repeat {repeat + 1} of {self.scenario.repeat}" if self.scenario.repeat > 1 else ""
         return f"run {number} of {len(runs)}: {values}{of}"
-
-    def _command(self, point: Point) -> Command:
-        """What runs this point alone."""
-        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
-        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
-        return Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
 
 
 def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: Path | None) -> _Sweep:
