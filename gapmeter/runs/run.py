@@ -187,11 +187,16 @@ def unless_damaged(folder: RunFolder, manifest: Manifest) -> Iterator[None]:
     try:
         yield
     except UNDERIVABLE as error:
-        what = _changed_file(folder, manifest)
-        if not what:
-            raise
-        text = f"{folder.path} is damaged: {what}; take it again from where it was recorded, or from an archive"
-        raise UserError(text, errors.NOT_VALID) from error
+        for name, recorded in (manifest.files or {}).items():
+            path, what = folder.path / name, ""
+            if not path.is_file():
+                what = f"{name} is gone"
+            elif hashlib.sha256(path.read_bytes()).hexdigest() != recorded:
+                what = f"{name} is not what was recorded (its SHA-256 differs from the manifest's)"
+            if what:
+                text = f"{folder.path} is damaged: {what}; take it again from where it was recorded, or from an archive"
+                raise UserError(text, errors.NOT_VALID) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -210,14 +215,3 @@ def in_a_line(error: BaseException) -> str:
     """What went wrong, short enough for a sentence."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines[0] else type(error).__name__
-
-
-def _changed_file(folder: RunFolder, manifest: Manifest) -> str:
-    """Which raw file is not the one it was; "" for none."""
-    for name, recorded in (manifest.files or {}).items():
-        path = folder.path / name
-        if not path.is_file():
-            return f"{name} is gone"
-        if hashlib.sha256(path.read_bytes()).hexdigest() != recorded:
-            return f"{name} is not what was recorded (its SHA-256 differs from the manifest's)"
-    return ""
