@@ -17,7 +17,7 @@ from gapmeter.servers.models import resolve_model
 from gapmeter.servers.transformers import transformers_command
 from gapmeter.servers.vllm import find_python, installed, vllm_command
 from gapmeter.study.conclusion import Conclusion
-from gapmeter.study.run import run_scenario
+from gapmeter.study.study import run_scenario
 
 ENGINES = ("transformers", "vllm")
 NAME = "gapmeter"

@@ -12,7 +12,7 @@ import numpy as np
 
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.options import Options
-from gapmeter.study.run import run_scenario
+from gapmeter.study.study import run_scenario
 from tests.browser import browser_tab
 
 REQUESTS, LOADS = 10_000, 5

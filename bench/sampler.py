@@ -20,7 +20,7 @@ from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
-from gapmeter.study.session import Session, open_session
+from gapmeter.study.session import Session, Visit, open_session
 
 PAIRS = 10
 HZ = 10
@@ -54,7 +54,7 @@ def measure(folder: Path, pairs: int = PAIRS) -> dict[str, Any]:
 
 def _load(session: Session, number: int, *, sampled: bool) -> Conclusion[RunResult]:
     scenario = resolve("smoke", [*_LOAD, f"telemetry.hz={HZ if sampled else 0}"])
-    return session.load(scenario, number, show=False)
+    return session.visit(Visit(scenario, number))
 
 
 def _lag_ms(result: Conclusion[RunResult]) -> list[float]:

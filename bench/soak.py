@@ -16,7 +16,7 @@ from bench.streams import anonymous_kib
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
-from gapmeter.scenarios.durations import read_duration
+from gapmeter.scenarios.values import read_duration
 
 _RATE, _TOKENS = 20, 32
 _GROWTH_KIB = 4096.0  # beyond what it had after the first tenth

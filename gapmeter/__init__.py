@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gapmeter.study.comparison import compare_in_turn
     from gapmeter.study.comparison import compare_runs as compare
     from gapmeter.study.resolve import resolve as scenario
-    from gapmeter.study.run import report_again
-    from gapmeter.study.run import run_scenario as run
     from gapmeter.study.session import open_session as session
+    from gapmeter.study.study import report_again
+    from gapmeter.study.study import run_scenario as run
     from gapmeter.study.sweep import run_sweep as sweep
 
 # Where each public name is: imported when it is first used, since some take a second.
@@ -41,8 +41,8 @@ _PLACES = {
     "explain": ("runs.explain", "explain"),
     "list_runs": ("runs.listing", "list_runs"),
     "open": ("runs.run", "open_run"),
-    "report_again": ("study.run", "report_again"),
-    "run": ("study.run", "run_scenario"),
+    "report_again": ("study.study", "report_again"),
+    "run": ("study.study", "run_scenario"),
     "scenario": ("study.resolve", "resolve"),
     "session": ("study.session", "open_session"),
     "sql": ("runs.sql", "ask"),

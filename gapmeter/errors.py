@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 OK = 0
 USAGE = 2
@@ -41,3 +43,12 @@ def say_exit(code: int, meaning: str = "") -> int:
 def reason_of(error: OSError) -> str:
     """The system's words for it."""
     return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def unless_refused(what: str, exit_code: int = USAGE) -> Iterator[None]:
+    """Raises UserError, ``what`` and the system's reason, where a disk, a name or a right stands in the way."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {reason_of(error)}", exit_code) from error

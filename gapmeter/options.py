@@ -45,13 +45,9 @@ class Options:
     @property
     def say(self) -> Say:
         """What tells people how it goes: on standard error, or nothing for ``quiet``."""
-        return _nothing if self.quiet else tell
+        return (lambda _: None) if self.quiet else tell
 
 
 def tell(text: str) -> None:
     """A line for people."""
     print(f"gapmeter: {text}", file=sys.stderr, flush=True)
-
-
-def _nothing(_: str) -> None:
-    pass

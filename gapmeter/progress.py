@@ -18,7 +18,7 @@ from typing import TextIO
 from gapmeter.analysis.numbers import duration, significant
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records.follow import RATE_WINDOW_NS, Follower, phase
-from gapmeter.scenarios import Scenario, Slo
+from gapmeter.scenarios import Scenario
 
 REDRAW_S = 0.25
 PLAIN_S = 10.0
@@ -51,12 +51,18 @@ class Progress:
 def line(now: Progress, width: int) -> str:
     """One line of at most ``width`` columns; what matters least is left off first."""
     left = f", {_clock(now.remaining_s)} left" if now.remaining_s is not None else ""
-    rates = "/".join(_rate(r) for r in (now.asked_per_s, now.sent_per_s, now.done_per_s))
+    rates = "/".join(
+        significant(rate, 2) if rate < 10 else f"{rate:,.0f}"
+        for rate in (now.asked_per_s, now.sent_per_s, now.done_per_s)
+    )
+    latency = f"{now.slo} {duration(now.value_ms)}"
+    if now.limit_ms is not None and now.value_ms is not None:
+        latency += f" {'>' if now.value_ms > now.limit_ms else '≤'} {duration(now.limit_ms)}"
     parts = [
         f"{now.phase} {_clock(now.elapsed_s)}{left}",
         f"asked/sent/done {rates} per s",
         f"in flight {now.in_flight}",
-        _percentile(now),
+        latency,
         f"{now.failed} failed" if now.failed else "no errors",
         f"lag p99 {duration(now.lag_p99_ms, 2)}",
         f"{now.done:,} of {now.issued:,} done",
@@ -68,53 +74,35 @@ def line(now: Progress, width: int) -> str:
     return text[:width]
 
 
-def _percentile(now: Progress) -> str:
-    if now.limit_ms is None or now.value_ms is None:
-        return f"{now.slo} {duration(now.value_ms)}"
-    sign = ">" if now.value_ms > now.limit_ms else "≤"
-    return f"{now.slo} {duration(now.value_ms)} {sign} {duration(now.limit_ms)}"
-
-
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     return f"{minutes}:{rest:02d}"
 
 
-def _rate(per_second: float) -> str:
-    return significant(per_second, 2) if per_second < 10 else f"{per_second:,.0f}"
-
-
 class ProgressLine:
-    """Writes snapshots to a stream, no oftener than they can be read."""
+    """Writes snapshots to a stream, no oftener than they can be read; ``as_json``: an object a second for a program."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._terminal = stream.isatty()
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, *, as_json: bool = False) -> None:
+        self._stream, self._clock, self._as_json = stream, clock, as_json
+        self._redrawn = stream.isatty() and not as_json
+        self._every_s = 1.0 if as_json else REDRAW_S if self._redrawn else PLAIN_S
+        self._next_s = clock() + (PLAIN_S if self._every_s == PLAIN_S else 0.0)
         self._drawn = False
-        self._next_s = clock() + (0.0 if self._terminal else PLAIN_S)
 
-    @property
-    def interval_s(self) -> float:
-        """How often it is worth asking whether a line is due."""
-        return REDRAW_S if self._terminal else PLAIN_S
-
-    def offer(self, take: Callable[[], Progress]) -> bool:
+    def offer(self, take: Callable[[], Progress]) -> None:
         """Show a snapshot if one is due; ``take`` is called only then."""
         now = self._clock()
         if now < self._next_s:
-            return False
-        self._next_s = now + self.interval_s
-        self._write(take())
-        return True
-
-    def _write(self, snapshot: Progress) -> None:
-        if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(f"\r{line(snapshot, width)}\x1b[K")
-            self._drawn = True
+            return
+        self._next_s = now + self._every_s
+        if self._as_json:
+            text = json.dumps({"type": "progress", **asdict(take())}) + "\n"
+        elif self._redrawn:
+            text = f"\r{line(take(), shutil.get_terminal_size().columns - 1)}\x1b[K"
         else:
-            self._stream.write(f"{line(snapshot, 200)}\n")
+            text = f"{line(take(), 200)}\n"
+        self._drawn = self._redrawn
+        self._stream.write(text)
         self._stream.flush()
 
     def close(self) -> None:
@@ -125,35 +113,12 @@ class ProgressLine:
             self._drawn = False
 
 
-class JsonLines:
-    """One JSON object a second, for a program that watches; its keys are the fields of ``Progress``."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock, self._next_s = stream, clock, clock()
-
-    def offer(self, take: Callable[[], Progress]) -> bool:
-        """Write a snapshot if one is due; ``take`` is called only then."""
-        now = self._clock()
-        if now < self._next_s:
-            return False
-        self._next_s = now + 1.0
-        self._stream.write(json.dumps({"type": "progress", **asdict(take())}) + "\n")
-        self._stream.flush()
-        return True
-
-    def close(self) -> None:
-        """Nothing is left to clear."""
-
-
 class Watch:
-    """Progress on standard error. It reads only when a line is due.
-
-    ``as_json``: a JSON object a second, for a program that watches.
-    """
+    """Progress on standard error. It reads only when a line is due."""
 
     def __init__(self, follower: Follower, scenario: Scenario, plan: Plan, t0_ns: int, *, as_json: bool) -> None:
         self._follower = follower
-        self._line = JsonLines(sys.stderr) if as_json else ProgressLine(sys.stderr)
+        self._line = ProgressLine(sys.stderr, as_json=as_json)
         self._plan, self._t0 = plan, t0_ns
         self._slo = next((slo for slo in scenario.slo if slo.metric == "ttft"), None)
         self._due = (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
@@ -184,7 +149,7 @@ class Watch:
             in_flight=seen.in_flight,
             slo=f"p{percentile:g} TTFT",
             value_ms=seen.percentile("ttft", percentile),
-            limit_ms=_limit_ms(self._slo),
+            limit_ms=self._slo.limit_ns / 1e6 if self._slo and self._slo.limit_ns is not None else None,
             lag_p99_ms=seen.percentile("lag", 99.0),
         )
 
@@ -195,7 +160,3 @@ class Watch:
         since = max(now - RATE_WINDOW_NS, self._t0)
         count = bisect.bisect_right(self._due, now) - bisect.bisect_right(self._due, since)
         return count / max((now - since) / 1e9, 1e-9)
-
-
-def _limit_ms(slo: Slo | None) -> float | None:
-    return slo.limit_ns / 1e6 if slo is not None and slo.limit_ns is not None else None

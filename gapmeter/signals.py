@@ -32,7 +32,8 @@ def interrupt_on_signals() -> None:
             heard_ns = time.monotonic_ns()
             if again:
                 return
-            _leave_terminal()
+            if output_is_gone():  # what is said there has nowhere to go
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if _in_import(frame):
             signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
         else:
@@ -84,9 +85,3 @@ def _in_import(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _leave_terminal() -> None:
-    """Where standard output was the terminal that is gone, what is said there has nowhere to go."""
-    if output_is_gone():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

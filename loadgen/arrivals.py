@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp
 from gapmeter.scenarios.model import MOST_REQUESTS, Load
+from gapmeter.scenarios.shapes import Diurnal, OnOff, Ramp
 
 Floats = NDArray[np.floating[Any]]
 Source = Callable[[float], "Curve"]

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.scenarios.distributions import (
+from gapmeter.scenarios.shapes import (
     Constant,
     ExponentialPause,
     FixedPause,

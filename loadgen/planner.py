@@ -13,8 +13,8 @@ from gapmeter.loadgen.content import Content, make_content
 from gapmeter.loadgen.draws import Seeds, Stream, draw_lengths, draw_pauses, mean_pause_ns
 from gapmeter.loadgen.plan import CHAT, Plan, Swaps
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.distributions import FixedPause
 from gapmeter.scenarios.model import Load, Scenario, Workload
+from gapmeter.scenarios.shapes import FixedPause
 
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gapmeter.scenarios.distributions import FixedPause
-from gapmeter.scenarios.durations import LONGEST_NS, SECOND_NS
 from gapmeter.scenarios.model import MOST_REQUESTS, OPEN_ARRIVALS, RATED_ARRIVALS, Load, Scenario, Workload
+from gapmeter.scenarios.shapes import FixedPause
+from gapmeter.scenarios.values import LONGEST_NS, SECOND_NS
 
 _SHAPE_EXAMPLES = {
     "onoff": "onoff: {on: 2s, off: 6s}",

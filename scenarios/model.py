@@ -7,8 +7,11 @@ serialises to could stand in a scenario file. The JSON Schema and `gapmeter conf
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,22 +33,22 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
-from gapmeter.scenarios.arrivals import Diurnal, OnOff, Ramp, Steps
-from gapmeter.scenarios.distributions import Constant, FixedPause, Lengths, Pause, Sampled
-from gapmeter.scenarios.durations import SECOND_NS, Duration, PositiveDuration, Warmup
-from gapmeter.scenarios.errors import BadValue, nearest
-from gapmeter.scenarios.prompts import Prompts
+from gapmeter.scenarios.errors import BadValue, nearest, quoted
+from gapmeter.scenarios.files import Prompts, Trace
+from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
-from gapmeter.scenarios.sweep import read_points
-from gapmeter.scenarios.trace import Trace
 from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,
+    SECOND_NS,
     Arguments,
+    Duration,
     Part,
+    PositiveDuration,
     Share,
     TextLine,
     Url,
+    Warmup,
     Wording,
     bad_value,
     integer,
@@ -56,6 +59,8 @@ RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
 UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
+MOST_POINTS = 1000
+_EXAMPLE = "sweep: {load.concurrency: [1, 2, 4, 8]}"
 
 _Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]
 _Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
@@ -116,8 +121,51 @@ _WrittenSlo = Annotated[
 _Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
 
 
-def _read_sweep(value: object) -> object:
-    return read_points(value, _check_swept)
+@dataclass(frozen=True, slots=True)
+class PointValue:
+    """One value of one point, and where in the sweep it stands."""
+
+    value: object
+    path: tuple[str | int, ...]
+
+
+def spelled_points(value: Any) -> Iterator[dict[str, PointValue]]:
+    """Each point, its values as they were written. Raises BadValue for what is neither a grid nor a list of points."""
+    if isinstance(value, dict) and value:
+        for key, values in value.items():
+            if not isinstance(values, list) or not values:
+                raise BadValue(f"{quoted(values)} is not a list of values; write for instance {_EXAMPLE}", (key,))
+        if (count := math.prod(len(values) for values in value.values())) > MOST_POINTS:
+            raise BadValue(f"these are {count} points, more than {MOST_POINTS}; write fewer values")
+        rows = ([PointValue(v, (key, at)) for at, v in enumerate(values)] for key, values in value.items())
+        yield from (dict(zip(value, row, strict=True)) for row in itertools.product(*rows))
+    elif isinstance(value, list):
+        if len(value) > MOST_POINTS:
+            raise BadValue(f"these are {len(value)} points, more than {MOST_POINTS}; write fewer")
+        for at, point in enumerate(value):
+            if not isinstance(point, dict) or not point:
+                text = f"{quoted(point)} is no point; write for instance {{server.max_batch: 8, load.rate: 16}}"
+                raise BadValue(text, (at,))
+            yield {key: PointValue(v, (at, key)) for key, v in point.items()}
+    else:
+        raise BadValue(f"{quoted(value)} is neither a grid nor a list of points; write for instance {_EXAMPLE}")
+
+
+def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:
+    """The points of a grid or a list, empty for no sweep. Raises BadValue, also for a point that is there twice."""
+    points: list[Mapping[str, object]] = []
+    for spelled in spelled_points(value):
+        for key, part in spelled.items():
+            try:
+                _check_swept(key, part.value)
+            except BadValue as error:
+                raise BadValue(error.text, (*part.path, *error.path)) from error
+        point = {key: part.value for key, part in spelled.items()}
+        if point in points:
+            named = ", ".join(f"{key}: {quoted(part)}" for key, part in point.items())
+            raise BadValue(f"{named} is there twice; repeat: 2 repeats every point")
+        points.append(point)
+    return tuple(points)
 
 
 _Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(_read_sweep)]
@@ -126,73 +174,56 @@ _Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(_read_sweep)]
 class Server(Part):
     """Who answers."""
 
-    engine: _Engine = Field(
-        "transformers",
-        description="transformers and vllm are launched; attach asks a server that already runs at server.url; "
-        "simulated is a server of known stage times that proves the measurement itself.",
-    )
-    model: TextLine = Field("builtin:tiny", description="builtin:NAME, a folder, or a hub id.")
-    precision: _Precision = Field("float32", description="float32, bfloat16, float16, or a word of the engine's own.")
-    emulation: Annotated[Literal["refuse", "mark"], CHOICE] = Field(
-        "refuse",
-        description="What happens when the device has no native arithmetic of that precision: refuse ends the run "
-        "before it begins, mark runs it and marks every result as emulated.",
-    )
-    max_batch: Annotated[StrictInt, Field(ge=1, le=65536), integer("a batch size", 8)] = Field(
-        8, description="The engine's cap on requests that run together."
-    )
-    max_model_len: _ContextLength | None = Field(
-        None,
-        description="Cap on prompt and output tokens of one request; longer prompts are cut to fit. The model's own "
-        "when left out.",
-    )
-    args: Arguments = Field({}, description="Further engine flags by name, passed through and recorded.")
-    url: Url | None = Field(None, description="The address of a running server; engine attach only.")
-    tokenizer: TextLine | None = Field(
-        None, description="Folder or hub id of the served model's tokenizer; engine attach only."
-    )
-    dialect: Annotated[Literal["full", "plain"], CHOICE] = Field(
-        "full",
-        description="full asks for exact output lengths and running token counts (vLLM's fields ignore_eos, min_tokens "
-        "and continuous_usage_stats); plain leaves these out for servers that refuse them; engine attach only.",
-    )
-    ready_timeout_ns: PositiveDuration = Field(
-        600 * SECOND_NS, alias="ready_timeout", description="How long a launched server may take until it answers."
-    )
+    engine: _Engine = "transformers"
+    """transformers and vllm are launched; attach asks a server that already runs at server.url; simulated is a server
+    of known stage times that proves the measurement itself."""
+    model: TextLine = "builtin:tiny"
+    """builtin:NAME, a folder, or a hub id."""
+    precision: _Precision = "float32"
+    """float32, bfloat16, float16, or a word of the engine's own."""
+    emulation: Annotated[Literal["refuse", "mark"], CHOICE] = "refuse"
+    """What happens when the device has no native arithmetic of that precision: refuse ends the run before it begins,
+    mark runs it and marks every result as emulated."""
+    max_batch: Annotated[StrictInt, Field(ge=1, le=65536), integer("a batch size", 8)] = 8
+    """The engine's cap on requests that run together."""
+    max_model_len: _ContextLength | None = None
+    """Cap on prompt and output tokens of one request; longer prompts are cut to fit. The model's own when left out."""
+    args: Arguments = Field({})
+    """Further engine flags by name, passed through and recorded."""
+    url: Url | None = None
+    """The address of a running server; engine attach only."""
+    tokenizer: TextLine | None = None
+    """Folder or hub id of the served model's tokenizer; engine attach only."""
+    dialect: Annotated[Literal["full", "plain"], CHOICE] = "full"
+    """full asks for exact output lengths and running token counts (vLLM's fields ignore_eos, min_tokens and
+    continuous_usage_stats); plain leaves these out for servers that refuse them; engine attach only."""
+    ready_timeout_ns: PositiveDuration = Field(600 * SECOND_NS, alias="ready_timeout")
+    """How long a launched server may take until it answers."""
 
 
 class Workload(Part):
     """What is asked. Lengths are tokens of the served model, the chat template's own included; None: the trace's."""
 
-    kind: _Kind = Field(
-        "chat",
-        description="chat asks /v1/chat/completions with one user message, completion asks /v1/completions. "
-        "conversation: several turns of one user, each with all that was said before it; load.rate is then "
-        "conversations per second, and a closed loop's users hold one conversation after another. file: prompts of "
-        "your own.",
-    )
-    prompt_tokens: Lengths | None = Field(
-        None,
-        description="Prompt length in the served model's tokens, the chat template's own included; in a conversation "
-        "that of each question as if it were asked alone. Left out only where a trace gives it.",
-    )
-    output_tokens: Lengths | None = Field(
-        None, description="Length of the answer in tokens. Left out only where a trace gives it."
-    )
-    file: Prompts | None = Field(
-        None,
-        description="JSON lines with prompt or messages, and max_tokens where output_tokens does not say it (kind file "
-        "only), asked in their order, again from the start when they end.",
-    )
-    turns: Lengths = Field(Constant(1), description="How many turns a conversation has (conversation only).")
-    shared_prefix: Share = Field(0.0, description="Share of each prompt that is the same text in every request.")
-    shared_prefixes: Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of texts", 4)] = Field(
-        1,
-        description="How many such shared texts there are; each request begins with one of them, drawn evenly.",
-    )
-    temperature: _Temperature = Field(
-        0.0, description="Sampling temperature; 0 takes the likeliest token, so that equal requests get equal answers."
-    )
+    kind: _Kind = "chat"
+    """chat asks /v1/chat/completions with one user message, completion asks /v1/completions. conversation: several
+    turns of one user, each with all that was said before it; load.rate is then conversations per second, and a closed
+    loop's users hold one conversation after another. file: prompts of your own."""
+    prompt_tokens: Lengths | None = None
+    """Prompt length in the served model's tokens, the chat template's own included; in a conversation that of each
+    question as if it were asked alone. Left out only where a trace gives it."""
+    output_tokens: Lengths | None = None
+    """Length of the answer in tokens. Left out only where a trace gives it."""
+    file: Prompts | None = None
+    """JSON lines with prompt or messages, and max_tokens where output_tokens does not say it (kind file only), asked in
+    their order, again from the start when they end."""
+    turns: Lengths = Constant(1)
+    """How many turns a conversation has (conversation only)."""
+    shared_prefix: Share = 0.0
+    """Share of each prompt that is the same text in every request."""
+    shared_prefixes: Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of texts", 4)] = 1
+    """How many such shared texts there are; each request begins with one of them, drawn evenly."""
+    temperature: _Temperature = 0.0
+    """Sampling temperature; 0 takes the likeliest token, so that equal requests get equal answers."""
 
 
 class Load(Part):
@@ -202,98 +233,62 @@ class Load(Part):
     ``concurrency`` is set. Arrivals that have a shape have it under their own name. ``warmup_ns`` None means auto.
     """
 
-    generator: Annotated[Literal["asyncio", "locust"], CHOICE] = Field(
-        "asyncio", description="What issues the requests."
-    )
-    arrivals: _Arrivals = Field(
-        "poisson",
-        description="closed: each of load.concurrency users asks again when answered. All others are open loops: "
-        "arrivals do not wait for answers. onoff, ramp, steps, diurnal and trace have a shape under their own name.",
-    )
-    rate: _Rate | None = Field(
-        None,
-        description="Requests per second (open loop): the mean where the rate changes by chance or through a day. "
-        "ramp, steps and trace have rates or times of their own.",
-    )
-    burstiness: _Burstiness | None = Field(
-        None,
-        description="Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 "
-        "comes in bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness.",
-    )
-    onoff: OnOff | None = Field(
-        None,
-        description="Bursts (onoff only): the rate is high and low in turn, each for an exponential time with mean on "
-        "and off; quiet is the low rate as a share of the high one. Their mean over time is load.rate.",
-    )
-    ramp: Ramp | None = Field(
-        None,
-        description="Requests per second from and to (ramp only), in a straight line over the measured part, or over a "
-        "time after which the rate stays.",
-    )
-    steps: Steps | None = Field(
-        None, description="Rates one after the other, each for a time; the last one holds on (steps only)."
-    )
-    diurnal: Diurnal | None = Field(
-        None,
-        description="A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with "
-        "its peak at an hour, or hours with relative rates through the day.",
-    )
-    trace: Trace | None = Field(
-        None,
-        description="Requests recorded elsewhere, issued at their own times, speed times as fast (trace only): JSON "
-        "lines with timestamp (ms), input_length, output_length and hash_ids, or a CSV with TIMESTAMP, ContextTokens "
-        "and GeneratedTokens. Lengths that the workload does not give are the trace's.",
-    )
-    concurrency: _Users | None = Field(None, description="Users of the closed loop.")
-    think_time: Pause = Field(
-        FixedPause(0),
-        description="From an answer's end until the same user's next request: in a closed loop, and between the turns "
-        "of a conversation.",
-    )
-    duration_ns: PositiveDuration | None = Field(
-        None, alias="duration", description="How long the measured part lasts; or load.requests."
-    )
-    requests: _Requests | None = Field(None, description="How many requests are measured; or load.duration.")
-    warmup_ns: Warmup = Field(
-        None,
-        alias="warmup",
-        description="Load before the measured part, on top of it. auto: a tenth of the measured part, 2 s to 30 s "
-        "(closed loop of so many requests: two for each user).",
-    )
-    timeout_ns: PositiveDuration = Field(
-        60 * SECOND_NS,
-        alias="timeout",
-        description="How long after it was due an answer is awaited; one that takes longer counts as failed.",
-    )
-    stall_ns: PositiveDuration | None = Field(
-        None,
-        alias="stall",
-        description="How long a stream that has begun may bring no token before it is given up as stalled; never when "
-        "left out. The wait for the first token has no limit but load.timeout.",
-    )
-    retries: Annotated[StrictInt, Field(ge=0, le=100), integer("a number of retries", 2)] = Field(
-        0,
-        description="How often a request is issued again that was refused, answered 5xx, 408, 425 or 429, or cut or "
-        "timed out before anything had come. Every attempt is a record; latency counts from when the first was due.",
-    )
-    retry_pause_ns: Duration = Field(
-        SECOND_NS // 2,
-        alias="retry_pause",
-        description="From a failed attempt's end until the next one is due; doubled each time, up to 8 s.",
-    )
-    traceparent: Annotated[StrictBool, Wording("a truth value", "true or false")] = Field(
-        False,
-        description="Whether requests carry a traceparent header (W3C Trace Context), so that the server's own "
-        "OpenTelemetry spans stand under ours.",
-    )
-    processes: Annotated[StrictInt, Field(ge=1, le=1024), integer("a number of processes", 1)] = Field(
-        1, description="Generator processes that share the plan."
-    )
-    placement: Annotated[Literal["auto", "shared"], CHOICE] = Field(
-        "auto",
-        description="auto gives the generator cores of its own where the machine has enough; shared lets generator and "
-        "server use all of them, which suits a server of several processes on a small machine.",
-    )
+    generator: Annotated[Literal["asyncio", "locust"], CHOICE] = "asyncio"
+    """What issues the requests."""
+    arrivals: _Arrivals = "poisson"
+    """closed: each of load.concurrency users asks again when answered. All others are open loops: arrivals do not wait
+    for answers. onoff, ramp, steps, diurnal and trace have a shape under their own name."""
+    rate: _Rate | None = None
+    """Requests per second (open loop): the mean where the rate changes by chance or through a day. ramp, steps and
+    trace have rates or times of their own."""
+    burstiness: _Burstiness | None = None
+    """Squared coefficient of variation of the gaps between arrivals (gamma only): 1 is Poisson, above 1 comes in
+    bursts, below 1 is steadier. It is 1 / shape, the inverse of what vLLM's bench calls burstiness."""
+    onoff: OnOff | None = None
+    """Bursts (onoff only): the rate is high and low in turn, each for an exponential time with mean on and off; quiet
+    is the low rate as a share of the high one. Their mean over time is load.rate."""
+    ramp: Ramp | None = None
+    """Requests per second from and to (ramp only), in a straight line over the measured part, or over a time after
+    which the rate stays."""
+    steps: Steps | None = None
+    """Rates one after the other, each for a time; the last one holds on (steps only)."""
+    diurnal: Diurnal | None = None
+    """A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with its peak at an
+    hour, or hours with relative rates through the day."""
+    trace: Trace | None = None
+    """Requests recorded elsewhere, issued at their own times, speed times as fast (trace only): JSON lines with
+    timestamp (ms), input_length, output_length and hash_ids, or a CSV with TIMESTAMP, ContextTokens and
+    GeneratedTokens. Lengths that the workload does not give are the trace's."""
+    concurrency: _Users | None = None
+    """Users of the closed loop."""
+    think_time: Pause = FixedPause(0)
+    """From an answer's end until the same user's next request: in a closed loop, and between the turns of a
+    conversation."""
+    duration_ns: PositiveDuration | None = Field(None, alias="duration")
+    """How long the measured part lasts; or load.requests."""
+    requests: _Requests | None = None
+    """How many requests are measured; or load.duration."""
+    warmup_ns: Warmup = Field(None, alias="warmup")
+    """Load before the measured part, on top of it. auto: a tenth of the measured part, 2 s to 30 s (closed loop of so
+    many requests: two for each user)."""
+    timeout_ns: PositiveDuration = Field(60 * SECOND_NS, alias="timeout")
+    """How long after it was due an answer is awaited; one that takes longer counts as failed."""
+    stall_ns: PositiveDuration | None = Field(None, alias="stall")
+    """How long a stream that has begun may bring no token before it is given up as stalled; never when left out. The
+    wait for the first token has no limit but load.timeout."""
+    retries: Annotated[StrictInt, Field(ge=0, le=100), integer("a number of retries", 2)] = 0
+    """How often a request is issued again that was refused, answered 5xx, 408, 425 or 429, or cut or timed out before
+    anything had come. Every attempt is a record; latency counts from when the first was due."""
+    retry_pause_ns: Duration = Field(SECOND_NS // 2, alias="retry_pause")
+    """From a failed attempt's end until the next one is due; doubled each time, up to 8 s."""
+    traceparent: Annotated[StrictBool, Wording("a truth value", "true or false")] = False
+    """Whether requests carry a traceparent header (W3C Trace Context), so that the server's own OpenTelemetry spans
+    stand under ours."""
+    processes: Annotated[StrictInt, Field(ge=1, le=1024), integer("a number of processes", 1)] = 1
+    """Generator processes that share the plan."""
+    placement: Annotated[Literal["auto", "shared"], CHOICE] = "auto"
+    """auto gives the generator cores of its own where the machine has enough; shared lets generator and server use all
+    of them, which suits a server of several processes on a small machine."""
 
     @property
     def loop(self) -> str:
@@ -304,64 +299,51 @@ class Load(Part):
 class Telemetry(Part):
     """What is watched meanwhile."""
 
-    hz: _SamplesPerSecond = Field(
-        10.0,
-        description="How often a second GPU, CPU energy and the server's processes are sampled; 0 switches "
-        "telemetry off.",
-    )
-    metrics_every_ns: _ScrapePeriod = Field(
-        SECOND_NS,
-        alias="metrics_every",
-        description="How often the engine's /metrics page is asked for, which costs its API server; 0 for never.",
-    )
+    hz: _SamplesPerSecond = 10.0
+    """How often a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry off."""
+    metrics_every_ns: _ScrapePeriod = Field(SECOND_NS, alias="metrics_every")
+    """How often the engine's /metrics page is asked for, which costs its API server; 0 for never."""
 
 
 class Cost(Part):
     """What serving costs."""
 
-    gpu: _DeviceName | None = Field(
-        None,
-        description="The device that is paid for, by a name of the catalogue; the machine's own when left out.",
-    )
-    usd_per_hour: _Price | None = Field(
-        None,
-        description="Price of one GPU for an hour, or of the whole server where there is none; the catalogue's "
-        "when left out.",
-    )
-    gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), integer("a number of GPUs", 1)] | None = Field(
-        None,
-        description="GPUs that serve together as one replica; as many as the engine's flags split the model over when "
-        "left out.",
-    )
-    utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Wording("a number", "for instance 0.5")] = Field(
-        0.8, description="Share of the rate that holds the SLOs which the service is planned to carry."
-    )
+    gpu: _DeviceName | None = None
+    """The device that is paid for, by a name of the catalogue; the machine's own when left out."""
+    usd_per_hour: _Price | None = None
+    """Price of one GPU for an hour, or of the whole server where there is none; the catalogue's when left out."""
+    gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), integer("a number of GPUs", 1)] | None = None
+    """GPUs that serve together as one replica; as many as the engine's flags split the model over when left out."""
+    utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Wording("a number", "for instance 0.5")] = 0.8
+    """Share of the rate that holds the SLOs which the service is planned to carry."""
 
 
 class Scenario(Part):
     """One scenario of gapmeter: what serves, what is asked, how, and what must hold."""
 
-    name: _Name = Field(
-        "scenario", description="Names the scenario in its run's folder; the file's own name when left out."
-    )
-    summary: _Summary = Field("", description="One line that says which question this scenario answers.")
-    server: Server = Field(default_factory=Server, description="Who answers.")
-    workload: Workload = Field(default_factory=Workload, description="What is asked.")
-    load: Load = Field(description="How it is asked.")
-    telemetry: Telemetry = Field(default_factory=Telemetry, description="What is watched meanwhile.")
-    cost: Cost = Field(default_factory=Cost, description="What serving costs.")
-    slo: _Slos = Field((), description="Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %.")
-    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a seed", 1)] = Field(
-        1, description="Everything random in the plan follows from it."
-    )
-    repeat: Annotated[StrictInt, Field(ge=1, le=1000), integer("a number of repeats", 3)] = Field(
-        1, description="How often the same trace is run, each time with fresh text."
-    )
-    sweep: _Sweep = Field(
-        (),
-        description="Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of "
-        "mappings. The server is started anew only where one of its keys changes; repeat runs every point so often.",
-    )
+    name: _Name = "scenario"
+    """Names the scenario in its run's folder; the file's own name when left out."""
+    summary: _Summary = ""
+    """One line that says which question this scenario answers."""
+    server: Server = Field(default_factory=Server)
+    """Who answers."""
+    workload: Workload = Field(default_factory=Workload)
+    """What is asked."""
+    load: Load
+    """How it is asked."""
+    telemetry: Telemetry = Field(default_factory=Telemetry)
+    """What is watched meanwhile."""
+    cost: Cost = Field(default_factory=Cost)
+    """What serving costs."""
+    slo: _Slos = ()
+    """Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."""
+    seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a seed", 1)] = 1
+    """Everything random in the plan follows from it."""
+    repeat: Annotated[StrictInt, Field(ge=1, le=1000), integer("a number of repeats", 3)] = 1
+    """How often the same trace is run, each time with fresh text."""
+    sweep: _Sweep = ()
+    """Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of mappings. The
+    server is started anew only where one of its keys changes; repeat runs every point so often."""
     source: SkipJsonSchema[Path | None] = Field(None, exclude=True)
 
     def to_dict(self) -> dict[str, Any]:

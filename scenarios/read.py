@@ -17,9 +17,8 @@ from pydantic import ValidationError
 
 from gapmeter.scenarios.checks import ONLY_WITH, problems, whole_trace
 from gapmeter.scenarios.errors import BadValue, Place, ScenarioError, nearest, quoted, unread
-from gapmeter.scenarios.model import KEYS, SECTIONS, Scenario, check_value, defaults, flat
-from gapmeter.scenarios.source import compose, node_at, place_of_node, plain, scenario_file, search_path
-from gapmeter.scenarios.sweep import PointValue, spelled_points
+from gapmeter.scenarios.model import KEYS, SECTIONS, PointValue, Scenario, check_value, defaults, flat, spelled_points
+from gapmeter.scenarios.source import compose, node_at, place_of_node, plain, scenario_file
 from gapmeter.scenarios.values import READ_FILES, bad_value
 
 ENVIRONMENT_PREFIX = "GAPMETER_"
@@ -48,30 +47,24 @@ class Point:
 
 
 def load_scenario(
-    path_or_name: str | Path,
-    overrides: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    search: Sequence[Path] | None = None,
+    path_or_name: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Scenario:
-    """The scenario of a file, or of a name found in ``search``, with ``KEY=VALUE`` overrides applied.
+    """The scenario of a file or a name, with ``KEY=VALUE`` overrides applied.
 
     Precedence: defaults < file < environment (``GAPMETER_LOAD_RATE``; the process's own when None) < overrides.
     Raises ScenarioError for every mistake of the user's.
     """
-    return _read(path_or_name, overrides, environment, search).resolved().scenario()
+    return _read(path_or_name, overrides, environment).resolved().scenario()
 
 
 def load_points(
-    path_or_name: str | Path,
-    overrides: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    search: Sequence[Path] | None = None,
+    path_or_name: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> tuple[Point, ...]:
     """The points of a scenario's ``sweep`` in the order written, each resolved by itself; none for no sweep.
 
     Raises ScenarioError as ``load_scenario``, also for values that do not go together at one of the points.
     """
-    draft = _read(path_or_name, overrides, environment, search)
+    draft = _read(path_or_name, overrides, environment)
     points = []
     for point in draft.points():
         entries = dict(draft.at(point).entries) | {"repeat": _Entry("repeat", 1, Place("sweep"), _POINT)}
@@ -82,13 +75,10 @@ def load_points(
 
 
 def provenance(
-    path_or_name: str | Path,
-    overrides: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    search: Sequence[Path] | None = None,
+    path_or_name: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> tuple[Setting, ...]:
     """Every key of the resolved scenario, in the model's order, with where its value came from."""
-    draft = _read(path_or_name, overrides, environment, search).resolved()
+    draft = _read(path_or_name, overrides, environment).resolved()
     values = flat(draft.scenario().to_dict())
     return tuple(Setting(key, values[key], draft.source_of(key)) for key in KEYS)
 
@@ -98,7 +88,7 @@ def place_of(path_or_name: str | Path, overrides: Sequence[str], key: str) -> Pl
 
     The file's beginning for a key that nobody wrote. Raises ScenarioError as ``load_scenario`` does.
     """
-    draft = _read(path_or_name, overrides, None, None).resolved()
+    draft = _read(path_or_name, overrides, None).resolved()
     return draft.entries[key].place if key in draft.entries else Place(str(draft.path), 1, 1)
 
 
@@ -218,20 +208,19 @@ class _Draft:
         return ScenarioError(error.text, place=self.entries[key].place_in(path), key=".".join([key, *names]))
 
 
-def _read(
-    path_or_name: str | Path,
-    overrides: Sequence[str],
-    environment: Mapping[str, str] | None,
-    search: Sequence[Path] | None,
-) -> _Draft:
+def _read(path_or_name: str | Path, overrides: Sequence[str], environment: Mapping[str, str] | None) -> _Draft:
     """Everything that was written, before what the keys mean to each other."""
-    path = scenario_file(str(path_or_name), search_path() if search is None else search)
+    path = scenario_file(str(path_or_name))
     file = list(_read_file(path))
     groups = {entry.key: entry.place for entry in file if entry.key in SECTIONS}
     entries = _overlaid({}, (entry for entry in file if entry.key in KEYS))
     entries = _overlaid(entries, _read_environment(os.environ if environment is None else environment))
     for flag in overrides:
-        entries = _overlaid(entries, _read_flag(flag))
+        key, equals, text = flag.partition("=")
+        if not equals or not key.strip():
+            wrong = f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8"
+            raise ScenarioError(wrong, place=Place("--set"))
+        entries = _overlaid(entries, _of_text(key.strip(), text, Place("--set"), _FLAG))
     return _Draft(path, entries, groups)
 
 
@@ -284,15 +273,6 @@ def _read_environment(environment: Mapping[str, str]) -> Iterator[_Entry]:
             raise ScenarioError(f"no key of a scenario has this name; {hint}", place=Place(name))
 
 
-def _read_flag(flag: str) -> Iterator[_Entry]:
-    """The key of one ``KEY=VALUE``, or the keys of a group."""
-    key, equals, text = flag.partition("=")
-    if not equals or not key.strip():
-        text = f"{quoted(flag)} is not KEY=VALUE; write for instance --set load.rate=8"
-        raise ScenarioError(text, place=Place("--set"))
-    return _of_text(key.strip(), text, Place("--set"), _FLAG)
-
-
 def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Entry]:
     """What a flag or variable says of a key or a group: a YAML text without lines to point to."""
     try:
@@ -314,19 +294,14 @@ def _of_text(key: str, text: str, place: Place, layer: int) -> Iterator[_Entry]:
 
 def _of_key(key: str, value: Any, place: Place, layer: int) -> _Entry:
     """A key, or a part of one (``server.args.x``), with a value; files that a file names lie beside it."""
-    owner = _owner(key, place)
+    parts = key.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    owner = next((head for head in heads if head in KEYS), None)
+    if owner is None:
+        raise _unknown_key(key, place)
     for part in reversed(key[len(owner) :].split(".")[1:]):
         value = {part: value}
     return _Entry(owner, _beside(owner, value, place), place, layer)
-
-
-def _owner(key: str, place: Place) -> str:
-    """The key that a dotted one is, or is a part of."""
-    parts = key.split(".")
-    for count in range(len(parts), 0, -1):
-        if (head := ".".join(parts[:count])) in KEYS:
-            return head
-    raise _unknown_key(key, place)
 
 
 def _entries(node: yaml.Node, prefix: str, shown: str, layer: int) -> Iterator[_Entry]:

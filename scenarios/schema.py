@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from gapmeter.scenarios.model import KEYS, SECTIONS, SWEPT_KEYS, Scenario, defaults
-from gapmeter.scenarios.sweep import MOST_POINTS
+from gapmeter.scenarios.model import KEYS, MOST_POINTS, SECTIONS, SWEPT_KEYS, Scenario, defaults
 
 PATH = Path(__file__).with_name("schema.json")
 
@@ -36,11 +35,18 @@ def schema() -> JsonSchemaValue:
     for part in document["$defs"].values():
         del part["title"]
         part.pop("description", None)  # of the type, for those who read the code; the key that has it says its own
-    for key in KEYS:
+    for key, field in KEYS.items():
+        if key != "sweep":
+            _property(document, key)["description"] = one_line(field.description)
         if defaults()[key] is not None and key != "name":
             _property(document, key)["default"] = defaults()[key]
-    document["properties"]["sweep"] = {"description": KEYS["sweep"].description, "default": []} | _sweep()
+    document["properties"]["sweep"] = {"description": one_line(KEYS["sweep"].description), "default": []} | _sweep()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document, "title": "gapmeter scenario"}
+
+
+def one_line(description: str | None) -> str:
+    """A key's description without the line ends of the source."""
+    return " ".join((description or "").split())
 
 
 def _sweep() -> JsonSchemaValue:

@@ -46,12 +46,8 @@ def parse_slo(value: object) -> Slo:
         raise BadValue(f"{quoted(words['metric'])} is not a metric; {hint}write {either(METRICS)}")
     if words["sign"] != "<=":
         raise BadValue(f"{quoted(words['sign'])} is not a comparison; an SLO is an upper limit, write <=")
-    if metric == "errors":
-        return _errors(percentile, limit, unit)
-    return _time(metric, percentile, _number(limit), unit)
-
-
-def _errors(percentile: str | None, limit: str, unit: str) -> Slo:
+    if metric != "errors":
+        return _time(metric, percentile, _number(limit), unit)
     percent = _number(limit)
     if percentile:
         raise BadValue("errors is a share and has no percentile; write errors <= 1 %")

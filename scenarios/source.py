@@ -6,7 +6,7 @@ What no scenario needs is refused: tags, values that contain themselves, depth a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -37,31 +37,32 @@ _Loader.add_implicit_resolver(
 )
 
 
-def search_path() -> tuple[Path, ...]:
-    """The folders in which names are looked up, in order."""
-    return Path("scenarios"), Path(__file__).resolve().parent
+# Where names are looked up, in order.
+_FOLDERS = (Path("scenarios"), Path(__file__).resolve().parent)
 
 
-def scenario_file(path_or_name: str, search: Sequence[Path]) -> Path:
+def scenario_file(path_or_name: str) -> Path:
     """The file of a scenario given by name or by path; raises ScenarioError that lists those there are."""
     as_path = Path(path_or_name)
     if as_path.suffix in (".yaml", ".yml") or len(as_path.parts) > 1:
         if not _is_file(as_path):
-            raise ScenarioError(_no_file(as_path, search), place=Place(path_or_name))
+            raise ScenarioError(_no_file(as_path), place=Place(path_or_name))
         return as_path
-    for folder in search:
+    for folder in _FOLDERS:
         if _is_file(folder / f"{path_or_name}.yaml"):
             return folder / f"{path_or_name}.yaml"
     if _is_file(as_path):
-        raise ScenarioError(f"no scenario of this name; for the file in this folder write ./{path_or_name}",
-                            place=Place(path_or_name))  # fmt: skip
-    raise ScenarioError(_unknown(path_or_name, search))
+        text = f"no scenario of this name; for the file in this folder write ./{path_or_name}"
+        raise ScenarioError(text, place=Place(path_or_name))
+    names = [known for known, _ in list_scenarios()]
+    names.sort(key=lambda known: -SequenceMatcher(None, path_or_name.lower(), known).ratio())
+    raise ScenarioError(f"no scenario {quoted(path_or_name)}; there are {', '.join(names)}")
 
 
-def list_scenarios(search: Sequence[Path] | None = None) -> list[tuple[str, str]]:
+def list_scenarios() -> list[tuple[str, str]]:
     """Every scenario that a name reaches, in alphabetical order: its name and its summary."""
     paths: dict[str, Path] = {}
-    for folder in search_path() if search is None else search:
+    for folder in _FOLDERS:
         for path in sorted(folder.glob("*.yaml")):
             paths.setdefault(path.stem, path)
     return [(name, _summary(path)) for name, path in sorted(paths.items())]
@@ -74,7 +75,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _no_file(path: Path, search: Sequence[Path]) -> str:
+def _no_file(path: Path) -> str:
     """Why a path does not lead to a scenario, with the nearest that does."""
     try:
         if path.is_dir():
@@ -83,17 +84,9 @@ def _no_file(path: Path, search: Sequence[Path]) -> str:
     except (OSError, ValueError) as error:
         return f"no such file: {unread(error)}"
     close = nearest(path.name, beside)
-    if not close and any(_is_file(folder / path.name) for folder in search):
+    if not close and any(_is_file(folder / path.name) for folder in _FOLDERS):
         return f"no such file; the scenario of that name is written {path.stem}"
     return f"no such file; did you mean {path.parent / close}?" if close else "no such file; write its path from here"
-
-
-def _unknown(name: str, search: Sequence[Path]) -> str:
-    names = [known for known, _ in list_scenarios(search)]
-    if not names:
-        return f"no scenario {quoted(name)}: there are none in {', '.join(map(str, search))}"
-    names.sort(key=lambda known: -SequenceMatcher(None, name.lower(), known).ratio())
-    return f"no scenario {quoted(name)}; there are {', '.join(names)}"
 
 
 def _summary(path: Path) -> str:

@@ -1,4 +1,7 @@
-"""The types of a scenario's values for pydantic, each with the sentence that a mistake in it is told in."""
+"""The types of a scenario's values for pydantic, each with the sentence that a mistake in it is told in.
+
+Durations are written as a number of seconds, or a number with ms, s, m or h; they are nanoseconds inside.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,6 +21,8 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     ModelWrapValidatorHandler,
+    PlainSerializer,
+    PlainValidator,
     StrictFloat,
     StrictInt,
     StringConstraints,
@@ -25,6 +31,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
@@ -57,20 +64,16 @@ class Wording:
         try:
             return inner(value)
         except ValidationError as error:
-            errors = error.errors(include_url=False)
-            bad = self._bad_keys(errors, keys) or self._bad_value(errors[0], schema)
-            if bad is None:  # put into words already, by a validator or deeper inside
-                raise
-            raise bad from error
-
-    def _bad_keys(self, errors: list[ErrorDetails], keys: Sequence[str]) -> BadValue | None:
-        """A key too many or too few. The first goes first: a key misspelt is one too few as well."""
-        names = {error["type"]: error["loc"][0] for error in errors if len(error["loc"]) == 1}
-        if (name := names.get("extra_forbidden", names.get("invalid_key"))) is not None:
-            return BadValue(f"no such key; {did_you_mean(name, keys)}write {self.write}", (name,))
-        if (name := names.get("missing")) in keys:
-            return BadValue(f"{name} is missing; write {self.write}")
-        return None
+            # A key too many goes before one too few: a key misspelt is both.
+            names = {each["type"]: each["loc"][0] for each in error.errors() if len(each["loc"]) == 1}
+            if (name := names.get("extra_forbidden", names.get("invalid_key"))) is not None:
+                bad = BadValue(f"no such key; {did_you_mean(name, keys)}write {self.write}", (name,))
+                raise bad from error
+            if (name := names.get("missing")) in keys:
+                raise BadValue(f"{name} is missing; write {self.write}") from error
+            if (wrong := self._bad_value(error.errors()[0], schema)) is not None:
+                raise wrong from error
+            raise  # put into words already, by a validator or deeper inside
 
     def _bad_value(self, error: ErrorDetails, schema: Mapping[str, Any]) -> BadValue | None:
         kind, value, write, unit = error["type"], error["input"], self.write, f" ({self.unit})" if self.unit else ""
@@ -102,7 +105,7 @@ class Part(BaseModel):
     ``example`` is how such a mapping is written, for one that is the value of a key.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True, use_attribute_docstrings=True)
     example: ClassVar[str] = ""
 
     @model_validator(mode="wrap")
@@ -224,4 +227,60 @@ Arguments = Annotated[
     AfterValidator(_check_finite),
     Wording("a mapping of engine flags", "for instance {num_blocks: 256}"),
     WithJsonSchema({"type": "object"}),
+]
+
+
+SECOND_NS = 1_000_000_000
+LONGEST_NS = 30 * 86_400 * SECOND_NS
+
+_PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)"
+_UNIT_NS = {"ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3600 * SECOND_NS}
+_OTHER_UNITS = {
+    "ms": ("msec", "msecs", "millis", "millisecond", "milliseconds"), "s": ("sec", "secs", "second", "seconds"),
+    "m": ("min", "mins", "minute", "minutes"), "h": ("hr", "hrs", "hour", "hours"),
+}  # fmt: skip
+
+
+def read_duration(value: object, *, least_ns: int = 0, otherwise: str = "") -> int:
+    """Nanoseconds of ``75``, ``"75s"`` or ``"1.5 m"``; BadValue for anything else, or below ``least_ns``.
+
+    ``otherwise`` is put before what to write instead, for a key that takes a word too.
+    """
+    written = re.fullmatch(_PATTERN, value) if isinstance(value, str) else None
+    if written:
+        exact_ns = float(written[1]) * _UNIT_NS[written[2]]
+    elif is_number(value):
+        exact_ns = float(value) * SECOND_NS
+    else:
+        meant = f"{leading_number(value) or 75}s, 500ms or 2m"
+        other = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+        for unit, others in _OTHER_UNITS.items():
+            if other and other[2].lower() in others:  # 5m for "5 minutes"
+                meant = f"{other[1]}{unit}"
+        raise BadValue(f"{quoted(value)} is not a duration; write {otherwise}{meant}")
+    ns = round(min(max(exact_ns, -1.0), 2.0 * LONGEST_NS))  # infinity cannot be rounded
+    if not least_ns <= ns <= LONGEST_NS:
+        span = f"from {least_ns / SECOND_NS:g} s to" if least_ns else "up to"
+        raise BadValue(f"{quoted(value)} is out of range; write a duration {span} 30 days")
+    return ns
+
+
+def seconds(ns: int) -> int | float:
+    """Nanoseconds as seconds, whole where they are."""
+    return ns // SECOND_NS if ns % SECOND_NS == 0 else ns / SECOND_NS
+
+
+_SCHEMA: list[JsonSchemaValue] = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^{_PATTERN}$"}]
+_WRITTEN = (PlainSerializer(seconds), WithJsonSchema({"anyOf": _SCHEMA}))
+
+# Nanoseconds, written as above: any, more than none, and long enough to be drawn one after the other.
+Duration = Annotated[int, PlainValidator(read_duration), *_WRITTEN]
+PositiveDuration = Annotated[int, PlainValidator(partial(read_duration, least_ns=1)), *_WRITTEN]
+Period = Annotated[int, PlainValidator(partial(read_duration, least_ns=1_000_000)), *_WRITTEN]
+# None is written auto.
+Warmup = Annotated[
+    int | None,
+    PlainValidator(lambda value: None if value == "auto" else read_duration(value, otherwise="auto, ")),
+    PlainSerializer(lambda ns: "auto" if ns is None else seconds(ns)),
+    WithJsonSchema({"anyOf": [*_SCHEMA, {"const": "auto"}]}),
 ]

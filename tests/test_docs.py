@@ -55,7 +55,7 @@ def test_every_make_command_names_targets_variables_and_scenarios_that_exist(pag
         elif not word.startswith("-"):
             assert word in targets, f"{page}: make has no target {word}"
         if variable == "SCENARIO" and value.islower():
-            assert value in dict(list_scenarios([ROOT / "scenarios"])), f"{page}: {value}"
+            assert value in dict(list_scenarios()), f"{page}: {value}"
 
 
 @pytest.mark.parametrize(("page", "command"), typed("gapmeter"))
@@ -98,5 +98,5 @@ def test_help_lists_every_target_and_every_scenario() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony
     assert described == set(phony.group(1).split())
-    for name, summary in list_scenarios([ROOT / "scenarios"]):
+    for name, summary in list_scenarios():
         assert not summary.startswith("("), f"{name} has no summary for make help"

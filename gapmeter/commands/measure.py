@@ -16,31 +16,14 @@ from gapmeter.errors import UserError, say_exit
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
-    from gapmeter.options import LocustPageOptions
-    from gapmeter.runs.baseline import Baseline
     from gapmeter.scenarios import Scenario
+    from gapmeter.study.comparison import Baseline
     from gapmeter.study.conclusion import Conclusion
 
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
-    _add_run(commands.add_parser("run", help="load a server as a scenario says, and explain its latency"))
-    _add_capacity(commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds"))
-    _add_report(commands.add_parser("report", help="report a run again from its folder alone"))
-    _add_worker(commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere"))
-    config = commands.add_parser("config", help="print each value of a scenario and where it came from")
-    config.add_argument("scenario", help="a scenario's name or file")
-    flags.add_overrides(config)
-    config.set_defaults(call=_config)
-    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
-    scenarios.set_defaults(call=_scenarios)
-    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
-    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    doctor.set_defaults(call=_doctor)
-    _add_calibrate(commands.add_parser("calibrate", help="measure the load tester itself on this machine"))
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("run", help="load a server as a scenario says, and explain its latency")
     parser.add_argument("scenario", help="a scenario's name or file")
     flags.add_server(parser)
     flags.add_overrides(parser)
@@ -68,8 +51,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(call=_run)
 
-
-def _add_capacity(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds")
     parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
     flags.add_server(parser)
     flags.add_overrides(parser)
@@ -85,22 +67,31 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_capacity)
 
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("report", help="report a run again from its folder alone")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     flags.add_outputs(parser)
     parser.set_defaults(call=_report)
 
-
-def _add_worker(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere")
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
     parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
     parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
     parser.set_defaults(call=_worker)
 
+    config = commands.add_parser("config", help="print each value of a scenario and where it came from")
+    config.add_argument("scenario", help="a scenario's name or file")
+    flags.add_overrides(config)
+    config.set_defaults(call=_config)
 
-def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
+    scenarios.set_defaults(call=_scenarios)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
+    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    doctor.set_defaults(call=_doctor)
+
+    parser = commands.add_parser("calibrate", help="measure the load tester itself on this machine")
     parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
     parser.add_argument("--generator", action="append", default=[], help="only this: asyncio or locust")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -116,13 +107,18 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
     baseline = _baseline(arguments, scenario)
-    from gapmeter.options import Options
-    from gapmeter.study.run import run_repeats
+    from gapmeter.options import LocustPageOptions, Options
+    from gapmeter.study.study import run_repeats
     from gapmeter.study.sweep import run_sweep
 
+    page = None
+    if arguments.ui:
+        keep = arguments.ui_keep
+        keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
+        page = LocustPageOptions(flags.port_of("--ui-port", arguments.ui_port), keep_ns)
     options = Options(
         locustfile=arguments.locustfile,
-        locust_page=_locust_page(arguments),
+        locust_page=page,
         runs=arguments.runs,
         workers=workers_of(arguments.workers, arguments.listen, arguments.patience),
         probe_dir=arguments.probe_dir,
@@ -139,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = run_repeats(arguments.scenario, changed, options)
         if baseline is None:
             return runs
-        from gapmeter.runs.baseline import judged_against
+        from gapmeter.study.comparison import judged_against
 
         return judged_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
 
@@ -151,22 +147,12 @@ def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | N
         if arguments.max_regression is not None or arguments.factor:
             raise UserError("--max-regression and --factor go with --baseline RUN", errors.USAGE)
         return None
-    from gapmeter.runs.baseline import Baseline, check_baseline
+    from gapmeter.study.comparison import Baseline, check_baseline
 
     limit = flags.share_of("--max-regression", arguments.max_regression or "5%", 0.0, 10.0)
     baseline = Baseline(arguments.baseline, limit, tuple(arguments.factor))
     check_baseline(baseline, scenario)
     return baseline
-
-
-def _locust_page(arguments: argparse.Namespace) -> LocustPageOptions | None:
-    if not arguments.ui:
-        return None
-    from gapmeter.options import LocustPageOptions
-
-    keep = arguments.ui_keep
-    keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
-    return LocustPageOptions(flags.port_of("--ui-port", arguments.ui_port), keep_ns)
 
 
 def workers_of(count: int, listen: str, patience: str) -> Workers | None:
@@ -185,7 +171,13 @@ def _capacity(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import check_searchable, resolve
 
     changed = flags.overrides(arguments)
-    goal = _goal(arguments)
+    if arguments.spare < 0:
+        raise UserError(f"--spare {arguments.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
+    target_rps = None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps)
+    headroom = flags.share_of("--headroom", arguments.headroom, 0.0, 0.95)
+    confidence = flags.share_of("--confidence", arguments.confidence, 0.5, 0.999)
+    within = flags.share_of("--within", arguments.within, 0.005, 1.0)
+    budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)
     # A mistake is told before a second goes into imports.
     check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
     from gapmeter.options import Options
@@ -198,23 +190,10 @@ def _capacity(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         command=flags.command_of(arguments),
     )
-    found = find_capacity(arguments.scenario, changed, options, CapacityGoal(**goal), arguments.resume)
+    goal = CapacityGoal(target_rps, headroom, arguments.spare, confidence, within, budget_s)
+    found = find_capacity(arguments.scenario, changed, options, goal, arguments.resume)
     print(found.result.model_dump_json() if arguments.json else found.folder, flush=True)
     return say_exit(found.exit_code) if arguments.quiet else found.exit_code
-
-
-def _goal(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a CapacityGoal. Raises UserError for a flag that is out of range."""
-    if arguments.spare < 0:
-        raise UserError(f"--spare {arguments.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
-    return {
-        "target_rps": None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps),
-        "headroom": flags.share_of("--headroom", arguments.headroom, 0.0, 0.95),
-        "spare": arguments.spare,
-        "confidence": flags.share_of("--confidence", arguments.confidence, 0.5, 0.999),
-        "within": flags.share_of("--within", arguments.within, 0.005, 1.0),
-        "budget_s": flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0),
-    }
 
 
 def _worker(arguments: argparse.Namespace) -> int:
@@ -237,7 +216,7 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from gapmeter.study.run import report_again
+    from gapmeter.study.study import report_again
 
     quiet, definitions = arguments.quiet, arguments.definitions
     return _publish(arguments, lambda: [report_again(arguments.run, quiet=quiet, definitions=definitions)])
@@ -245,9 +224,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:
     """Standard output is for programs; returns the worst exit code."""
-    from gapmeter.outputs import Outputs
-
-    outputs = Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
+    outputs = flags.Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
     outputs.check()
     done = outputs.publish(conclusions())
     code = max(conclusion.exit_code for conclusion in done)
@@ -261,8 +238,8 @@ def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[C
 def _config(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import explain_config
 
-    for key, value, source in explain_config(arguments.scenario, arguments.overrides):
-        print(f"{key:<32} {json.dumps(value):<36} {source}")
+    for setting in explain_config(arguments.scenario, arguments.overrides):
+        print(f"{setting.key:<32} {json.dumps(setting.value):<36} {setting.source}")
     return errors.OK
 
 

@@ -17,7 +17,6 @@ from gapmeter import errors
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
-from gapmeter.outputs import Outputs, write_file
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
@@ -26,17 +25,7 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
-    _add_compare(commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is"))
-    _add_explain(commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower"))
-    _add_export(commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry"))
-    _add_ui(commands.add_parser("ui", help="a local page over the runs folder: search, open, compare, delete"))
-    _add_runs(commands.add_parser("runs", help="list the runs in a folder, the newest last"))
-    _add_sql(commands.add_parser("sql", help="ask all runs by SQL: runs, requests, ledger, gaps, steps"))
-    _add_verify(commands.add_parser("verify", help="derive a run's figures again from its records, and check hashes"))
-    _add_archive(commands.add_parser("archive", help="put a run's folder into one file, with hashes, without keys"))
-
-
-def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is")
     parser.add_argument("sides", nargs="*", metavar="RUN", help="a run's folder a side, or several with commas between")
     parser.add_argument("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
     parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
@@ -53,8 +42,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="nothing on standard error")
     parser.set_defaults(call=_compare)
 
-
-def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--group", required=True, metavar="CONDITION", help="such as 'prompt_tokens > 64'")
     parser.add_argument("--against", default="rest", metavar="CONDITION", help="the other group (default: the rest)")
@@ -62,8 +50,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_explain)
 
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every figure and table as CSV files")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="the figures as a Prometheus text file")
@@ -71,20 +58,17 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")
     parser.set_defaults(call=_export)
 
-
-def _add_ui(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("ui", help="a local page over the runs folder: search, open, compare, delete")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the runs folder (default: runs)")
     parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1 (default: any free port)")
     parser.set_defaults(call=_ui)
 
-
-def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("runs", help="list the runs in a folder, the newest last")
     flags.add_runs_folder(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_list_runs)
 
-
-def _add_sql(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("sql", help="ask all runs by SQL: runs, requests, ledger, gaps, steps")
     parser.add_argument("query", help="one SELECT, for instance: SELECT run, verdict, ttft_p99_ms FROM runs")
     flags.add_runs_folder(parser)
     form = parser.add_mutually_exclusive_group()
@@ -92,14 +76,12 @@ def _add_sql(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--json", dest="form", action="store_const", const="json", help="as one JSON document")
     parser.set_defaults(call=_sql)
 
-
-def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("verify", help="derive a run's figures again from its records, and check hashes")
     parser.add_argument("run", type=Path, help="the run's folder, or an archive of it")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_verify)
 
-
-def _add_archive(parser: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("archive", help="put a run's folder into one file, with hashes, without keys")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz or FILE.zip (default: its name)")
     parser.set_defaults(call=_archive)
@@ -109,21 +91,21 @@ def _compare(arguments: argparse.Namespace) -> int:
     from gapmeter.study.keys import Keys
 
     if arguments.markdown is not None:
-        Outputs(markdown=arguments.markdown).check()
+        flags.Outputs(markdown=arguments.markdown).check()
     command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
-    from gapmeter.report import comparison, markdown, terminal
-    from gapmeter.report.document import Facts
+    from gapmeter.report import comparison, markdown
+    from gapmeter.study.conclusion import show
 
     document = comparison.document(compared.result)
     if arguments.markdown:
-        write_file(arguments.markdown, markdown.text(document))
+        flags.write_file(arguments.markdown, markdown.text(document))
     if arguments.json:
         print(json.dumps({**compared.result.to_json(), "folder": str(compared.folder)}), flush=True)
     else:
         print(compared.folder, flush=True)
     if not arguments.quiet:
-        terminal.show(document, sys.stderr, links=Facts([("report", str(compared.folder / "report.html"))]))
+        show(document, compared.folder)
     return say_exit(compared.exit_code)
 
 

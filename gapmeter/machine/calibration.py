@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.manifest import CalibratedLimit, CalibratedMachine, Calibration, GeneratorFloor
-from gapmeter.errors import NOT_VALID, OK, USAGE, UserError
+from gapmeter.errors import NOT_VALID, OK, USAGE, UserError, reason_of, unless_refused
 from gapmeter.loadgen.fleet import NotStarted
 from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.machine.hardware import Placement, describe_hardware, describe_versions, place
@@ -36,7 +35,6 @@ from gapmeter.machine.instrument import (
 )
 from gapmeter.options import Say, tell
 
-VERSION = 1
 COMMAND = "gapmeter calibrate"
 
 
@@ -67,10 +65,19 @@ def cache_file() -> Path:
 
 def load_calibration() -> Calibration | None:
     """What a run's manifest keeps: this machine's calibration, or None when it has none that can be read."""
+    return read_calibration()[0]
+
+
+def read_calibration() -> tuple[Calibration | None, str]:
+    """This machine's calibration or None, and where one is there that cannot be read, why not."""
+    kept, why = _kept()
+    own = kept.get(key_of(this_machine()))
+    if own is None:
+        return None, why
     try:
-        return Calibration.model_validate(_kept().get(key_of(this_machine())))
-    except ValidationError:
-        return None
+        return Calibration.model_validate(own), ""
+    except ValidationError as error:
+        return None, f"{cache_file()} holds this machine's in another form ({_complaint(error)})"
 
 
 def save_calibration(calibration: Calibration) -> Path:
@@ -80,23 +87,34 @@ def save_calibration(calibration: Calibration) -> Path:
     earlier = load_calibration()
     generators = {**(earlier.generators if earlier else {}), **calibration.generators}
     own = calibration.model_copy(update={"generators": generators})
-    kept = _kept() | {key_of(this_machine()): own.to_json()}
+    kept = _KeptFile(machines={**_kept()[0], key_of(this_machine()): own.to_json()})
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps({"schema_version": VERSION, "machines": kept}, indent=1, allow_nan=False) + "\n")
+    part.write_text(kept.model_dump_json(indent=1) + "\n")
     os.replace(part, path)
     return path
 
 
-def _kept() -> dict[str, Any]:
-    """Calibrations by machine; none where the file is missing, torn, or of another version."""
+def _kept() -> tuple[Mapping[str, Any], str]:
+    """Calibrations by machine; none where the file is missing, torn, or of another form, and then what it is."""
+    path = cache_file()
     try:
-        kept = json.loads(cache_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(kept, dict) or kept.get("schema_version") != VERSION:
-        return {}
-    machines = kept.get("machines")
-    return machines if isinstance(machines, dict) else {}
+        return _KeptFile.model_validate_json(path.read_bytes()).machines, ""
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{path} cannot be read ({reason_of(error)})"
+    except ValidationError as error:
+        return {}, f"{path} is of another form ({_complaint(error)})"
+
+
+def _complaint(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'JSON'}: {first['msg']}"
+
+
+class _KeptFile(BaseModel):
+    schema_version: Literal[1] = 1
+    machines: dict[str, Any]
 
 
 MOST_ERROR_MS = 1.0
@@ -155,14 +173,13 @@ def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) ->
     unknown = [name for name in generators if name not in GENERATORS]
     if unknown:
         raise UserError(f"no generator {unknown[0]!r}; there are {', '.join(GENERATORS)}", USAGE)
+    installed = [name for name in GENERATORS if name != "locust" or importlib.util.find_spec("locust")]
     try:
-        found = calibrate(generators or _installed(), quick=quick, say=tell)
+        found = calibrate(generators or installed, quick=quick, say=tell)
     except (NotMeasured, NotStarted) as error:
         raise UserError(f"not calibrated: {error}", NOT_VALID) from error
-    try:
+    with unless_refused(f"{cache_file()} cannot be written", NOT_VALID):
         path = save_calibration(found)
-    except OSError as error:
-        raise UserError(f"{cache_file()} cannot be written: {error.strerror or error}", NOT_VALID) from error
     print(found.model_dump_json(indent=1) if as_json else render(found))
     tell(f"kept in {path}; runs on this machine print it from now on")
     return OK
@@ -218,10 +235,6 @@ def highest(
         else:
             good = max(good, min(rate, trial.delivered))
     return CalibratedLimit(per_s=good, ended_by="client")
-
-
-def _installed() -> list[str]:
-    return [name for name in GENERATORS if name != "locust" or importlib.util.find_spec("locust")]
 
 
 def _try(attempt: Callable[[float], Trial], rate: float, say: Callable[[float, Trial], None]) -> Trial:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ class Placement:
     generator: tuple[int, ...]
     server: tuple[int, ...]
     shared: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
 def place(processes: int, *, local_server: bool, share: bool = False) -> Placement:
@@ -52,13 +49,16 @@ def cores_except(generator: Sequence[int]) -> tuple[int, ...]:
 
 def describe_hardware() -> dict[str, Any]:
     """CPU, memory and GPUs, in words."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    gpus = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
     return {
-        "cpu": _cpu_model(),
+        "cpu": next(models, platform.machine()),
         "cores": psutil.cpu_count(logical=True),
         "affinity": sorted(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
-        "gpus": _gpus(),
+        "gpus": [line.strip() for line in gpus.splitlines()],
     }
 
 
@@ -71,19 +71,6 @@ def describe_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _gpus() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    listed = output_of(query)
-    return [line.strip() for line in listed.splitlines()] if listed else []
 
 
 def output_of(command: list[str]) -> str:

@@ -17,14 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
 from gapmeter.study.keys import Keys
 
 HASHES = "hashes.json"
 _MOST_FILES = 100_000
 _MOST_BYTES = 64 << 30
-_KINDS = {".tar.gz": "tar", ".tgz": "tar", ".zip": "zip"}
 
 
 def archive(folder: str | Path, target: str | Path | None = None) -> Path:
@@ -38,18 +37,20 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
         raise UserError(f"{folder} is not a run's folder: it has no manifest.json", errors.USAGE)
     name = folder.resolve().name
     target = Path(f"{name}.tar.gz" if target is None else target)
-    kind = kind_of(target)
-    if kind is None:
+    if not target.name.lower().endswith((".tar.gz", ".tgz", ".zip")):
         raise UserError(f"{target}: write a name that ends in .tar.gz or .zip", errors.USAGE)
     if target.exists():
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
+    try:
+        keys = Keys.within(json.loads((folder / "manifest.json").read_text()))
+    except ValueError as error:
+        raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
     try:
-        with part.open("wb") as file:
-            count = _write(file, kind, name, folder, _keys(folder))
-        os.replace(part, target)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}", errors.USAGE) from error
+        with unless_refused(f"{target} cannot be written"):
+            with part.open("wb") as file:
+                count = _write(file, name, folder, keys, as_zip=target.suffix.lower() == ".zip")
+            os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
     digest, size_mb = hashlib.sha256(target.read_bytes()).hexdigest(), target.stat().st_size / 1e6
@@ -58,25 +59,19 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     return target
 
 
-def kind_of(path: Path) -> str | None:
-    """tar or zip by the file's name, None for another."""
-    return next((kind for end, kind in _KINDS.items() if path.name.lower().endswith(end)), None)
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a file looks like one, by how it begins; a damaged one does too."""
-    with path.open("rb") as file:
-        start = file.read(512)
-    return start.startswith((b"PK", b"\x1f\x8b")) or start[257:262] == b"ustar"
-
-
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """The folder that an archive holds, unpacked for as long as the block lasts.
+    """The folder that an archive holds, unpacked for as long as the block lasts. Raises UserError when it is none.
 
     Only plain files and folders below one folder are unpacked; anything else (links, devices, names that lead out,
     more than 64 GiB) raises UserError before a byte of it is written.
     """
+    if not path.exists():
+        raise UserError(f"{path} does not exist; write a run's folder or an archive of one", errors.USAGE)
+    with path.open("rb") as file:
+        start = file.read(512)
+    if not start.startswith((b"PK", b"\x1f\x8b")) and start[257:262] != b"ustar":
+        raise UserError(f"{path} is no folder and no archive (.tar.gz or .zip)", errors.USAGE)
     with tempfile.TemporaryDirectory(prefix="gapmeter-archive-") as temporary:
         try:
             if zipfile.is_zipfile(path):
@@ -114,17 +109,17 @@ def _check(path: Path, entries: Sequence[tuple[str, int, bool]]) -> str:
     return str(tops.pop())
 
 
-def _write(file: IO[bytes], kind: str, name: str, folder: Path, keys: Keys) -> int:
+def _write(file: IO[bytes], name: str, folder: Path, keys: Keys, *, as_zip: bool) -> int:
     """All files and their hashes, the list of hashes last. Returns how many files."""
     hashes: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        if kind == "zip":
+        if as_zip:
             pack = stack.enter_context(zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED))
         else:
             tar = stack.enter_context(tarfile.open(fileobj=file, mode="w:gz", compresslevel=6))
 
         def add(inside: str, data: bytes, modified_s: float) -> None:
-            if kind == "zip":
+            if as_zip:
                 pack.writestr(f"{name}/{inside}", data)
                 return
             info = tarfile.TarInfo(f"{name}/{inside}")
@@ -152,32 +147,18 @@ def _without_keys(path: Path, inside: str, keys: Keys) -> bytes:
         raise UserError(
             f"{path} holds a key, and a raw record cannot be changed: do not hand it over", errors.NOT_VALID
         )
-    if path.suffix == ".parquet":
-        return _table_without_keys(path, keys)
-    return gzip.compress(clean, mtime=0) if zipped else clean
-
-
-def _table_without_keys(path: Path, keys: Keys) -> bytes:
-    """A table without a key in its metadata, which names the command that repeats the run.
-
-    Raises UserError for a key among its values.
-    """
+    if path.suffix != ".parquet":
+        return gzip.compress(clean, mtime=0) if zipped else clean
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    table = pq.read_table(path)  # its metadata names the command that repeats the run
     about = {key: keys.out_of_bytes(value) for key, value in (table.schema.metadata or {}).items()}
     out = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(about), out)
-    data = out.getvalue().to_pybytes()
+    data = bytes(out.getvalue().to_pybytes())
     if keys.out_of_bytes(data) != data:
         raise UserError(f"{path} holds a key among its values: do not hand it over", errors.NOT_VALID)
-    return bytes(data)
+    return data
 
 
-def _keys(folder: Path) -> Keys:
-    """Those that this environment or the manifest tells of."""
-    try:
-        return Keys.within(json.loads((folder / "manifest.json").read_text()))
-    except ValueError as error:
-        raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error

@@ -86,9 +86,12 @@ def read_listed(path: Path) -> ListedRun:
 
 def run_folders(runs: Path) -> Iterator[Path]:
     """Every folder of one run at any depth (also a sweep's points and a search's trials), by its path."""
-    for manifest in sorted(runs.rglob(_MANIFEST)):
-        if (manifest.parent / "requests").is_dir():
-            yield manifest.parent
+    yield from (path.parent for path in sorted(runs.rglob(_MANIFEST)) if is_run(path.parent))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of one run, readable or not, and not of several."""
+    return (folder / _MANIFEST).exists() and (folder / "requests").is_dir()
 
 
 def _sorted(listed: Iterator[ListedRun]) -> list[ListedRun]:
@@ -107,24 +110,32 @@ def _written_ns(file: Path) -> int:
 def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
     try:
         if (path / _COMPARISON).exists():
-            return _comparison(path)
+            document = _object(path / _COMPARISON)
+            sides = document.get("sides") or [{}]
+            name = str(sides[0].get("scenario") or "")
+            return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
         manifest = read_manifest(path)
         if not (path / _SUMMARY).exists():
             reason = manifest.ended_because or "not analysed: gapmeter report makes its figures"
             return replace(_described(path, manifest), reason=reason)
         if isinstance(manifest, Manifest):
-            return _analysed(_described(path, manifest), RunResult.read(path))
+            result = RunResult.read(path)
+            p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
+            return replace(
+                _described(path, manifest), verdict=result.verdict, measured=result.counts.measured,
+                ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
+            )  # fmt: skip
         summary = _object(path / _SUMMARY)
         return replace(_described(path, manifest), verdict=summary.get("verdict"), reason=manifest.ended_because or "")
     except FileNotFoundError:
-        return ListedRun("damaged", str(path), _time_of(path), reason=f"no {_MANIFEST}")
+        reason = f"no {_MANIFEST}"
     except NotReadable as error:
         reason = f"{error.path.name}: {error.key} {error.problem}".replace(":  ", ": ")
-        return ListedRun("damaged", str(path), _time_of(path), reason=reason)
     except (OSError, ValueError) as error:
-        return ListedRun("damaged", str(path), _time_of(path), reason=str(error))
+        reason = str(error)
     except (AttributeError, TypeError, KeyError) as error:  # JSON of another shape than ours
-        return ListedRun("damaged", str(path), _time_of(path), reason=f"not as a run's files are: {error}")
+        reason = f"not as a run's files are: {error}"
+    return ListedRun("damaged", str(path), _time_of(path), reason=reason)
 
 
 def _described(path: Path, manifest: AnyManifest) -> ListedRun:
@@ -134,21 +145,6 @@ def _described(path: Path, manifest: AnyManifest) -> ListedRun:
         kind, str(path), manifest.started_wall, name=str(scenario["name"]), engine=str(server["engine"]),
         model=str(server["model"]), load=_load(scenario, kind),
     )  # fmt: skip
-
-
-def _analysed(listed: ListedRun, result: RunResult) -> ListedRun:
-    p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
-    return replace(
-        listed, verdict=result.verdict, measured=result.counts.measured, ttft_p99_ms=p99_ms.get("ttft"),
-        itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
-    )  # fmt: skip
-
-
-def _comparison(path: Path) -> ListedRun:
-    document = _object(path / _COMPARISON)
-    sides = document.get("sides") or [{}]
-    name = str(sides[0].get("scenario") or "")
-    return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
 
 
 def _load(scenario: Mapping[str, Any], kind: str) -> str:

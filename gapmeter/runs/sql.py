@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -124,29 +125,17 @@ def connect(runs: Path) -> DuckDBPyConnection:
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-    _add_runs(connection, [(folder, folder.relative_to(runs).as_posix()) for folder in folders])
-    for table, paths in files.items():
-        _add_view(connection, table, [(path, path.parent.relative_to(runs).as_posix()) for path in paths])
-    return connection
-
-
-def _add_runs(connection: DuckDBPyConnection, folders: Sequence[tuple[Path, str]]) -> None:
     columns = ", ".join(f'"{name}" {kind}' for name, (kind, _) in _COLUMNS.items())
     connection.execute(f"CREATE TABLE runs ({columns})")
     marks = ", ".join("?" for _ in _COLUMNS)
-    rows = [row for folder, run in folders if (row := _row(folder, run))]
-    if rows:
-        values = [[read(row) for _, read in _COLUMNS.values()] for row in rows]
-        connection.executemany(f"INSERT INTO runs VALUES ({marks})", values)
-
-
-def _row(folder: Path, run: str) -> _Row | None:
-    """None for a damaged folder, which gapmeter runs lists."""
-    try:
-        result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
-        return _Row(run, folder, Manifest.read(folder), result)
-    except (OSError, NotReadable):
-        return None
+    for folder in folders:
+        with contextlib.suppress(OSError, NotReadable):  # a damaged folder, which gapmeter runs lists
+            result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
+            row = _Row(folder.relative_to(runs).as_posix(), folder, Manifest.read(folder), result)
+            connection.execute(f"INSERT INTO runs VALUES ({marks})", [read(row) for _, read in _COLUMNS.values()])
+    for table, paths in files.items():
+        _add_view(connection, table, [(path, path.parent.relative_to(runs).as_posix()) for path in paths])
+    return connection
 
 
 def _add_view(connection: DuckDBPyConnection, table: str, paths: Sequence[tuple[Path, str]]) -> None:

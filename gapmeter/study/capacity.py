@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,18 +18,17 @@ from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, Slo, TrialNote, TrialPlace
 from gapmeter.analysis.tables import request_row
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options
 from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
-from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.conclusion import Conclusion, describe, show, slos_of
 from gapmeter.study.keys import Keys
-from gapmeter.study.manifest import describe, slos_of
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
-from gapmeter.study.session import Session
-from gapmeter.study.study import Study, Visit, make_folder
+from gapmeter.study.session import Session, Visit
+from gapmeter.study.study import Study, make_study_folder
 from gapmeter.study.study import resume as resume_study
 
 SEARCH = "capacity"
@@ -91,21 +89,17 @@ def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityRe
         ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
         manifest = manifest.model_copy(update={"capacity": ended})
         manifest.write(path)
-    try:
+    with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         result = analyse_search(RunFolder(path))
-    except OSError as error:
-        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
     if not quiet:
-        from gapmeter.report import capacity, terminal
-        from gapmeter.report.document import Facts
+        from gapmeter.report import capacity
 
         again = Command.parse(manifest.command)
-        links = [("report", str(path / "report.html")), ("again", str(again))]
+        links = [("again", str(again))]
         if minutes := capacity.minutes_to_go_on(result.capacity):
             links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
         why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
-        document = capacity.document(result, manifest)
-        terminal.show(document, sys.stderr, links=Facts(links), end=f"exit={result.exit_code} {why}")
+        show(capacity.document(result, manifest), path, f"exit={result.exit_code} {why}", *links)
     return Conclusion(path, result, result.exit_code)
 
 
@@ -243,7 +237,7 @@ def _begun(
             if f"trials/{path.name}" not in {trial.folder for trial in trials}:
                 shutil.rmtree(path)
     else:
-        folder = make_folder(options.runs, scenario, SEARCH)
+        folder = make_study_folder(options.runs, scenario, SEARCH)
         keys = Keys.within(scenario.to_dict(), options.api_key)
         command = options.command or Command.of("capacity", name, overrides)
         assert scenario.load.rate is not None

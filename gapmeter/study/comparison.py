@@ -1,21 +1,23 @@
-"""Runs compared: those that are there, or a scenario's own, made in turn under two sets of changes."""
+"""Runs compared: those that are there, a scenario's own, made in turn under two sets of changes, or with a baseline."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import NotReadable, RunResult
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
-from gapmeter.runs.damage import UNDERIVABLE, in_a_line
-from gapmeter.runs.run import require_one_run
+from gapmeter.runs.run import UNDERIVABLE, in_a_line, require_one_run
+from gapmeter.scenarios import Scenario
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import asks_for_model, resolve
 
@@ -46,16 +48,12 @@ def compare_runs(
 
     result, version = derive(folders, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
     names = "|".join(",".join(path.resolve().name for path in side) for side in folders)
-    try:
+    with unless_refused(f"no comparison's folder can be made in {runs}"):
         folder = RunFolder.create(Path(runs), "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
-    except OSError as error:
-        raise UserError(f"no comparison's folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
     placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in folders)
     result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": placed})})
-    try:
+    with unless_refused(f"{folder} cannot be written"):
         result = comparison.write(folder, result, version)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {reason_of(error)}", errors.USAGE) from error
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
 
 
@@ -84,10 +82,14 @@ def compare_in_turn(
     Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, and when one is
     interrupted.
     """
-    factors = [*factors, *_keys_of([*a, *b])]
+    for override in (*a, *b):
+        if "=" not in override:
+            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
+    factors = [*factors, *dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b))]
     changes = [[*overrides, *a], [*overrides, *b]]
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is told before a second goes into imports
-    from gapmeter.study.study import Visit, visit_in_turn
+    from gapmeter.study.session import Visit
+    from gapmeter.study.study import visit_in_turn
 
     made: list[list[Path]] = [[], []]
     order = list(order_of(pairs))
@@ -113,14 +115,6 @@ def order_of(pairs: int) -> Iterator[int]:
         yield from (0, 1) if number % 2 == 0 else (1, 0)
 
 
-def _keys_of(overrides: Sequence[str]) -> list[str]:
-    """The scenario's keys that overrides set. Raises UserError for one that sets nothing."""
-    for override in overrides:
-        if "=" not in override:
-            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
-    return list(dict.fromkeys(override.partition("=")[0].strip() for override in overrides))
-
-
 def _read(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
@@ -136,3 +130,59 @@ def _read(path: Path) -> AnalysedRun:
     except (OSError, *UNDERIVABLE) as error:
         text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
         raise UserError(text, errors.USAGE) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a run is held against: a run's folder, the growth that is allowed (a fraction), the keys that may differ."""
+
+    folder: Path
+    limit: float
+    factors: tuple[str, ...] = ()
+
+
+def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
+    """Raises UserError, before any load, for what could not be judged."""
+    folder = baseline.folder
+    for name in ("manifest.json", "summary.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
+    require_one_run(folder)
+    if scenario.sweep:
+        raise UserError("--baseline holds one scenario against one run; leave out the sweep", errors.USAGE)
+    if not any(slo.percentile is not None for slo in scenario.slo):
+        text = "--baseline judges the percentiles that SLOs name, and the scenario names none"
+        raise UserError(f"{text}; --set 'slo=[\"ttft p99 <= 1 s\"]'", errors.USAGE)
+
+
+def judged_against(
+    conclusions: Iterable[Conclusion[RunResult]], repeats: int, baseline: Baseline, runs: Path, *, quiet: bool
+) -> Iterator[Conclusion[RunResult]]:
+    """The same runs; the last of ``repeats`` also says how all of them compare with the baseline.
+
+    It has ``regression``, and its exit code is 99 for a regression, 98 where the runs are not comparable. Raises
+    UserError as a comparison does.
+    """
+    folders: list[Path] = []
+    for run in conclusions:
+        folders.append(run.folder)
+        whole = len(folders) == repeats and run.exit_code != errors.INTERRUPTED
+        yield _judged(run, folders, baseline, runs, quiet=quiet) if whole else run
+
+
+def _judged(
+    run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
+) -> Conclusion[RunResult]:
+    from gapmeter.analysis.compare.claims import judge_regression
+    from gapmeter.analysis.results.comparison import NOT_COMPARABLE, REGRESSED
+    from gapmeter.report.comparison_words import with_sentences
+
+    compared = compare_runs([[baseline.folder], folders], baseline.factors, runs=runs)
+    slos = [(slo.metric, slo.percentile) for slo in run.result.slo if slo.percentile is not None]
+    judged = judge_regression(compared.result, slos, baseline.limit, baseline.folder.name, str(compared.folder))
+    regression = with_sentences(judged, compared.result)
+    if not quiet:
+        print(f"gapmeter: {regression.status} against {baseline.folder}: {regression.sentence}", file=sys.stderr)
+        print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)
+    code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(regression.status, errors.OK)
+    return replace(run, regression=regression, exit_code=max(run.exit_code, code))

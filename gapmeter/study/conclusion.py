@@ -1,26 +1,116 @@
-"""What becomes of a run's folder at the end, also where the run ended early: noted, analysed, shown."""
+"""A run's folder: described so that it can be repeated and compared, kept up to date, and analysed at the end.
+
+Also where the run ends early: why is noted, what was recorded by then is analysed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapmeter import errors
+from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.errors import UserError, reason_of
+from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
-from gapmeter.study.load import INTERRUPTED
-from gapmeter.study.manifest import OpenManifest
+from gapmeter.scenarios import Scenario
+from gapmeter.study.keys import Keys
 
 if TYPE_CHECKING:
     from gapmeter.analysis.results.comparison import Regression
+    from gapmeter.report.document import Document
 
+INTERRUPTED = "interrupted"
 R = TypeVar("R")
+
+
+def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]:
+    """What every manifest says before anything has run: the fields of ``ManifestBase``.
+
+    Without anybody's key: not in the scenario, nor in the command that repeats it.
+    """
+    wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+    commit = output_of(["git", "rev-parse", "HEAD"])  # of the scenario author's checkout, none outside one
+    changed = bool(commit and output_of(["git", "status", "--porcelain", "--untracked-files=no"]))
+    return {
+        "status": "running",  # until the end is written
+        "scenario": keys.out_of_value(scenario.to_dict()),
+        "scenario_digest": scenario.digest(),
+        "command": str(keys.out_of_command(command)),
+        "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall_ns / 1e9)),
+        "started_wall_ns": wall_ns,
+        "started_ns": monotonic_ns,
+        "hardware": describe_hardware(),
+        "versions": describe_versions(),
+        "git": {"commit": commit, "changed": changed} if commit else None,
+    }
+
+
+def slos_of(scenario: Scenario) -> tuple[Slo, ...]:
+    """Its limits as manifests have them."""
+    return tuple(Slo(**asdict(slo)) for slo in scenario.slo)
+
+
+class OpenManifest:
+    """The manifest of a run that goes on: what is known so far, and what of it is on disk."""
+
+    def __init__(self, folder: RunFolder, value: Manifest) -> None:
+        self.folder, self.value = folder, value
+        self._written: Manifest | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the load has."""
+        return self.value.plan.t0_ns is not None
+
+    def note(self, **fields: Any) -> None:
+        """What is known now, or is known better."""
+        self.value = self.value.model_copy(update=fields)
+
+    def note_plan(self, **fields: Any) -> None:
+        """The same of the plan."""
+        self.note(plan=self.value.plan.model_copy(update=fields))
+
+    def write(self) -> None:
+        """Raises OSError."""
+        self.value.write(self.folder.path)
+        self._written = self.value
+
+    @contextlib.contextmanager
+    def noting_early_end(self) -> Iterator[None]:
+        """What ends a run early is noted in its folder, so that it can be reported with what had happened by then."""
+        path = self.folder.path
+        report = f"gapmeter report {path}"
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._note_end(INTERRUPTED)
+            text = f"; what was recorded by then: {report}" if self.has_begun else " before the load had begun"
+            raise UserError(f"interrupted{text}", errors.INTERRUPTED) from None
+        except UserError as error:
+            self._note_end(str(error))
+            raise
+        except OSError as error:
+            _raise_if_gone(path)
+            self._note_end(str(error))
+            text = f"; make room, then see what was recorded: {report}" if self.has_begun else ""
+            raise UserError(f"{path} cannot be written: {reason_of(error)}{text}", errors.NOT_VALID) from error
+
+    def _note_end(self, why: str) -> None:
+        """Unless the load is over already; an earlier reason stays, and so does a load that is over on disk."""
+        if self.value.status == "running":
+            self.note(status="incomplete", ended_because=self.value.ended_because or why)
+        if self._written is None or self._written.status == "running":
+            with contextlib.suppress(OSError):  # a full disk: the sentence that the user gets says so
+                self.write()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +126,9 @@ class Conclusion(Generic[R]):
     regression: Regression | None = None
 
 
-@contextlib.contextmanager
-def noting_early_end(manifest: OpenManifest) -> Iterator[None]:
-    """What ends a run early is noted in its folder, so that it can be reported with what had happened by then."""
-    path = manifest.folder.path
-    report = f"gapmeter report {path}"
-    try:
-        yield
-    except KeyboardInterrupt:
-        _note(manifest, INTERRUPTED)
-        text = f"; what was recorded by then: {report}" if manifest.has_begun else " before the load had begun"
-        raise UserError(f"interrupted{text}", errors.INTERRUPTED) from None
-    except UserError as error:
-        _note(manifest, str(error))
-        raise
-    except OSError as error:
-        _raise_if_gone(path)
-        _note(manifest, str(error))
-        text = f"; make room, then see what was recorded: {report}" if manifest.has_begun else ""
-        raise UserError(f"{path} cannot be written: {reason_of(error)}{text}", errors.NOT_VALID) from error
-
-
-def _note(manifest: OpenManifest, why: str) -> None:
-    manifest.note_early_end(why)
-    with contextlib.suppress(OSError):  # a full disk: the sentence that the user gets says so
-        manifest.write_unless_over()
-
-
 def _raise_if_gone(path: Path) -> None:
     if not path.is_dir():
-        text = f"{path} was removed while the run went on; nothing of it is left"
-        raise UserError(text, errors.NOT_VALID) from None
+        raise UserError(f"{path} was removed while the run went on; nothing of it is left", errors.NOT_VALID) from None
 
 
 def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions: bool = False) -> Conclusion[RunResult]:
@@ -89,20 +151,21 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
         raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
     code = errors.INTERRUPTED if manifest.ended_because == INTERRUPTED else result.exit_code
     if not quiet:
-        _show(folder, manifest, result, code)
+        from gapmeter.report import run
+
+        why = errors.MEANING[code]
+        if code == errors.NOT_VALID:
+            why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
+        show(run.brief(result, manifest), folder.path, f"exit={code} {why}", ("again", manifest.command))
     return Conclusion(folder.path, result, code)
 
 
-def _show(folder: RunFolder, manifest: Manifest, result: RunResult, code: int) -> None:
-    """The summary on standard error."""
-    from gapmeter.report import run, terminal
+def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str]) -> None:
+    """A summary on standard error, with where its page lies and what the user may run next."""
+    from gapmeter.report import terminal
     from gapmeter.report.document import Facts
 
-    why = errors.MEANING[code]
-    if code == errors.NOT_VALID:
-        why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
-    links = Facts([("report", str(folder.report)), ("again", manifest.command)])
-    terminal.show(run.brief(result, manifest), sys.stderr, links=links, end=f"exit={code} {why}")
+    terminal.show(document, sys.stderr, links=Facts([("report", str(folder / "report.html")), *links]), end=end)
 
 
 def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:

@@ -6,7 +6,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -30,8 +30,12 @@ class Keys:
     @classmethod
     def within(cls, value: Any, *more: str | None) -> Keys:
         """Those that a JSON value tells of by their names, those of the environment, and ``more``."""
-        words = {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}
-        spelled = {form for word in words if word and len(word) >= _SHORTEST for form in _spellings(word)}
+        spelled: set[str] = set()
+        for word in {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}:
+            if word and len(word) >= _SHORTEST:
+                # As it stands, in addresses, in JSON and in HTML (as Python and as the page's templates escape).
+                for form in {word, unquote(word), quote(word), json.dumps(word)[1:-1]}:
+                    spelled |= {form, html.escape(form), str(markupsafe.escape(form))}
         return cls(tuple(sorted(spelled, key=len, reverse=True)))
 
     def out_of(self, text: str) -> str:
@@ -86,9 +90,3 @@ def _named(value: Any, name: str = "") -> Iterator[str]:
         yield str(value)
     elif isinstance(value, str) and value.startswith(("http://", "https://")) and "@" in value:
         yield urlsplit(value).password or ""
-
-
-def _spellings(word: str) -> Iterable[str]:
-    """As it stands, in addresses, in JSON and in HTML (as Python's library and as the page's templates escape)."""
-    forms = {word, unquote(word), quote(word), json.dumps(word)[1:-1]}
-    return {form for each in forms for form in (each, html.escape(each), str(markupsafe.escape(each)))}

@@ -1,4 +1,7 @@
-"""One load: a plan issued against a target that is up, until it has been answered or is ended early."""
+"""One load: a plan issued against a target that is up, until it has been answered or is ended early.
+
+And what a server that serves several loads recorded and logged of one of them.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,20 @@ from gapmeter.machine.hardware import Placement
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
+from gapmeter.records.excerpt import Growing
 from gapmeter.records.follow import RecordTail, follow_run
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
+from gapmeter.study.conclusion import INTERRUPTED
+from gapmeter.study.keys import Keys
 from gapmeter.study.target import Target
 
-INTERRUPTED = "interrupted"
 _CHECK_EVERY_S = 0.25
 _STOPPED_NS = 5_000_000_000
+_SETTLE_S = 0.3  # the server's last stamps of a request come after the client has its last byte
+_LOOK_S = 0.05
 
 # Whether enough is known for a load to end now; what is in flight is given up. Given (code, record) of all that the
 # generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. It is the
@@ -73,11 +80,11 @@ class Load:
                 t0_ns = fleet.start()
                 on_start(t0_ns)
                 if self.page is not None:
-                    self.page.show(self.folder.path, self.scenario.name, self.target.url)
+                    self.page.show(self.folder.path, self.scenario.name, self.target.about.url)
                 return self._await_end(fleet, t0_ns)
         except Unreachable as error:
             died = self.process.failure() if self.process else None
-            text = str(died or f"{self.target.url} does not take connections: {error}")
+            text = str(died or f"{self.target.about.url} does not take connections: {error}")
             raise UserError(text, errors.UNREACHABLE) from error
         except NotStarted as error:
             raise UserError(f"the load could not begin: {error}", errors.NOT_VALID) from error
@@ -87,13 +94,13 @@ class Load:
         load, options, target, requests = self.scenario.load, self.options, self.target, self.folder.requests
         if options.workers is not None:
             return make_cluster(
-                self.plan, target.url, requests, options.workers, generator=load.generator, say=options.say
+                self.plan, target.about.url, requests, options.workers, generator=load.generator, say=options.say
             )
         own = None
         if options.locustfile is not None:
-            own = Locustfile(str(options.locustfile.resolve()), target.model, target.dialect)
+            own = Locustfile(str(options.locustfile.resolve()), target.about.model, target.about.dialect)
         return make_fleet(
-            self.plan, target.url, options.api_key, requests, self.placement.generator, load.processes,
+            self.plan, target.about.url, options.api_key, requests, self.placement.generator, load.processes,
             generator=load.generator, locustfile=own,
         )  # fmt: skip
 
@@ -101,7 +108,10 @@ class Load:
         """Until every generator process has ended: by itself, or asked to. A second Ctrl-C is raised."""
         ended_because: str | None = None
         shortened: Shortened | None = None
-        watch = None if self.options.quiet else self._watch(t0_ns)
+        watch = None
+        if not self.options.quiet:
+            follower = follow_run(self.folder, t0_ns, whole=False)
+            watch = Watch(follower, self.scenario, self.plan, t0_ns, as_json=self.options.progress == "json")
         frozen = FrozenProcesses(fleet.processes)
         tails = [RecordTail(path) for path in fleet.record_paths]
         seen: list[tuple[int, RequestRecord]] = []
@@ -111,7 +121,8 @@ class Load:
             if watch is not None:
                 watch.update()
             # Without all of its generators or without its server, nothing more is worth measuring.
-            trouble = frozen.release() or "; ".join(fleet.troubles()) or self._server_failure()
+            died = self.process.failure() if self.process is not None else None
+            trouble = frozen.release() or "; ".join(fleet.troubles()) or str(died or "")
             if ended_because is not None:
                 return
             if trouble or (self.page is not None and self.page.asked_to_stop()):
@@ -143,14 +154,6 @@ class Load:
             shortened = Shortened(at_ns=last_due_ns + 1, in_flight="awaited")
         return LoadOutcome(ended_because, shortened)
 
-    def _watch(self, t0_ns: int) -> Watch:
-        follower = follow_run(self.folder, t0_ns, whole=False)
-        return Watch(follower, self.scenario, self.plan, t0_ns, as_json=self.options.progress == "json")
-
-    def _server_failure(self) -> str:
-        failure = self.process.failure() if self.process is not None else None
-        return str(failure) if failure else ""
-
 
 class FrozenProcesses:
     """Generator processes that somebody has stopped (SIGSTOP) and does not continue."""
@@ -176,3 +179,69 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:
         return False
+
+
+class ServerLog:
+    """What the server logs from now on, where its log lies in another folder than the load's."""
+
+    def __init__(self, process: ServerProcess | None, folder: RunFolder) -> None:
+        self._to = folder.logs / "server.log"
+        self._from = process.log_path if process is not None and process.log_path != self._to else None
+        self._since = self._from.stat().st_size if self._from is not None else 0
+
+    def take(self, keys: Keys) -> None:
+        """Into the load's folder, without keys."""
+        if self._from is not None:
+            with self._from.open("rb") as source:
+                source.seek(self._since)
+                self._to.write_bytes(keys.out_of_bytes(source.read()))
+
+
+class ProbeFolder:
+    """Where a server's processes record. ``begin`` marks a load's start, ``take`` copies what came since."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, Growing] = {}
+
+    def begin(self) -> None:
+        """A load begins."""
+        for file in self._all():
+            file.begin()
+
+    def settle(self, patience_s: float) -> bool:
+        """Wait until no step has been recorded for a moment; False when there still are some at the end."""
+        end = time.monotonic() + patience_s
+        since, steps = time.monotonic(), self._steps()
+        while (now := time.monotonic()) < end:
+            if now - since >= _SETTLE_S:
+                return True
+            time.sleep(_LOOK_S)
+            if (count := self._steps()) != steps:
+                since, steps = time.monotonic(), count
+        return False
+
+    def take(self, folder: RunFolder, *, complete: bool, all_files: bool) -> int:
+        """Copy what came since ``begin`` into a run's folder; how many files that was.
+
+        ``complete``: their processes live and have nothing of this load left to write. ``all_files``: also of a process
+        that recorded nothing meanwhile, for what it said of itself. Raises OSError.
+        """
+        taken = 0
+        for file in self._all():
+            file.advance()
+            if file.is_record and (all_files or file.grew()):
+                file.cut(folder.probe / file.path.name, complete=complete)
+                taken += 1
+        return taken
+
+    def _all(self) -> list[Growing]:
+        for path in sorted(self.path.glob("*.gap")):
+            if path.name not in self._files:
+                self._files[path.name] = Growing(path)
+        return list(self._files.values())
+
+    def _steps(self) -> int:
+        for file in self._all():
+            file.advance()
+        return sum(file.steps for file in self._files.values())

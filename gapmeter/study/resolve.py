@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
-from gapmeter.scenarios import Point, Scenario, ScenarioError, load_points, load_scenario, place_of, provenance
+from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
-    try:
+    with _told_to_user():
         scenario = load_scenario(name, overrides)
-        _check_device(scenario, name, overrides)
-    except ScenarioError as error:
-        raise UserError(str(error), errors.BAD_SCENARIO) from error
+        if scenario.cost.gpu is not None:
+            try:
+                find_device(scenario.cost.gpu)  # the parser knows no catalogue of devices
+            except UnknownDevice as error:
+                raise ScenarioError(str(error), place=place_of(name, overrides, "cost.gpu"), key="cost.gpu") from error
     return scenario
-
-
-def _check_device(scenario: Scenario, name: str, overrides: Sequence[str]) -> None:
-    """The parser knows no catalogue of devices."""
-    if scenario.cost.gpu is None:
-        return
-    try:
-        find_device(scenario.cost.gpu)
-    except UnknownDevice as error:
-        raise ScenarioError(str(error), place=place_of(name, overrides, "cost.gpu"), key="cost.gpu") from error
 
 
 def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
     """The points of the scenario's sweep, none for no sweep. Raises UserError."""
-    try:
+    with _told_to_user():
         return load_points(name, overrides)
-    except ScenarioError as error:
-        raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
-def explain_config(name: str, overrides: Sequence[str]) -> list[tuple[str, object, str]]:
+def explain_config(name: str, overrides: Sequence[str]) -> tuple[Setting, ...]:
     """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
+    with _told_to_user():
+        return provenance(name, overrides)
+
+
+@contextlib.contextmanager
+def _told_to_user() -> Iterator[None]:
     try:
-        return [(setting.key, setting.value, setting.source) for setting in provenance(name, overrides)]
+        yield
     except ScenarioError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 

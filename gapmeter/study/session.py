@@ -13,19 +13,20 @@ import importlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import Cores, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from gapmeter.machine.calibration import load_calibration
+from gapmeter.machine.calibration import COMMAND, read_calibration
 from gapmeter.machine.hardware import Placement, describe_hardware, place, suspended_ns
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
@@ -33,17 +34,31 @@ from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
-from gapmeter.study.conclusion import Conclusion, conclude, noting_early_end
+from gapmeter.study.conclusion import Conclusion, OpenManifest, conclude, describe, slos_of
 from gapmeter.study.keys import Keys
-from gapmeter.study.load import Load, StopWhen
-from gapmeter.study.manifest import OpenManifest, describe, slos_of
-from gapmeter.study.probes import ProbeFolder
+from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
 from gapmeter.study.target import Target as LaunchTarget
 from gapmeter.study.target import find_probe_folder, prepare_target, running
 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
 _OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
 _BETWEEN_CLOCKS_NS = 1_000_000  # from the reading of one to that of the other
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One load. ``number`` tells it from all others of its server, so that no two ask with the same texts.
+
+    ``into``: the folder to make, None for one of the usual name among the runs. ``command`` repeats it alone; ``sweep``
+    or ``capacity_of`` say what it is part of.
+    """
+
+    scenario: Scenario
+    number: int
+    into: Path | None = None
+    command: Command | None = None
+    sweep: SweepPlace | None = None
+    capacity_of: TrialPlace | None = None
 
 
 class Session:
@@ -61,6 +76,9 @@ class Session:
         self.page: LocustPage | None = None
         self.loads = 0
         self._tokenizer: PromptTokenizer | None = None
+        self.calibration, why = read_calibration()
+        if why:
+            self.say(f"without a calibration: {why}; make it anew with {COMMAND}")
 
     @contextlib.contextmanager
     def serving(self, home: RunFolder, *, several: bool) -> Iterator[None]:
@@ -77,32 +95,41 @@ class Session:
             yield
 
     def load(
-        self, scenario: Scenario, repeat: int | None = None, *, into: Path | None = None,
-        stop_when: StopWhen | None = None, command: Command | None = None, sweep: SweepPlace | None = None,
-        capacity_of: TrialPlace | None = None, show: bool = True,
-    ) -> Conclusion[RunResult]:  # fmt: skip
-        """Load the server as ``scenario`` says, whose server must be this one's, and analyse it.
+        self, scenario: Scenario, *, into: Path | None = None, stop_when: StopWhen | None = None
+    ) -> Conclusion[RunResult]:
+        """Load the server as ``scenario`` says, whose server must be this one's, analyse it, and print the summary.
 
-        ``into`` is the folder to make, None for one of the usual name among the runs. ``repeat`` numbers the texts, so
-        that no prefix cache knows them; None: by the loads so far. ``stop_when`` ends the load early (about four times
-        a second it is asked): the run is then a valid, shorter one. ``command`` repeats this load; ``sweep`` or
-        ``capacity_of`` say what it is part of; ``show``: print the summary.
+        ``into`` is the folder to make, None for one of the usual name among the runs. ``stop_when`` ends the load early
+        (about four times a second it is asked): the run is then a valid, shorter one.
 
         A load that was interrupted (exit code 105) or lost its server is still analysed. Raises UserError when the
         server has died before, and as a run does.
         """
         if not self.serves(scenario):
             raise ValueError("the scenario asks for another server than this session's")
+        return self.visit(Visit(scenario, self.loads, into), stop_when, show=True)
+
+    def visit(
+        self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False,
+        begun: Callable[[Path], None] = lambda _: None,
+    ) -> Conclusion[RunResult]:  # fmt: skip
+        """The same for one load of a study. ``begun`` is told the folder, ``show``: print the summary.
+
+        ``alone``: the server is started for this load, and ended before it is analysed, so that its record files are
+        whole.
+        """
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
-        repeat = self.loads if repeat is None else repeat
-        plan = self.draw(scenario, repeat)
-        manifest = self.begin(scenario, plan, repeat, into=into, command=command, sweep=sweep, capacity_of=capacity_of)
+        plan = self._draw(visit)
+        manifest = self._begin(visit, plan)
+        folder = manifest.folder
         self.loads += 1
-        with noting_early_end(manifest):
+        with manifest.noting_early_end():
             manifest.write()
-            self.issue(scenario, plan, manifest, stop_when)
-            return conclude(manifest.folder, manifest.value, quiet=self.options.quiet or not show)
+            begun(folder.path)
+            with self.serving(folder, several=False) if alone else contextlib.nullcontext():
+                self._issue(visit.scenario, plan, manifest, stop_when)
+            return conclude(folder, manifest.value, quiet=self.options.quiet or not show)
 
     def serves(self, scenario: Scenario) -> bool:
         """Whether this session's server is the one that a scenario asks for."""
@@ -112,7 +139,7 @@ class Session:
         """Whether the server has not died; one that is not ours is taken to live."""
         return self.process is None or self.process.poll() is None
 
-    def draw(self, scenario: Scenario, repeat: int) -> Plan:
+    def _draw(self, visit: Visit) -> Plan:
         """The plan. Raises UserError when none can be made."""
         self.say("planning: arrivals, prompts and bodies")
         target = self.target
@@ -120,50 +147,47 @@ class Session:
             if self._tokenizer is None and target.tokenizer:
                 self._tokenizer = load_tokenizer(target.tokenizer)
             plan = make_plan(
-                scenario, self._tokenizer, model_name=target.model, repeat=repeat,
-                id_prefix=f"gap-{secrets.token_hex(4)}", dialect=target.dialect,
+                visit.scenario, self._tokenizer, model_name=target.about.model, repeat=visit.number,
+                id_prefix=f"gap-{secrets.token_hex(4)}", dialect=target.about.dialect,
             )  # fmt: skip
             return plan.without_requests() if self.options.locustfile else plan
         except PlanError as error:
             raise UserError(str(error), errors.BAD_SCENARIO) from error
 
-    def begin(
-        self, scenario: Scenario, plan: Plan, repeat: int, *, into: Path | None = None, command: Command | None = None,
-        sweep: SweepPlace | None = None, capacity_of: TrialPlace | None = None,
-    ) -> OpenManifest:  # fmt: skip
+    def _begin(self, visit: Visit, plan: Plan) -> OpenManifest:
         """A fresh folder for a load, and its manifest before anything has run. Raises UserError without a folder."""
-        folder = make_folder(self.options.runs, scenario, into)
-        command = command or self.options.command or Command.of("run", scenario.name)
-        about = Target.model_validate(self.keys.out_of_value(self.target.about.to_json()))
+        scenario, sweep, path = visit.scenario, visit.sweep, self.options.locustfile
+        folder = make_folder(self.options.runs, scenario, visit.into)
+        command = visit.command or self.options.command or Command.of("run", scenario.name)
         if sweep is not None:
             sweep = sweep.model_copy(update={"values": self.keys.out_of_value(sweep.values)})
-        manifest = Manifest(
-            **describe(scenario, command, self.keys), repeat=repeat, slo=slos_of(scenario), target=about,
-            placement=Cores.model_validate(placed(scenario).to_dict()), calibration=load_calibration(),
-            device=_device(scenario, probed=self.probes is not None), plan=self._plan_facts(scenario, plan),
-            sweep=sweep, capacity_of=capacity_of,
-        )  # fmt: skip
-        return OpenManifest(folder, manifest)
-
-    def _plan_facts(self, scenario: Scenario, plan: Plan) -> PlanFacts:
-        path = self.options.locustfile
         own = OwnUsers(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()) if path else None
-        return PlanFacts.model_validate(
+        # Of somebody else's server the device is known where its probe writes: here.
+        unseen = scenario.server.engine == "attach" and self.probes is None
+        facts = PlanFacts.model_validate(
             {
                 **plan.describe(),
                 "warmup_auto": scenario.load.warmup_ns is None,
                 "warmup_ns": plan.warmup_ns,
                 "timeout_ns": plan.timeout_ns,
                 # The users in a locustfile say how long answers are.
-                "output_enforced": self.target.dialect == "full" and own is None,
+                "output_enforced": self.target.about.dialect == "full" and own is None,
                 "locustfile": own,
             }
         )
+        manifest = Manifest(
+            **describe(scenario, command, self.keys), repeat=visit.number, slo=slos_of(scenario),
+            target=Target.model_validate(self.keys.out_of_value(self.target.about.to_json())),
+            placement=Cores.model_validate(asdict(placed(scenario))), calibration=self.calibration,
+            device="device" if unseen else "GPU" if describe_hardware()["gpus"] else "CPU", plan=facts,
+            sweep=sweep, capacity_of=visit.capacity_of,
+        )  # fmt: skip
+        return OpenManifest(folder, manifest)
 
-    def issue(self, scenario: Scenario, plan: Plan, manifest: OpenManifest, stop_when: StopWhen | None = None) -> None:
+    def _issue(self, scenario: Scenario, plan: Plan, manifest: OpenManifest, stop_when: StopWhen | None = None) -> None:
         """Load the server, note how that went, and bring what it recorded of that into the run's folder."""
-        folder, placement = manifest.folder, placed(scenario)
-        load = Load(scenario, plan, self.target, self.process, placement, folder, self.options, stop_when, self.page)
+        folder, placement, target = manifest.folder, placed(scenario), self.target
+        load = Load(scenario, plan, target, self.process, placement, folder, self.options, stop_when, self.page)
 
         def begun(t0_ns: int) -> None:
             manifest.note_plan(t0_ns=t0_ns)
@@ -172,10 +196,10 @@ class Session:
 
         if self.probes:
             self.probes.begin()
-        log, suspended_before_ns = _LogPart(self.process, folder, self.keys), suspended_ns()
+        log, suspended_before_ns = ServerLog(self.process, folder), suspended_ns()
         try:
             with telemetry(
-                folder, scenario.telemetry, self.process, self.target.url, placement.generator, self.options.api_key,
+                folder, scenario.telemetry, self.process, target.about.url, placement.generator, self.options.api_key,
                 self.say,
             ):  # fmt: skip
                 outcome = load.run(begun)
@@ -185,8 +209,11 @@ class Session:
         finally:
             suspended = suspended_ns() - suspended_before_ns
             manifest.note(suspended_ns=suspended if suspended > _BETWEEN_CLOCKS_NS else 0)
-            _note_workers(manifest)
-            log.take()
+            if (workers := LocustWorkers.read(folder.requests)) is not None:  # their stamps are on their own clocks
+                manifest.note(workers=workers)
+                offsets_ns = {str(each.worker): each.clock_offset_ns for each in workers.workers}
+                manifest.note_plan(clock_offsets_ns=offsets_ns)
+            log.take(self.keys)
             self._take_records(manifest)
 
     def _take_records(self, manifest: OpenManifest) -> None:
@@ -199,14 +226,6 @@ class Session:
             self.say(f"{path} holds no records of this run; was this server started with GAPMETER_PROBE_DIR={path}?")
 
 
-def _note_workers(manifest: OpenManifest) -> None:
-    """What the master knows of each worker, if there was one; what they stamped is on their own clocks."""
-    workers = LocustWorkers.read(manifest.folder.requests)
-    if workers is not None:
-        manifest.note(workers=workers)
-        manifest.note_plan(clock_offsets_ns={str(each.worker): each.clock_offset_ns for each in workers.workers})
-
-
 def _import_analysis() -> None:
     """What the end of a load needs takes a second to import: had while a server starts, it costs nobody time.
 
@@ -216,51 +235,27 @@ def _import_analysis() -> None:
     importlib.import_module("gapmeter.analysis.analyse")
 
 
-class _LogPart:
-    """What the server logged during one load, where its log lies in another folder."""
-
-    def __init__(self, process: ServerProcess | None, folder: RunFolder, keys: Keys) -> None:
-        self._keys = keys
-        self._from = process.log_path if process is not None else None
-        self._to = folder.logs / "server.log"
-        self._since = 0
-        if self._from == self._to:
-            self._from = None
-        if self._from is not None:
-            self._since = self._from.stat().st_size
-
-    def take(self) -> None:
-        if self._from is not None:
-            with self._from.open("rb") as source:
-                source.seek(self._since)
-                self._to.write_bytes(self._keys.out_of_bytes(source.read()))
-
-
 def check_options(scenario: Scenario, options: Options) -> None:
     """Raises UserError for options that do not go with the scenario."""
     if options.probe_dir is not None and scenario.server.engine != "attach":
         raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
-    path, load = options.locustfile, scenario.load
+    path, load, problem = options.locustfile, scenario.load, ""
     if path is None:
         return
     if not path.is_file():
         raise UserError(f"--locustfile {path}: there is no such file", errors.USAGE)
     if load.loop != "closed":
-        text = f"its users wait for answers, {scenario.name} is an open loop; {_CLOSED}"
-        raise UserError(f"--locustfile: {text}", errors.USAGE)
-    if load.duration_ns is None:
-        text = "how many requests there will be is its users' affair; write a time"
-        remedy = "--set load.requests=null --set load.duration=60s"
-        raise UserError(f"--locustfile: {text}: {remedy}", errors.USAGE)
-    if options.workers is not None or load.processes > 1:
-        text = "its users live in one process; leave out --workers and load.processes"
-        raise UserError(f"--locustfile: {text}", errors.USAGE)
-
-
-_CLOSED = (
-    "write --set load.arrivals=closed --set load.rate=null --set load.concurrency=8 (the number of users, unless a "
-    "shape in the file says it)"
-)
+        problem = (
+            f"its users wait for answers, {scenario.name} is an open loop; write --set load.arrivals=closed --set "
+            "load.rate=null --set load.concurrency=8 (the number of users, unless a shape in the file says it)"
+        )
+    elif load.duration_ns is None:
+        problem = "how many requests there will be is its users' affair; write a time: "
+        problem += "--set load.requests=null --set load.duration=60s"
+    elif options.workers is not None or load.processes > 1:
+        problem = "its users live in one process; leave out --workers and load.processes"
+    if problem:
+        raise UserError(f"--locustfile: {problem}", errors.USAGE)
 
 
 def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bool = False) -> Session:
@@ -271,7 +266,7 @@ def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bo
         scenario, placement.server, options.say, api_key=options.api_key, model_asked_for=model_asked_for
     )
     session = Session(scenario, options, placement, target)
-    if target.spec is None and (folder := find_probe_folder(target.url, options.probe_dir)):
+    if target.spec is None and (folder := find_probe_folder(target.about.url, options.probe_dir)):
         session.probes = ProbeFolder(folder)
     return session
 
@@ -287,11 +282,9 @@ def open_session(
     """
     session = prepare_session(scenario, options, model_asked_for=model_asked_for)
     folder = RunFolder(home)
-    try:
+    with unless_refused(f"{home} cannot be made"):
         for part in (folder.logs, folder.probe):
             part.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{home} cannot be made: {reason_of(error)}", errors.USAGE) from error
     try:
         with session.serving(folder, several=True):
             yield session
@@ -301,23 +294,11 @@ def open_session(
 
 def make_folder(runs: Path, scenario: Scenario, into: Path | None = None) -> RunFolder:
     """A fresh folder for a run. Raises UserError when it cannot be made."""
-    try:
-        if into is None:
-            return RunFolder.create(runs, scenario.name, scenario.digest())
-        return RunFolder.at(into)
-    except OSError as error:
-        place = into or runs
-        raise UserError(f"no run's folder can be made in {place}: {reason_of(error)}", errors.USAGE) from error
+    with unless_refused(f"no run's folder can be made in {into or runs}"):
+        return RunFolder.create(runs, scenario.name, scenario.digest()) if into is None else RunFolder.at(into)
 
 
 def placed(scenario: Scenario) -> Placement:
     """Who gets which cores. A server stays on those that it was started on."""
     load = scenario.load
     return place(load.processes, local_server=scenario.server.engine != "attach", share=load.placement == "shared")
-
-
-def _device(scenario: Scenario, *, probed: bool) -> str:
-    """What computes the forwards, in a word; of somebody else's server it is known where its probe writes: here."""
-    if scenario.server.engine == "attach" and not probed:
-        return "device"
-    return "GPU" if describe_hardware()["gpus"] else "CPU"

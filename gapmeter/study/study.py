@@ -1,7 +1,7 @@
-"""A study: loads that are visited in an order on servers that are kept up meanwhile, in one folder, resumable.
+"""Runs of a scenario, and studies: loads that are visited in an order, in one folder, resumable.
 
-Under a sweep and a capacity search; the runs of a scenario's repeats and of a comparison are visited in turn, each on a
-server of its own.
+A sweep and a capacity search keep servers up for their loads; repeats, and the runs of a comparison, have a server of
+their own each.
 """
 
 from __future__ import annotations
@@ -9,42 +9,27 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
-from gapmeter.analysis.results.manifest import SweepPlace, TrialPlace
-from gapmeter.errors import UserError, reason_of
-from gapmeter.options import Options
+from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
+from gapmeter.errors import UserError, unless_refused
+from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
+from gapmeter.runs.run import manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
-from gapmeter.study.companions import LocustPage
-from gapmeter.study.conclusion import Conclusion, conclude, noting_early_end
+from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
+from gapmeter.study.conclusion import Conclusion, conclude
 from gapmeter.study.load import StopWhen
-from gapmeter.study.session import Session, open_session, placed, prepare_session
+from gapmeter.study.resolve import asks_for_model, resolve
+from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
 KINDS = {"sweep": "a sweep", "capacity": "a capacity search"}
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One load of a study. ``number`` tells it from all others, so that no two ask with the same texts.
-
-    ``into``: the folder to make, None for one of the usual name among the runs. ``command`` repeats it alone; ``sweep``
-    or ``capacity_of`` say what it is part of.
-    """
-
-    scenario: Scenario
-    number: int
-    into: Path | None = None
-    command: Command | None = None
-    sweep: SweepPlace | None = None
-    capacity_of: TrialPlace | None = None
 
 
 def visit_in_turn(
@@ -53,21 +38,12 @@ def visit_in_turn(
 ) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
     """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError.
 
-    A server is ended before its run is analysed, so that its record files are whole. ``page`` shows each load,
-    ``begun`` is told of each run's folder.
+    ``page`` shows each load, ``begun`` is told of each run's folder.
     """
     for visit in visits:
         session = prepare_session(visit.scenario, options, model_asked_for=model_asked_for)
         session.page = page
-        plan = session.draw(visit.scenario, visit.number)
-        manifest = session.begin(visit.scenario, plan, visit.number, into=visit.into, command=visit.command)
-        with noting_early_end(manifest):
-            manifest.write()
-            begun(manifest.folder.path)
-            with session.serving(manifest.folder, several=False):
-                session.issue(visit.scenario, plan, manifest)
-            conclusion = conclude(manifest.folder, manifest.value, quiet=options.quiet)
-        yield conclusion
+        yield (conclusion := session.visit(visit, alone=True, show=True, begun=begun))
         if conclusion.exit_code == errors.INTERRUPTED:
             return
 
@@ -93,37 +69,30 @@ class Study(Generic[M]):
         self.manifest = self.manifest.model_copy(update=fields)
         self.manifest.write(self.path)
 
-    @contextlib.contextmanager
-    def server(self, scenario: Scenario, home: Path) -> Iterator[Session]:
+    def server(self, scenario: Scenario, home: Path) -> contextlib.AbstractContextManager[Session]:
         """A server that is up for several visits. Raises UserError when it cannot be started."""
-        with open_session(scenario, self.options, home=home, model_asked_for=self._model_asked_for) as session:
-            yield session
+        return open_session(scenario, self.options, home=home, model_asked_for=self._model_asked_for)
 
     def visit(self, session: Session, visit: Visit, stop_when: StopWhen | None = None) -> Conclusion[RunResult]:
         """One load; what an earlier attempt left in its folder goes.
 
-        Raises KeyboardInterrupt when it was interrupted before it could be analysed, UserError as ``Session.load``.
+        Raises KeyboardInterrupt when it was interrupted before it could be analysed, UserError as ``Session.visit``.
         """
         if visit.into is not None:
             shutil.rmtree(visit.into, ignore_errors=True)
             visit.into.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return session.load(
-                visit.scenario, visit.number, into=visit.into, stop_when=stop_when, command=visit.command,
-                sweep=visit.sweep, capacity_of=visit.capacity_of, show=False,
-            )  # fmt: skip
+            return session.visit(visit, stop_when)
         except UserError as error:
             if error.exit_code == errors.INTERRUPTED:
                 raise KeyboardInterrupt from error
             raise
 
 
-def make_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
+def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
     """A fresh one for a study. Raises UserError when it cannot be made."""
-    try:
+    with unless_refused(f"no folder can be made in {runs}"):
         return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
-    except OSError as error:
-        raise UserError(f"no folder can be made in {runs}: {reason_of(error)}", errors.USAGE) from error
 
 
 def resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
@@ -152,3 +121,70 @@ def is_finished(run: Path) -> bool:
 def server_key(scenario: Scenario) -> str:
     """Equal for scenarios that one server can serve."""
     return json.dumps([scenario.to_dict()["server"], placed(scenario).server], sort_keys=True, default=str)
+
+
+def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> Conclusion[RunResult]:
+    """Run a scenario (a name or a file) once, whatever its ``repeat`` says, and analyse it.
+
+    A run that is interrupted or loses its server is still analysed. Raises UserError for what the user can mend.
+    """
+    (conclusion,) = _run(name, overrides, options, resolve(name, overrides), 1)
+    return conclusion
+
+
+def run_repeats(
+    name: str, overrides: Sequence[str] = (), options: Options = Options()
+) -> Iterator[Conclusion[RunResult]]:
+    """The scenario's ``repeat`` runs, one after the other, each with a folder of its own and fresh prompts.
+
+    Ends after one that was interrupted. Raises UserError as ``run_scenario``.
+    """
+    scenario = resolve(name, overrides)
+    return _run(name, overrides, options, scenario, scenario.repeat)
+
+
+def _run(
+    name: str, overrides: Sequence[str], options: Options, scenario: Scenario, repeats: int
+) -> Iterator[Conclusion[RunResult]]:
+    check_options(scenario, options)
+    command, say, interrupted = options.command or Command.of("run", name, overrides), options.say, False
+
+    def visits() -> Iterator[Visit]:
+        for repeat in range(repeats):
+            if repeats > 1:
+                say(f"run {repeat + 1} of {repeats}")
+            yield Visit(scenario, repeat, command=command)
+
+    with locust_page(options.locust_page, say) as page:
+        with runs_page(options.runs, options.live_port, placed(scenario).generator, tell) as live:
+
+            def begun(run: Path) -> None:
+                if live:
+                    tell(f"live: {address_of(run, live)}")
+
+            for conclusion in visit_in_turn(
+                visits(), options, model_asked_for=asks_for_model(overrides), page=page, begun=begun
+            ):
+                yield conclusion
+                interrupted = conclusion.exit_code == errors.INTERRUPTED
+        if page is not None and options.locust_page is not None and not interrupted:
+            page.keep(options.locust_page.keep_ns, say)
+
+
+def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) -> Conclusion[Any]:
+    """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
+
+    Raises UserError when it is no run's folder, or holds no requests.
+    """
+    manifest = manifest_of(path)
+    if isinstance(manifest, SearchManifest):
+        from gapmeter.study.capacity import report_capacity
+
+        return report_capacity(path, quiet=quiet)
+    if isinstance(manifest, SweepManifest):
+        from gapmeter.study.sweep import report_sweep
+
+        return report_sweep(path, quiet=quiet)
+    folder = RunFolder(path)
+    with unless_damaged(folder, manifest):
+        return conclude(folder, manifest, quiet=quiet, definitions=definitions)

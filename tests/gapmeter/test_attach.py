@@ -16,7 +16,7 @@ from gapmeter.records import RecordWriter, RunFolder, Span
 from gapmeter.servers.launch import free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
-from gapmeter.study.probes import ProbeFolder
+from gapmeter.study.load import ProbeFolder
 from tests.gapmeter.command import SHORT, Done, gapmeter
 from tests.gapmeter.faulty import faulty
 

@@ -10,7 +10,7 @@ import pytest
 
 from gapmeter.analysis.results.manifest import CalibratedLimit, Calibration, GeneratorFloor
 from gapmeter.cli import main
-from gapmeter.machine import calibration
+from gapmeter.machine import calibration, doctor
 from gapmeter.machine.calibration import Trial, calibrate, highest, render
 from gapmeter.machine.instrument import Cores, Timing, TooBusy, equal_plan, errors, issue
 
@@ -92,11 +92,25 @@ def test_a_calibration_is_kept_for_this_machine_beside_those_of_others(cache: Pa
     assert set(json.loads(cache.read_text())["machines"]) == {"another", calibration.key_of(calibration.this_machine())}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1, "machines": 3}'])
-def test_a_file_that_cannot_be_read_is_no_calibration(cache: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "JSON"),
+        ("{", "JSON"),
+        ("[]", "is of another form (JSON"),
+        ('{"schema_version": 0}', "is of another form (schema_version: "),
+        ('{"schema_version": 1, "machines": 3}', "is of another form (machines: "),
+        ('{"schema_version": 1, "machines": {"HERE": 3}}', "holds this machine's in another form"),
+        ('{"schema_version": 1, "machines": {"HERE": {"cpu": ""}}}', "in another form (machine: "),
+    ],
+)
+def test_a_file_of_another_form_is_no_calibration_and_the_doctor_says_why(cache: Path, text: str, says: str) -> None:
     cache.parent.mkdir()
-    cache.write_text(text)
+    cache.write_text(text.replace("HERE", calibration.key_of(calibration.this_machine())))
     assert calibration.load_calibration() is None
+    assert says in doctor.calibration().seen
+    calibration.save_calibration(calibrated(asyncio=1))
+    assert calibration.load_calibration() == calibrated(asyncio=1)
 
 
 def test_a_generator_that_does_not_exist_is_a_mistake_of_the_user(

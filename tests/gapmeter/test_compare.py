@@ -16,8 +16,7 @@ from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
 from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
-from gapmeter.runs.baseline import Baseline, judged_against
-from gapmeter.study.comparison import order_of
+from gapmeter.study.comparison import Baseline, judged_against, order_of
 from gapmeter.study.conclusion import Conclusion
 from tests.analysis.compared import folder
 from tests.gapmeter.command import SHORT, SIMULATED, gapmeter

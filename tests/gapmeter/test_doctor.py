@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.machine import checks, doctor
-from gapmeter.machine.checks import Finding, render
+from gapmeter.machine import doctor
+from gapmeter.machine.doctor import Finding, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MILLI = 1_000_000
@@ -33,7 +33,7 @@ MILLI = 1_000_000
 def test_a_slow_clock_is_a_miss_and_a_coarse_one_stops_everything(
     source: str, resolution_ns: float, cost_ns: float, ok: bool, needed: bool
 ) -> None:
-    found = checks.judge_clock(source, resolution_ns, cost_ns)
+    found = doctor.judge_clock(source, resolution_ns, cost_ns)
     assert (found.ok, found.needed) == (ok, needed)
     assert bool(found.remedy) is not ok
 
@@ -52,7 +52,7 @@ def test_a_slow_clock_is_a_miss_and_a_coarse_one_stops_everything(
 def test_generator_and_server_need_a_core_each(
     usable: tuple[int, ...], quota: float | None, siblings: tuple[str, ...], ok: bool, says: str
 ) -> None:
-    found = checks.judge_cores(usable, quota, siblings)
+    found = doctor.judge_cores(usable, quota, siblings)
     assert found.ok is ok
     assert says in found.seen + found.remedy
 
@@ -68,7 +68,7 @@ def test_generator_and_server_need_a_core_each(
     ],
 )
 def test_ten_thousand_streams_need_as_many_open_files(soft: int, hard: int, ok: bool, remedy: str) -> None:
-    found = checks.judge_open_files(soft, hard)
+    found = doctor.judge_open_files(soft, hard)
     assert found.ok is ok
     assert remedy in found.remedy
 
@@ -77,7 +77,7 @@ def test_ten_thousand_streams_need_as_many_open_files(soft: int, hard: int, ok: 
     ("late_ms", "ok"), [([0.05] * 59 + [1.0], True), ([0.5] * 60, False), ([0.05] * 59 + [9.0], False)]
 )
 def test_a_timer_that_is_late_is_a_miss(late_ms: list[float], ok: bool) -> None:
-    assert checks.judge_timer([int(late * MILLI) for late in late_ms]).ok is ok
+    assert doctor.judge_timer([int(late * MILLI) for late in late_ms]).ok is ok
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_timer_that_is_late_is_a_miss(late_ms: list[float], ok: bool) -> None:
     [(0.1, 0.0, True, ""), (1.2, 0.0, False, "backup (7)"), (0.1, 0.3, False, "other guests")],
 )
 def test_other_work_and_stolen_time_are_misses(busy: float, stolen: float, ok: bool, remedy: str) -> None:
-    found = checks.judge_other_work(busy, stolen, 0.4, ["backup (7)"])
+    found = doctor.judge_other_work(busy, stolen, 0.4, ["backup (7)"])
     assert found.ok is ok
     assert remedy in found.remedy
 
@@ -95,7 +95,7 @@ def test_work_that_runs_beside_is_seen_and_its_process_named() -> None:
     try:
         assert spinning.stdout
         spinning.stdout.readline()
-        found = checks.other_work()
+        found = doctor.other_work()
     finally:
         spinning.kill()
         spinning.communicate()
@@ -144,7 +144,7 @@ def test_a_gpu_that_somebody_uses_is_a_miss(lines: list[str], ok: bool, says: st
 
 
 def test_every_miss_has_a_remedy_and_what_holds_has_none() -> None:
-    findings = checks.check_machine()
+    findings = doctor.check_machine()
     assert {finding.name for finding in findings} >= {"clock", "timer", "cores", "open files", "memory", "disk"}
     for finding in findings:
         assert finding.seen, finding

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gapmeter.progress import JsonLines, Progress, ProgressLine, line
+from gapmeter.progress import Progress, ProgressLine, line
 
 NOW = Progress(
     phase="load", elapsed_s=65.2, remaining_s=24.6, asked_per_s=8.0, sent_per_s=8.02, done_per_s=7.5, issued=534,
@@ -71,7 +71,7 @@ def test_a_file_gets_a_plain_line_every_ten_seconds() -> None:
 
 def test_a_program_gets_a_json_object_a_second() -> None:
     clock, stream = [0.0], io.StringIO()
-    shown = JsonLines(stream, lambda: clock[0])
+    shown = ProgressLine(stream, lambda: clock[0], as_json=True)
     for _ in range(25):
         shown.offer(lambda: NOW)
         clock[0] += 0.125

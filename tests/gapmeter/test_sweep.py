@@ -23,9 +23,9 @@ from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
 from gapmeter.report.export.junit import annotations_of, suites_of_sweep
-from gapmeter.runs.baseline import Baseline, check_baseline
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
+from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
@@ -246,7 +246,7 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     @contextlib.contextmanager
     def dead(*_: Any, home: Path, **__: Any) -> Iterator[Any]:
         started.append(home.name)
-        yield SimpleNamespace(alive=lambda: False, load=refuse)
+        yield SimpleNamespace(alive=lambda: False, visit=refuse)
 
     monkeypatch.setattr("gapmeter.study.study.open_session", dead)
     overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")

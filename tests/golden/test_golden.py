@@ -31,7 +31,7 @@ from gapmeter.analysis.results.schema import FOLDER
 from gapmeter.analysis.stages import STAGES
 from gapmeter.report import marks, words
 from gapmeter.study.comparison import compare_runs
-from gapmeter.study.run import report_again
+from gapmeter.study.study import report_again
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))

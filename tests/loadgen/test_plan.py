@@ -20,7 +20,7 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import Scenario, load_scenario
-from gapmeter.scenarios.distributions import Lognormal, Sampled, Uniform
+from gapmeter.scenarios.shapes import Lognormal, Sampled, Uniform
 from tests.loadgen.null import ids
 
 TEXT = """\

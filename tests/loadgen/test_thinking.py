@@ -13,7 +13,7 @@ from gapmeter.loadgen.draws import draw_pauses, mean_pause_ns
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.scenarios import load_scenario
-from gapmeter.scenarios.distributions import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
+from gapmeter.scenarios.shapes import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
 
 S = 1_000_000_000
 SPREAD = math.log(20 / 4) / stats.norm.ppf(0.95)

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from gapmeter.scenarios import Scenario, load_points, load_scenario
 
-FOLDER = Path(__file__).parents[2] / "scenarios"
 DIGESTS = {
     "batch-size": ("e4a10738ac6c", "c196e514a04d 73a6c9f91e01 3a7821a7df0d 9e76e4813b06 de1f3c55d6c9 49f31720b2db"),
     "burst": ("d38bb7c3d5dd", ""),
@@ -72,8 +71,8 @@ def without_newer(document: dict[str, Any], like: dict[str, Any]) -> dict[str, A
 @pytest.mark.parametrize("name", DIGESTS)
 def test_the_shipped_scenarios_keep_their_digests(name: str) -> None:
     own, points = DIGESTS[name]
-    assert load_scenario(name, environment={}, search=[FOLDER]).digest() == own
-    assert [p.scenario.digest() for p in load_points(name, environment={}, search=[FOLDER])] == points.split()
+    assert load_scenario(name, environment={}).digest() == own
+    assert [p.scenario.digest() for p in load_points(name, environment={})] == points.split()
 
 
 @pytest.mark.parametrize("load", SPELLINGS)
@@ -85,7 +84,7 @@ def test_every_kind_of_load_keeps_its_digest(tmp_path: Path, load: str) -> None:
 
 @pytest.mark.parametrize("name", [*DIGESTS, "replay-chat"])
 def test_a_scenarios_document_is_read_back_to_the_same_scenario(name: str) -> None:
-    scenario = load_scenario(name, environment={}, search=[FOLDER])
+    scenario = load_scenario(name, environment={})
     again = Scenario.model_validate(scenario.to_dict())
     assert again.to_dict() == scenario.to_dict()
     assert again.digest() == scenario.digest()

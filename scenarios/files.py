@@ -1,36 +1,80 @@
-"""Traces of recorded requests: Mooncake's JSON lines, and the CSV of the Azure LLM inference traces.
+"""The files that a scenario names, read line by line: recorded requests, and a user's own prompts.
 
-Mooncake: one object a line with ``timestamp`` (ms), ``input_length``, ``output_length`` and, where there are any,
-``hash_ids``: one id for each block of 512 prompt tokens, equal ids for equal prefixes up to there.
-Azure: columns TIMESTAMP (date and time, or a number of seconds), ContextTokens, GeneratedTokens.
+A mistake in one is told with the file's name and the line's number.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     Field,
     PlainValidator,
+    RootModel,
     StrictFloat,
     StrictInt,
     TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_serializer,
     model_validator,
 )
 
-from gapmeter.scenarios.durations import SECOND_NS
 from gapmeter.scenarios.errors import BadValue, quoted, unread
-from gapmeter.scenarios.lines import at_line, checked, json_lines
-from gapmeter.scenarios.values import CHOICE, MOST_TOKENS, READ_FILES, FilePath, Part, Wording, integer, is_number
+from gapmeter.scenarios.values import (
+    CHOICE,
+    MOST_TOKENS,
+    READ_FILES,
+    SECOND_NS,
+    FilePath,
+    Part,
+    Tokens,
+    Wording,
+    bad_value,
+    integer,
+    is_number,
+)
+
+MOST_LINES = 2_000_000
+T = TypeVar("T")
+
+
+def json_lines(path: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """Each line's number, from 1, and its JSON value; empty ones are passed over. Raises BadValue."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise at_line(path, number, f"not JSON: {error}; write one object a line") from error
+
+
+def checked(path: str, rows: Iterable[tuple[int, Any]], kind: TypeAdapter[T]) -> Iterator[tuple[int, T]]:
+    """Each row's number, and its value as a ``kind``. Raises BadValue."""
+    for count, (number, row) in enumerate(rows, 1):
+        if count > MOST_LINES:
+            raise at_line(path, number, f"more than {MOST_LINES:,} lines; write a shorter file")
+        try:
+            yield number, kind.validate_python(row)
+        except ValidationError as error:
+            bad = bad_value(error)
+            name = f"{bad.path[0]} " if bad.path else ""
+            raise at_line(path, number, name + bad.text) from error
+
+
+def at_line(path: str, number: int, text: str) -> BadValue:
+    """The mistake in a line."""
+    return BadValue(f"{path}:{number}: {text}")
+
 
 BLOCK_TOKENS = 512
 _MOST_NS = 10**18
@@ -211,3 +255,87 @@ _MOONCAKE: TypeAdapter[_Row] = TypeAdapter(
     ]
 )
 _AZURE: TypeAdapter[_Row] = TypeAdapter(_Azure)
+
+
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPrompt:
+    """One line: exactly one of ``prompt`` and ``messages`` (pairs of role and content). ``line`` counts from 1."""
+
+    line: int
+    prompt: str | None
+    messages: tuple[tuple[str, str], ...]
+    max_tokens: int | None
+
+
+class Prompts(RootModel[FilePath], frozen=True):
+    """A file of prompts, all lines of one sort."""
+
+    @property
+    def path(self) -> str:
+        """Absolute, or relative to the working directory."""
+        return self.root
+
+    @cached_property
+    def entries(self) -> tuple[OwnPrompt, ...]:
+        """The prompts. Raises BadValue, which names the file and the line."""
+        return _read_prompts(self.root)
+
+    @property
+    def chat(self) -> bool:
+        """Whether they are messages."""
+        return self.entries[0].prompt is None
+
+    @model_validator(mode="after")
+    def _read_file(self, info: ValidationInfo) -> Self:
+        if info.context is READ_FILES:
+            _ = self.entries
+        return self
+
+
+def _read_prompts(path: str) -> tuple[OwnPrompt, ...]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # further line ends may stand inside JSON
+    except (OSError, ValueError) as error:
+        raise BadValue(f"cannot read {path}: {unread(error)}") from error
+    entries = []
+    for number, line in checked(path, json_lines(path, lines), _LINE):
+        messages = tuple((message.role, message.content) for message in line.messages)
+        entries.append(OwnPrompt(number, line.prompt, messages, line.max_tokens))
+        if (line.prompt is None) != (entries[0].prompt is None):
+            raise at_line(path, number, "prompt and messages in one file; write all lines the one way or the other")
+    if not entries:
+        raise BadValue(f"{path} holds no prompts; write one JSON object a line, with prompt or messages")
+    return tuple(entries)
+
+
+_Text = Annotated[str, Wording("a text", "it in quotes")]
+
+
+class _Message(BaseModel):
+    role: _Text
+    content: _Text
+
+
+class _Line(BaseModel):
+    prompt: Annotated[_Text, Field(min_length=1), Wording("a text", "what is asked, in quotes")] | None = None
+    messages: Annotated[
+        tuple[Annotated[_Message, Wording("a message", "{role: user, content: …} with texts")], ...],
+        Field(min_length=1),
+        Wording("a list with at least one message", "for instance [{role: user, content: …}]"),
+    ] = ()
+    max_tokens: Tokens | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, value: object) -> object:
+        if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+            raise BadValue(f"{quoted(value)} is not an object with either prompt or messages")
+        if half := _HALF_A_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
+            raise BadValue(f"half a character, \\u{ord(half[0]):04x}, cannot be sent; write both halves")
+        return value
+
+
+_LINE = TypeAdapter(_Line)
