@@ -35,7 +35,7 @@ from gapmeter.analysis.capacity.result import (
 )
 from gapmeter.analysis.capacity.search import Goal, spread
 from gapmeter.analysis.capacity.trial import Trial
-from gapmeter.analysis.cost.economics import SearchTrial, describe_search
+from gapmeter.analysis.cost import SearchTrial, describe_search
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.results.cost import Economy
 from gapmeter.analysis.results.manifest import Manifest

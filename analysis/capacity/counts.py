@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.capacity.evidence import chance_if_stable, worth, worth_of_clusters, worth_of_slow
 from gapmeter.analysis.capacity.trial import Count, Promise
 from gapmeter.analysis.requests.metrics import (
-    Bools,
-    Ints,
     good_requests,
     limits_of,
     pooled_gaps,

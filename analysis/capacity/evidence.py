@@ -29,9 +29,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.capacity.result import FAILS, HOLDS, UNDECIDED, Side, TrialVerdict
 from gapmeter.analysis.capacity.trial import Count, Finding, Promise
-from gapmeter.analysis.requests.metrics import Ints
 from gapmeter.analysis.stats import dependence
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.exact import (

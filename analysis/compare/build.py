@@ -35,7 +35,7 @@ from gapmeter.analysis.compare.result import (
 )
 from gapmeter.analysis.compare.sides import AnalysedRun, Side
 from gapmeter.analysis.compare.table import side_table
-from gapmeter.analysis.judge.floor import floor_of
+from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.provenance import hardware_words

@@ -146,7 +146,7 @@ def run_of(
         gaps_ns=gaps.gap_ns,
         gap_at_ns=gaps.at_ns,
         gap_owner=gaps.row,
-        ledgers={event: _ledger_of(ledger, measured, event) for event in fig.EVENTS},
+        ledgers={event: _ledger_of(ledger, measured, event) for event in fig.LEDGER_OF.values()},
     )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from gapmeter.analysis.cost.cost import describe_cost, describe_tokens, offered_rate
-from gapmeter.analysis.cost.economics import describe_value
+from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, offered_rate
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.run import SloAnswer, Verdict
 from gapmeter.analysis.sweep.read import MeasuredRun

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
@@ -15,7 +16,6 @@ from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
 from gapmeter.analysis.stats.exact import rate_bounds
-from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.economy import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
 from gapmeter.analysis.sweep.result import (

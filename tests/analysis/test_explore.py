@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
+from gapmeter.analysis.ledger.tail import describe_bands
+from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.report.words import compute_sentence, difference_sentence
 
