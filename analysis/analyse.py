@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.cost.economics import describe_economics
+from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.cost import describe_economics
+from gapmeter.analysis.device.energy import measured_energy
 from gapmeter.analysis.device.roofline import describe_roofline
-from gapmeter.analysis.device.telemetry import read_telemetry
-from gapmeter.analysis.device.telemetry_summary import (
-    describe_telemetry,
-    measured_energy,
-    measured_window,
-    telemetry_warnings,
-)
-from gapmeter.analysis.judge.drift import describe_drift, throttled
-from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.floor import floor_of
-from gapmeter.analysis.judge.steadiness import describe_steady, growth_warning
-from gapmeter.analysis.judge.steady import detect_warmup
-from gapmeter.analysis.judge.warnings import recording_warnings, streaming_warnings
-from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
-from gapmeter.analysis.ledger.chosen import chosen
+from gapmeter.analysis.device.telemetry import describe_telemetry, measured_window, read_telemetry
+from gapmeter.analysis.judge import validity, verdict
+from gapmeter.analysis.judge import warnings as doubts
+from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
+from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.ledger.explore import describe_pairs
-from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
-from gapmeter.analysis.ledger.tail import LEDGER_OF
+from gapmeter.analysis.ledger.ledger import Ledger, chosen, make_ledger, timelines
+from gapmeter.analysis.ledger.tail import anatomies_of, describe_bands, describe_tail
 from gapmeter.analysis.ledger.trace import Trace, read_trace
-from gapmeter.analysis.made_by import made_by
-from gapmeter.analysis.provenance import provenance_of
-from gapmeter.analysis.requests.attempts import final
+from gapmeter.analysis.ledger.upgrade import describe_compute, describe_upgrade
+from gapmeter.analysis.provenance import made_by, provenance_of
+from gapmeter.analysis.requests import figures as fig
+from gapmeter.analysis.requests import load
 from gapmeter.analysis.requests.definitions import describe_definitions
-from gapmeter.analysis.requests.figures import ledgers_of, write_histograms
-from gapmeter.analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
-from gapmeter.analysis.requests.rate_curve import CHANGING, Knots, expected_counts
-from gapmeter.analysis.results.manifest import Manifest, PlanFacts
-from gapmeter.analysis.results.run import LedgerFacts, RunResult, ShortenedLoad, StepFit
-from gapmeter.analysis.summary import build_figures
-from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
+from gapmeter.analysis.requests.metrics import (
+    METRICS,
+    generator_lag_ns,
+    limits_of,
+    measured_requests,
+    metric_series,
+    percentile_of,
+    succeeded,
+    window_s,
+)
+from gapmeter.analysis.results.distribution import (
+    Distribution,
+    GroupDistribution,
+    MetricDistribution,
+    StageDistribution,
+)
+from gapmeter.analysis.results.latency import EventResidual, Left, Residual
+from gapmeter.analysis.results.manifest import Manifest, Slo
+from gapmeter.analysis.results.run import (
+    INVALID,
+    Confidence,
+    LedgerFacts,
+    RunFigures,
+    RunResult,
+    ShortenedLoad,
+    StepFit,
+)
+from gapmeter.analysis.results.trust import WARN, RunWarning, Trust
+from gapmeter.analysis.stages import BY_NAME
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
+from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.stats.series import Series
+from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_tables
 from gapmeter.records import RunFolder
 
 
@@ -60,36 +81,41 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     ledger = make_ledger(requests, trace)
     rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
-    evidence = _evidence(manifest, generators, ledger, requests)
     window = measured_window(requests)
     samples = read_telemetry(folder)
-    telemetry = describe_telemetry(samples, trace, manifest, window)
+    energy = measured_energy(samples, manifest, window)
+    telemetry = describe_telemetry(samples, trace, manifest, window, energy)
     state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
     figures = build_figures(
-        requests, rows, gaps, manifest.slo, evidence,
+        requests, rows, gaps, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused),
         name=manifest.asked.name, device=manifest.device, warmup=warmup,
-        warnings=[*recording_warnings(trace, ledger, manifest, requests), *telemetry_warnings(telemetry, manifest),
-                  *growth_warning(state), *streaming_warnings(measured)],
+        warnings=[
+            *doubts.recording_warnings(trace, ledger, manifest, requests),
+            *doubts.telemetry_warnings(telemetry, manifest),
+            *doubts.growth_warning(state), *doubts.streaming_warnings(measured),
+        ],
     )  # fmt: skip
-    economy = describe_economics(figures, state, manifest, measured, measured_energy(samples, manifest, window))
-    ledgers = {metric: ledgers_of(rows, measured, event) for metric, event in LEDGER_OF.items()}
+    ledgers = fig.ledgers_by_metric(rows, gaps, measured)
     provenance = provenance_of(manifest, figures)
+    cut_ns = cut_short_ns(requests, plan)
     result = RunResult(
         **dict(figures),
-        **dict(economy),
+        **dict(describe_economics(figures, state, manifest, measured, energy)),
         telemetry=telemetry,
         roofline=describe_roofline(trace, manifest, window),
         ledger=describe_ledger(ledger, trace),
         steady=state,
         drift=describe_drift(requests, [g.canary_ns for g in generators], throttled(telemetry)),
-        bands=describe_bands(ledgers | _gap_ledgers(gaps, measured)),
+        bands=describe_bands(ledgers),
         compute=describe_compute(ledgers, steps, manifest.device),
         explore=describe_pairs(measured, ledgers, limits_of(manifest.slo)),
         made_by=made_by(),
         provenance=provenance,
-        shortened=_shortened(requests, plan),
+        shortened=None if cut_ns is None or plan.shortened is None else ShortenedLoad(
+            after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight
+        ),
         definitions=describe_definitions(folder, requests) if definitions else None,
-    )
+    )  # fmt: skip
     tables = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
     if steps is not None:
         tables["steps"] = steps
@@ -98,104 +124,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     write_tables(folder.path, tables, provenance.facts())
     if succeeded(measured).any():
         began_s = manifest.started_s or 0.0
-        write_histograms(folder.hdr, measured, rows, began_s, window_s(measured), provenance.line())
+        fig.write_histograms(folder.hdr, measured, rows, began_s, window_s(measured), provenance.line())
     return result
-
-
-def _gap_ledgers(gaps: pd.DataFrame | None, measured: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Token gaps of measured requests, where there is a ledger of them."""
-    if gaps is None or not len(gaps):
-        return {}
-    return {"itl": gaps[gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)]}
-
-
-def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
-    cut_ns = cut_short_ns(requests, plan)
-    if cut_ns is None or plan.shortened is None:
-        return None
-    return ShortenedLoad(after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight)
-
-
-def _evidence(manifest: Manifest, generators: list[GeneratorFile], ledger: Ledger, requests: pd.DataFrame) -> Evidence:
-    load, plan = manifest.asked.load, manifest.plan
-    lags = np.concatenate([g.lag_ns for g in generators]) if generators else np.empty(0, np.int64)
-    cpu = [share for g in generators if (share := g.cpu_share()) is not None]
-    knots = [(at + plan.start_ns, rate) for at, rate in plan.rate_knots]
-    window = _window(plan, requests, complete=manifest.status == "complete")
-    conversations = bool(plan.conversations)
-    return Evidence(
-        loop=plan.loop,
-        arrivals=load.arrivals,
-        requested_rate=_requested_rate(load.rate, knots, window),
-        count_dispersion=plan.count_dispersion,
-        concurrency=None if plan.locustfile else load.concurrency,  # its users, or its shape's, are its own
-        processes=load.processes,
-        planned=None if plan.shortened else plan.planned,
-        incomplete=_incomplete(manifest, generators),
-        client_cpu_share=max(cpu) if cpu else None,
-        client_loop_lag_ns=lags.astype(np.float64) if len(lags) else None,
-        records_dropped=sum(g.dropped for g in generators),
-        cores_shared=manifest.placement.shared,
-        output_enforced=plan.output_enforced,
-        prompt_exact=plan.prompt_tokens_exact,
-        canary_spread=_canary_spread(generators),
-        ledger_refused=ledger.refused,
-        slo_on_errors=any(slo.metric == "errors" for slo in manifest.slo),
-        floor=floor_of(manifest),
-        suspended_ns=manifest.suspended_ns,
-        rate_knots=knots,
-        window_ns=window,
-        prefix_share=plan.prefix_share,
-        unit="conversations" if conversations else "requests",
-        think_time_ns=plan.think_time_ns,
-        beyond_end=_beyond_end(generators) if conversations else None,
-        locustfile=plan.locustfile.name if plan.locustfile else None,
-    )
-
-
-def _window(plan: PlanFacts, requests: pd.DataFrame, *, complete: bool) -> tuple[int, int]:
-    """From when to when requests were measured: what a slow start took away is left out; CLOCK_MONOTONIC ns.
-
-    A run that was cut off, or that ended with its last request, reaches to the last due time.
-    """
-    start = plan.start_ns + plan.warmup_ns
-    whole = final(requests)
-    left_out = whole[~whole["measured"] & (whole["due_ns"] >= start).fillna(False)]
-    first = requests.loc[requests["measured"], "due_ns"]
-    if len(left_out) and len(first):
-        start = int(first.min())
-    if (cut_ns := cut_short_ns(requests, plan)) is not None:
-        return start, cut_ns
-    if plan.end_ns and complete:
-        return start, plan.start_ns + plan.end_ns
-    return start, int(requests["due_ns"].max()) + 1 if len(requests) else start
-
-
-def _requested_rate(rate: float | None, knots: Knots, window: tuple[int, int]) -> float | None:
-    """Requests per second: as asked for, or the mean of a rate that was asked for as a curve; None for a trace."""
-    if rate is not None or not knots:
-        return rate
-    low, high = expected_counts(knots, np.array(window))
-    return float(high - low) / max((window[1] - window[0]) / 1e9, 1e-9)
-
-
-def _beyond_end(generators: list[GeneratorFile]) -> int:
-    notes = [note for generator in generators for note in generator.notes if note.get("type") == "conversations"]
-    return sum(int(note["beyond_end"]) for note in notes)
-
-
-def _incomplete(manifest: Manifest, generators: list[GeneratorFile]) -> str:
-    """Why the run did not go to its end, or ""."""
-    if manifest.status != "complete":
-        return manifest.ended_because or "the run was killed; this is what had happened by then"
-    killed = [str(g.worker) for g in generators if not g.complete]
-    return f"generator process {', '.join(killed)} was killed" if killed else ""
-
-
-def _canary_spread(generators: list[GeneratorFile]) -> float | None:
-    """p95 over median of the fixed piece of work that each generator process times once a second."""
-    times = np.concatenate([g.canary_ns for g in generators]) if generators else np.empty(0, np.int64)
-    return float(np.percentile(times, 95) / np.median(times)) if len(times) >= 10 else None
 
 
 def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
@@ -206,14 +136,136 @@ def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
         unmeasured=ledger.unmeasured,
         clipped=ledger.clipped,
         requests=len(ledger.rows) // 2,
-        interference=StepFit(
-            base_ms=fit.base_ns / 1e6,
-            per_sequence_ms=fit.per_sequence_ns / 1e6,
-            per_kv_token_us=fit.per_token_ns / 1e3,
-            error_ms=fit.error_ns / 1e6,
-            decode_only_steps=fit.steps,
-        )
-        if fit
-        else None,
-        killed_processes=tuple(trace.incomplete) if trace else (),
+        interference=None if fit is None else StepFit(
+            base_ms=fit.base_ns / 1e6, per_sequence_ms=fit.per_sequence_ns / 1e6, error_ms=fit.error_ns / 1e6,
+            per_kv_token_us=fit.per_token_ns / 1e3, decode_only_steps=fit.steps,
+        ),
+        killed_processes=trace.incomplete if trace else (),
+    )  # fmt: skip
+
+
+def build_figures(
+    requests: pd.DataFrame,
+    ledger: pd.DataFrame | None,
+    gaps: pd.DataFrame | None,
+    slos: Sequence[Slo],
+    evidence: Evidence,
+    *,
+    name: str = "",
+    device: str = "GPU",
+    warmup: Warmup | None = None,
+    warnings: Iterable[RunWarning] = (),
+) -> RunFigures:
+    """A run's figures from its tables: verdict, latencies, stages, what slow requests wait for, how far to trust it.
+
+    ``requests``: every request with its ``measured`` flag. ``ledger``: two rows a request (``first_token`` and
+    ``last_token``) or None; ``gaps``: a ledger row a token gap, or None; ``device`` is what computed the forwards;
+    ``warmup`` what ``detect_warmup`` left out (already applied to ``measured``); ``warnings`` those of other parts. A
+    refused ledger is not shown.
+    """
+    measured = measured_requests(requests)
+    ledgers = fig.ledgers_by_metric(*((None, None) if evidence.ledger_refused else (ledger, gaps)), measured)
+    anatomies = anatomies_of(ledgers)
+    answers = verdict.judge(slos, measured, anatomies)
+    checks = validity.check_run(measured, evidence)
+    unanswered = [verdict.never_occurred(answer) for answer in answers if answer.status == INVALID]
+    reasons = (*validity.invalid_reasons(checks), *unanswered)
+    decided = verdict.overall(answers, reasons)
+    counts = load.count_requests(requests, measured, evidence)
+    asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
+    request_s = window_s(measured) / len(measured) if len(measured) else 0.0
+
+    def figures_of(values: Floats | Series, per_request: float = 1.0) -> Distribution:
+        series = values if isinstance(values, Series) else Series(values)
+        return fig.distribution(series, asked, per_request, request_s)
+
+    def metric_figures(metric: str, origin: str) -> MetricDistribution:
+        """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
+        values = metric_series(measured, metric, origin)
+        per_request = values.count / len(measured) if len(measured) else 1.0
+        failing = None
+        if not succeeded(measured).all():
+            failing = figures_of(metric_series(measured, metric, origin, failures=True), per_request)
+        return MetricDistribution(**dict(figures_of(values, per_request)), with_failures=failing)
+
+    def stages(rows: pd.DataFrame) -> dict[str, StageDistribution]:
+        """By stage; empty without a ledger."""
+        return {
+            stage: StageDistribution(
+                owner=BY_NAME[stage].owner,
+                kind=BY_NAME[stage].kind if len(values) else "unmeasured",
+                **dict(figures_of(values)),
+            )
+            for stage, values in (fig.stage_values_ns(rows) if len(rows) else {}).items()
+        }
+
+    metrics = {metric: metric_figures(metric, "due") for metric in METRICS}
+    residual = Residual(first_token=_residual(ledgers["ttft"]), last_token=_residual(ledgers["e2e"]))
+    groups = fig.group_values_ns(ledgers["e2e"]) if len(ledgers["e2e"]) else {}
+    bound = fig.bound_ns(measured)
+    return RunFigures(
+        name=name,
+        verdict=decided,
+        exit_code=verdict.EXIT_CODES[decided],
+        invalid_reasons=reasons,
+        slo=answers,
+        device=device,
+        confidence=Confidence(interval=CONFIDENCE, verdict=1 - TAIL),
+        load=load.describe_load(measured, evidence),
+        counts=counts,
+        metrics=metrics,
+        # Gaps and TPOT know no difference between due and sent.
+        metrics_from_sent=metrics | {metric: metric_figures(metric, "sent") for metric in fig.LEDGER_OF},
+        metrics_censored={metric: fig.censored(each.with_failures or each, bound) for metric, each in metrics.items()},
+        turns=load.describe_turns(measured),
+        closed_loop=load.describe_closed_loop(measured, evidence),
+        failures=load.describe_failures(measured),
+        goodput=load.describe_goodput(measured, limits_of(slos)),
+        throughput=load.describe_throughput(measured),
+        stages=stages(ledgers["e2e"]),
+        stages_to_first_token=stages(ledgers["ttft"]),
+        groups={
+            group: GroupDistribution(unmeasured=tuple(missing), **dict(figures_of(sums)))
+            for group, (sums, missing) in groups.items()
+        },
+        residual=residual,
+        tail=describe_tail(anatomies, answers),
+        upgrade=describe_upgrade(ledgers, device),
+        checks=tuple(checks),
+        warnings=(
+            *validity.warnings_of(checks, evidence),
+            *doubts.warmup_warning(warmup),
+            *warnings,
+            *doubts.attempts_warning(counts.attempts, len(measured)),
+        ),
+        floor=validity.describe_floor(evidence.floor, measured),
+        trust=Trust(
+            valid=not reasons,
+            lag_p99_ms=fig.finite_ms(percentile_of(generator_lag_ns(measured), 99)),
+            unexplained_p99_share=residual.last_token.unexplained.p99_share if residual.last_token else None,
+            strict_p99_share=residual.last_token.strict.p99_share if residual.last_token else None,
+            client_cpu_share=evidence.client_cpu_share,
+            strained=tuple(check.rule for check in checks if check.status == WARN),
+        ),
     )
+
+
+def _residual(ledgers: pd.DataFrame) -> EventResidual | None:
+    """What the ledgers leave open.
+
+    It describes the ledgers of this run, all of them, so it stands whatever the sample's size.
+    """
+    if not len(ledgers):
+        return None
+    total_ns = np.maximum(ledgers["total_ns"].to_numpy(np.float64), 1.0)
+
+    def left(column: str) -> Left:
+        left_ns = ledgers[column].to_numpy(np.float64)
+        p50, p99, most = (percentile_of(left_ns, p) for p in (50.0, 99.0, 100.0))
+        p50_share, p99_share, max_share = (percentile_of(left_ns / total_ns, p) for p in (50.0, 99.0, 100.0))
+        return Left(
+            p50_ms=fig.finite_ms(p50), p99_ms=fig.finite_ms(p99), max_ms=fig.finite_ms(most),
+            p50_share=p50_share, p99_share=p99_share, max_share=max_share,
+        )  # fmt: skip
+
+    return EventResidual(unexplained=left("unexplained_ns"), strict=left("strict_ns"))

@@ -1,15 +1,21 @@
-"""What goes along with every figure that leaves the tool: where it is from, and how to get it again."""
+"""What goes along with every figure that leaves the tool: where it is from, how to get it again, what made it."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from gapmeter.analysis.numbers import rate
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
 from gapmeter.analysis.results.requests import LoadFacts
-from gapmeter.analysis.results.run import INVALID, RunFigures
+from gapmeter.analysis.results.run import INVALID, MadeBy, RunFigures
 from gapmeter.analysis.results.run import UNKNOWN as UNKNOWN
 from gapmeter.analysis.results.run import Provenance as Provenance
+
+_CODE_OF_FIGURES = ("analysis", "records")
 
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
@@ -85,3 +91,21 @@ def _shape(load: LoadFacts) -> str:
         low, high = load.rate_range
         return f" on average ({load.arrivals}, {low:.3g} to {high:.3g})"
     return f" ({load.arrivals})" if load.arrivals in ("gamma", "trace") else ""
+
+
+@cache
+def made_by() -> MadeBy:
+    """``gapmeter``: the version installed; ``analysis``: 12 hex digits of the SHA-256 of the code of figures.
+
+    A version number alone does not tell two checkouts apart.
+    """
+    try:
+        version = importlib.metadata.version("gapmeter")
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(path for package in _CODE_OF_FIGURES for path in (root / package).rglob("*") if path.is_file()):
+        if "__pycache__" not in path.parts:
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return MadeBy(gapmeter=version, analysis=digest.hexdigest()[:12])

@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.requests.attempts import settle
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records
 from gapmeter.records.reader import NotRecords
 from gapmeter.records.request import FINISHED, STAMPS, RequestRecord, columns, decode, on_clock
 from gapmeter.records.stream import outcome_of, parse_answer
 
-Ints = NDArray[np.int64]
-
 _LATER = ("first_token_ns", "first_text_ns", "last_token_ns")
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+_COLUMNS = (
+    "request_id", "index", "turn", "worker", "attempt", *STAMPS, *_LATER, "prompt_tokens_asked", "output_tokens_asked",
+    *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
+    "censored_ns", "engine_metrics",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +64,34 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
             if code == FINISHED or record.request_id not in records:
                 records[record.request_id] = record
     rows = [request_row(record, plan.timeout_ns) for record in records.values()]
-    table = pd.DataFrame(rows, columns=list(_row_names())).sort_values(["due_ns", "index"], ignore_index=True)
+    table = pd.DataFrame(rows, columns=list(_COLUMNS)).sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
-    table = settle(table, plan.timeout_ns)
+    table = _settle(table, plan.timeout_ns)
     since_start = table["due_ns"] - plan.start_ns
     table["measured"] = (since_start >= plan.warmup_ns) & (table["index"] >= plan.warmup_requests)
     table["measured"] &= ~table["superseded"]
     if (end_ns := cut_short_ns(table, plan)) is not None:
         table["measured"] &= table["due_ns"] < end_ns
     return table, [_generator(file) for file in files]
+
+
+def _settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:
+    """A row an attempt, with what makes requests of them; ``table`` has ``index``, ``retry`` and the client's stamps.
+
+    ``attempt_due_ns`` is the attempt's own due time and ``due_ns`` becomes that of the request's first attempt, from
+    which its latency counts. ``superseded``: a later attempt followed, so that this one's outcome is not the request's.
+    A failed request was given ``censored_ns`` from its first due time on, at least.
+    """
+    table["attempt_due_ns"] = table["due_ns"]
+    by_request = table.groupby("index")
+    table["superseded"] = (table["retry"] < by_request["retry"].transform("max")).to_numpy(bool)
+    if (table["retry"] > 0).any():
+        table["due_ns"] = by_request["due_ns"].transform("min")
+        waited = (table["end_ns"].fillna(0) - table["due_ns"]).clip(lower=timeout_ns)
+        table["censored_ns"] = waited.where(table["censored_ns"].notna())
+        table = table.sort_values(["due_ns", "index", "retry"], ignore_index=True)
+    return table
 
 
 def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
@@ -85,15 +105,6 @@ def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
         return None
     given_up = requests.loc[requests["outcome"] == "aborted", "due_ns"] if shortened.in_flight == "aborted" else []
     return min([shortened.at_ns, *(int(due) for due in given_up)])
-
-
-def _row_names() -> tuple[str, ...]:
-    return (
-        "request_id", "index", "turn", "worker", "attempt", *STAMPS, *_LATER, "prompt_tokens_asked",
-        "output_tokens_asked",
-        *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
-        "censored_ns", "engine_metrics",
-    )  # fmt: skip
 
 
 def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
@@ -145,8 +156,8 @@ def every_beat(due_ns: Ints, at_ns: Ints) -> Ints:
         return lags
     every = apart[apart > 0].min()
     passed = np.maximum(1, lags // every)
-    first = np.repeat(np.cumsum(passed) - passed, passed)
-    return np.asarray(np.repeat(lags, passed) - every * (np.arange(len(first)) - first), np.int64)
+    beat, nth = each_of(passed)
+    return np.asarray(lags[beat] - every * nth, np.int64)
 
 
 def steps_table(trace: Trace) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bench.queues import lindley
 from gapmeter.analysis.judge import steady
-from gapmeter.analysis.judge.steadiness import level_changes, queue_slope
+from gapmeter.analysis.judge.steady import level_changes, queue_slope
 
 Floats = NDArray[np.float64]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from bench.queues import QUEUES, Queue, lindley, wait_quantile
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.trial import Promise, find, hopeless, plan_looks
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
-from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.exact import share_bounds
 
 SEED, REPLICATIONS, FIRST_LOOK, MOST = 4107, 400, 20, 8000

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.transit import last_tokens
-from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.critical_path import Intervals
+from gapmeter.analysis.ledger.intervals import CLASSES
 
 Ints = NDArray[np.int64]
 

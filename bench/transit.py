@@ -14,11 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.critical_path import Intervals, sweep
-from gapmeter.analysis.ledger.intervals import Client, build
-from gapmeter.analysis.ledger.trace import Trace, read_trace
-from gapmeter.analysis.ledger.trace_index import MISSING, Events
+from gapmeter.analysis.ledger.intervals import CLASSES, Client, build
+from gapmeter.analysis.ledger.trace import MISSING, Events, Trace, read_trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import RunFolder

@@ -9,9 +9,9 @@ import numpy as np
 
 from bench.quick_server import QuickServer
 from bench.virtual_server import Settings
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.trial import Count, Enough, Outcome, Promise
-from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 

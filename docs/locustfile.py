@@ -2,7 +2,7 @@
 
 from locust import LoadTestShape, between, task
 
-from gapmeter.locust import GapmeterUser
+from gapmeter.loadgen.locust.locustfile import GapmeterUser
 
 
 class Reader(GapmeterUser):

@@ -8,10 +8,9 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.device.telemetry import Samples, read_telemetry
-from gapmeter.analysis.device.telemetry_summary import cpu_series
+from gapmeter.analysis.device.telemetry import Samples, cpu_series, read_telemetry
 from gapmeter.analysis.numbers import DASH, duration, share, significant
-from gapmeter.analysis.requests.attempts import final
+from gapmeter.analysis.requests.metrics import final
 from gapmeter.analysis.results.codec import Result
 from gapmeter.analysis.results.device import AchievedShare, PeakRate, Roofline, Spread, Telemetry
 from gapmeter.analysis.results.run import RunResult

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gapmeter.analysis.numbers import count, over
-from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, stage_values_ns
+from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.requests import PeerFigures
@@ -183,7 +183,7 @@ def _stage_curves(run: Run) -> list[Block]:
     result = run.result
     parts = {"first_token": result.stages_to_first_token, "last_token": result.stages}
     charts: dict[str, dict[str, Block]] = {}
-    for event in EVENTS:
+    for event in LEDGER_OF.values():
         if found := parts[event]:
             charts[event] = _event_curves(found, run, event)
     names = list(dict.fromkeys(name for drawn in charts.values() for name in drawn))

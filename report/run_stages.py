@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.ledger.bands import SLOW
+from gapmeter.analysis.ledger.tail import SLOW
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.latency import Band as ResultBand

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.numbers import DASH, significant
-from gapmeter.analysis.requests.attempts import final
+from gapmeter.analysis.requests.metrics import final
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.results.trust import Drift, Mser5, Pelt, QueueSlope
 from gapmeter.report.document import Block, Chart, Columns, Figure, Heading, Name, Paragraph, Row, Section, Table

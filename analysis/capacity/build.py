@@ -10,7 +10,7 @@ from typing import Final
 from gapmeter.analysis.capacity.read import Measured, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, Posterior, posterior, spread
 from gapmeter.analysis.capacity.trial import Trial
-from gapmeter.analysis.cost.economics import SearchTrial, describe_search
+from gapmeter.analysis.cost import SearchTrial, describe_search
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.results.capacity import (
     BUDGET,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.trial import (
     Count,
@@ -35,7 +36,6 @@ from gapmeter.analysis.requests.metrics import (
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.manifest import SearchManifest, Slo, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, Check
-from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.series import share_of
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     Count,
@@ -50,7 +51,6 @@ from gapmeter.analysis.results.capacity import (
     UNMEETABLE,
     Ended,
 )
-from gapmeter.analysis.stats.estimate import Floats
 
 REACH = math.log(2)
 

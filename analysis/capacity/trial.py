@@ -32,10 +32,9 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
-from gapmeter.analysis.requests.metrics import Ints
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID, UNDECIDED, Side, TrialVerdict
 from gapmeter.analysis.stats import dependence
-from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.exact import (
     FEWEST_FAR,
     HALF_TIMES,

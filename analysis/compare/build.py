@@ -10,7 +10,7 @@ from gapmeter.analysis.compare.claims import Claim, Verdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.sides import AnalysedRun, Side
-from gapmeter.analysis.judge.floor import floor_of
+from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.provenance import hardware_words

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import binned, harrell_davis, pooled_harrell_davis
-from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Floats
+from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate
 from gapmeter.analysis.stats.series import Series, pooled
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.analysis.stats.estimate import Floats, Ints
 from gapmeter.analysis.stats.series import Series, time_blocks
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
@@ -151,7 +151,7 @@ def run_of(
         gaps_ns=gaps.gap_ns,
         gap_at_ns=gaps.at_ns,
         gap_owner=gaps.row,
-        ledgers={event: _ledger_of(ledger, measured, event) for event in fig.EVENTS},
+        ledgers={event: _ledger_of(ledger, measured, event) for event in fig.LEDGER_OF.values()},
     )
 
 

@@ -66,54 +66,62 @@ def binding_evidence(roofline: Roofline, telemetry: Telemetry | None) -> Binding
 
 def decide(
     stages_ms: Mapping[str, float], checks: Sequence[Check] = (),
-    evidence: BindingEvidence | None = None, *, device: str = "GPU",
+    evidence: BindingEvidence = BindingEvidence(), *, device: str = "GPU",
 ) -> Binding:  # fmt: skip
     """``stages_ms``: mean time to the last token by stage; ``checks``: what the rules of validity found.
 
     ``evidence``: what telemetry and roofline know; ``device`` is what computed the forwards: a CPU has no PCIe link.
     """
-    broken = next((check for check in checks if check.status == BROKEN and check.rule in _CLIENT_CHECKS), None)
-    sums = _sums(stages_ms)
     whole = sum(stages_ms.values())
-    if broken is not None:
-        return Binding(
-            resource=LOAD_TESTER, share=None, behind=None, parts=_shares(sums, whole), unmeasured=(), why=broken.text
-        )
-    if not sums or whole <= 0 or set(sums) <= {LOAD_TESTER}:
-        return Binding(
-            resource=UNMEASURED,
-            share=None,
-            behind=None,
-            parts={},
-            unmeasured=("the server's stages",),
-            why="no stage of the server was measured",
-        )
-    first = max(sums, key=lambda name: sums[name])
-    served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
-    behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
-    served_by = behind or first
-    kind, unknown, told = _device(stages_ms, evidence) if served_by == DEVICE else ("", (), "")
-    busy, blind = _link(evidence) if device == "GPU" and served_by in (DEVICE, HOST) else (False, ())
-    if busy:
-        kind, told = PCIE, "; its PCIe link was busy for most of the time"
-    named = {served_by: kind} if kind else {}
-    resource, behind = named.get(first, first), named.get(behind or "", behind)
-    why = f"{share(sums[first] / whole)} of the mean answer is {_words(first, stages_ms)}"
-    if behind:
-        why += f"; what serves it is busy with {_words(served_by, stages_ms)}"
-    return Binding(
-        resource=resource, share=sums[first] / whole, behind=behind, parts=_shares(sums, whole),
-        unmeasured=unknown + blind, why=why + told,
-    )  # fmt: skip
-
-
-def _sums(stages_ms: Mapping[str, float]) -> dict[str, float]:
     sums: dict[str, float] = {}
+    largest: dict[str, str] = {}  # of a resource: the stage that is most of it
     for stage, ms in stages_ms.items():
         if stage in BY_NAME:
             resource = _resource_of(stage)
             sums[resource] = sums.get(resource, 0.0) + ms
-    return sums
+            if resource not in largest or ms > stages_ms[largest[resource]]:
+                largest[resource] = stage
+    shares = {name: ms / whole for name, ms in sums.items()} if whole > 0 else {}
+    broken = next((check for check in checks if check.status == BROKEN and check.rule in _CLIENT_CHECKS), None)
+    if broken is not None:
+        return Binding(
+            resource=LOAD_TESTER, share=None, behind=None, parts=shares, unmeasured=(), why=broken.text
+        )  # fmt: skip
+    if not sums or whole <= 0 or set(sums) <= {LOAD_TESTER}:
+        return Binding(
+            resource=UNMEASURED, share=None, behind=None, parts={}, unmeasured=("the server's stages",),
+            why="no stage of the server was measured",
+        )  # fmt: skip
+    first = max(sums, key=lambda name: sums[name])
+    served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
+    behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
+    served_by = behind or first
+    why = f"{share(shares[first])} of the mean answer is {first} ({largest[first].replace('_', ' ')})"
+    if behind:
+        why += f"; what serves it is busy with {behind} ({largest[behind].replace('_', ' ')})"
+    kind, how, unmeasured = _roof(stages_ms, evidence) if served_by == DEVICE else (served_by, "", [])
+    if device == "GPU" and served_by in (DEVICE, HOST):
+        if evidence.pcie_share is None:
+            unmeasured.append(PCIE)
+        elif evidence.pcie_share >= BUSY_LINK:
+            kind, how = PCIE, "; its PCIe link was busy for most of the time"
+    return Binding(
+        resource=first if behind else kind, share=shares[first], behind=kind if behind else None, parts=shares,
+        unmeasured=tuple(unmeasured), why=why + how,
+    )  # fmt: skip
+
+
+def _roof(stages_ms: Mapping[str, float], evidence: BindingEvidence) -> tuple[str, str, list[str]]:
+    """Which roof bounds the larger part of the forwards, how that is said, and what of it is unmeasured."""
+    part = "prefill" if stages_ms.get("prefill", 0.0) > stages_ms.get("decode", 0.0) else "decode"
+    bound = evidence.prefill_bound if part == "prefill" else evidence.decode_bound
+    if bound in BOUNDS:
+        return bound, f"; its {part} is bound by {bound}", []
+    if bound == "neither":
+        how = f"; neither memory bandwidth nor compute bounds its {part}: the rest is overhead in the forward"
+        return DEVICE, how, []
+    unmeasured = f"whether memory bandwidth or compute bounds {part}"
+    return DEVICE, f"; {unmeasured} is unmeasured", [unmeasured]
 
 
 def _resource_of(stage: str) -> str:
@@ -122,35 +130,3 @@ def _resource_of(stage: str) -> str:
     if stage == "preempted":
         return KV_MEMORY
     return HOST if stage == "core_wait" else _BY_GROUP[BY_NAME[stage].group]
-
-
-def _shares(sums: Mapping[str, float], whole: float) -> dict[str, float]:
-    return {name: ms / whole for name, ms in sums.items()} if whole > 0 else {}
-
-
-def _device(
-    stages_ms: Mapping[str, float], evidence: BindingEvidence | None
-) -> tuple[str, tuple[str, ...], str]:  # fmt: skip
-    """Which side of the roofline the larger part of the forwards is on, what of that is unknown, and the words."""
-    part = "prefill" if stages_ms.get("prefill", 0.0) > stages_ms.get("decode", 0.0) else "decode"
-    bound = None if evidence is None else evidence.prefill_bound if part == "prefill" else evidence.decode_bound
-    if bound in BOUNDS:
-        return bound, (), f"; its {part} is bound by {bound}"
-    if bound == "neither":
-        return "", (), f"; neither memory bandwidth nor compute bounds its {part}: the rest is overhead in the forward"
-    unknown = f"whether memory bandwidth or compute bounds {part}"
-    return "", (unknown,), f"; {unknown} is unmeasured"
-
-
-def _link(evidence: BindingEvidence | None) -> tuple[bool, tuple[str, ...]]:
-    """Whether the PCIe link is what the server waits for, and whether that is unknown."""
-    if evidence is None or evidence.pcie_share is None:
-        return False, (PCIE,)
-    return evidence.pcie_share >= BUSY_LINK, ()
-
-
-def _words(resource: str, stages_ms: Mapping[str, float]) -> str:
-    """A resource, and the stage that is most of it."""
-    mine = {stage: ms for stage, ms in stages_ms.items() if stage in BY_NAME and _resource_of(stage) == resource}
-    largest = max(mine, key=lambda stage: mine[stage]) if mine else resource
-    return f"{resource} ({largest.replace('_', ' ')})"

@@ -15,19 +15,19 @@ measured. Activations, and what is written, are not counted: the shares are lowe
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognise
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import (
     AchievedShare,
     DecodeRoofline,
-    Experts,
     ForwardTime,
     LeastTime,
     PeakRate,
@@ -37,11 +37,8 @@ from gapmeter.analysis.results.device import (
     Weights,
 )
 from gapmeter.analysis.results.manifest import Manifest, MeasuredRate
-from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.series import ratio_of_sums
-from gapmeter.records import EntryFlag, Span
-
-Ints = NDArray[np.int64]
+from gapmeter.records import EntryFlag
 
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound
@@ -68,37 +65,29 @@ def peaks_of(manifest: Manifest) -> Peaks | str:
     measured = manifest.target.peaks
     if measured is None:
         return "the memory bandwidth of the server's cores was not measured"
-    best = max(measured.triad, measured.read, key=lambda found: found.high)
-    precision = manifest.asked.server.precision
-    known = precision == measured.multiply_precision
+    precision, cores = manifest.asked.server.precision, len(measured.cores)
+    multiplies = precision == measured.multiply_precision
     return Peaks(
         device=manifest.hardware.cpu,
-        source=f"measured on {_cores(len(measured.cores))} before the server began",
-        bandwidth_gb_s=_measured(best),
-        tflops=_measured(measured.multiply) if known else None,
+        source=f"measured on {'1 core' if cores == 1 else f'{cores} cores'} before the server began",
+        bandwidth_gb_s=_best(max(measured.triad, measured.read, key=lambda rate: rate.high)),
+        tflops=_best(measured.multiply) if multiplies else None,
         llc_bytes=measured.llc_bytes,
-        cached_gb_s=_measured(measured.cached) if measured.cached else None,
-        no_tflops="" if known else f"the peak of {precision} on this CPU was not measured (float32 alone is)",
+        cached_gb_s=_best(measured.cached) if measured.cached else None,
+        no_tflops="" if multiplies else f"the peak of {precision} on this CPU was not measured (float32 alone is)",
     )
 
 
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
-
-
-def _measured(rate: MeasuredRate) -> PeakRate:
+def _best(rate: MeasuredRate) -> PeakRate:
     """The best of the repeats is the peak, as in STREAM; the median says how far one may be off."""
     return PeakRate(peak=rate.high, low=rate.median)
 
 
 def _gpu_peaks(manifest: Manifest, name: str) -> Peaks | str:
     device = recognise(name)
-    asked = manifest.asked.cost.gpu
-    if device is None and asked:
-        try:
-            device = find_device(asked)
-        except UnknownDevice:
-            device = None
+    if device is None and manifest.asked.cost.gpu:
+        with contextlib.suppress(UnknownDevice):
+            device = find_device(manifest.asked.cost.gpu)
     if device is None or device.bandwidth_gb_s is None:
         return f"{name.partition(',')[0]} is not in the catalogue (analysis/gpus.yaml)"
     count = manifest.target.tensor_parallel or 1
@@ -117,8 +106,8 @@ def _gpu_peaks(manifest: Manifest, name: str) -> Peaks | str:
 
 def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int, int] | None) -> Roofline:
     """Decode, prefill, the device; None with ``why`` for what is unmeasured."""
-    missing, weights = _missing(trace, manifest), manifest.target.weights
-    peaks = missing or peaks_of(manifest)
+    weights = manifest.target.weights
+    peaks = _missing(trace, manifest) or peaks_of(manifest)
     if isinstance(peaks, str) or trace is None or window is None or weights is None:
         return Roofline(decode=None, prefill=None, device=None, why=str(peaks))
     steps = step_work(trace, weights)
@@ -208,45 +197,35 @@ def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
 
 
 def step_work(trace: Trace, weights: Weights) -> pd.DataFrame:
-    """One row a step with a forward: what it ran, the ``bytes`` it must read and the ``operations`` it must do.
+    """One row a step with a forward: ``Trace.step_loads``, the ``bytes`` it must read and its ``operations``.
 
-    Beside these: ``forward_ns``, ``start_ns``, ``decoding``, ``prompts``, ``prompt_tokens``, ``kv_tokens`` (tokens that
-    its decoding sequences attend to). ``weights``: the manifest's.
+    ``weights``: the manifest's.
     """
+    steps = trace.step_loads()
     entries = trace.entries[trace.entries["tokens"] > 0]
-    seqs, at = np.unique(entries["step"], return_inverse=True)
-    tokens, before = entries["tokens"].astype(np.float64), entries["before"].astype(np.float64)
-    prompt = (entries["flags"] & EntryFlag.PROMPT) != 0
-    emits = ~prompt | ((entries["flags"] & EntryFlag.LAST_CHUNK) != 0)
+    at = np.searchsorted(steps["step"], entries["step"])
+    tokens, before, flags = entries["tokens"].astype(float), entries["before"].astype(float), entries["flags"]
+    emits = ((flags & EntryFlag.PROMPT) == 0) | ((flags & EntryFlag.LAST_CHUNK) != 0)
 
     def total(values: Any) -> Floats:
-        return np.bincount(at, values, len(seqs)).astype(np.float64)
+        return np.bincount(at, values, len(steps)).astype(np.float64)
 
-    layers, sliding, window = weights.layers, weights.sliding_layers, weights.window
+    layers, sliding, window, experts = weights.layers, weights.sliding_layers, weights.window, weights.experts
     context = before + tokens
     seen = context * (layers - sliding) + (np.minimum(context, window or 0) * sliding if sliding else 0)
     pairs = _pairs(before, tokens, None) * (layers - sliding)
     pairs = pairs + (_pairs(before, tokens, window) * sliding if sliding else 0)
-    sequences, worked = total(np.ones(len(entries))), total(tokens)
-    body = weights.step_parameters - weights.head_parameters
-    start_ns, forward_ns = _forwards(trace, seqs)
-    found = pd.DataFrame(
-        {
-            "step": seqs,
-            "start_ns": start_ns,
-            "forward_ns": forward_ns,
-            "decoding": total(~prompt),
-            "prompts": total(prompt),
-            "prompt_tokens": total(tokens * prompt),
-            "kv_tokens": total(context * ~prompt),
-            "bytes": weights.step_bytes + _routed_bytes(weights.experts, worked) + total(seen) * weights.kv_bytes,
-            "operations": 2.0 * (body + _routed_active(weights.experts)) * worked
-            + 2.0 * weights.head_parameters * total(emits)
-            + 4.0 * weights.attention_width * total(pairs),
-            "sequences": sequences,
-        }
-    )
-    return found[found["forward_ns"] > 0].reset_index(drop=True)
+    worked = total(tokens)
+    body = float(weights.step_parameters - weights.head_parameters)
+    routed_bytes: Floats | float = 0.0
+    if experts:
+        body += experts.parameters * experts.per_token / experts.count
+        # The part of the experts that a step reads, if every token chose its own evenly: E (1 - (1 - k / E)^tokens).
+        routed_bytes = experts.bytes * (1.0 - (1.0 - experts.per_token / experts.count) ** worked)
+    steps["bytes"] = weights.step_bytes + routed_bytes + total(seen) * weights.kv_bytes
+    multiplied = 2.0 * body * worked + 2.0 * weights.head_parameters * total(emits)
+    steps["operations"] = multiplied + 4.0 * weights.attention_width * total(pairs)
+    return steps[steps["forward_ns"] > 0].reset_index(drop=True)
 
 
 def _pairs(before: Floats, tokens: Floats, window: int | None) -> Floats:
@@ -255,27 +234,6 @@ def _pairs(before: Floats, tokens: Floats, window: int | None) -> Floats:
         return np.asarray(tokens * before + tokens * (tokens + 1) / 2)
     below = np.clip(window - before, 0, tokens)  # these still see everything before them
     return np.asarray(below * before + below * (below + 1) / 2 + (tokens - below) * window)
-
-
-def _routed_bytes(experts: Experts | None, tokens: Floats) -> Floats | float:
-    """The part of the experts that a step reads, if every token chose its own evenly: E (1 - (1 - k / E)^tokens)."""
-    if experts is None:
-        return 0.0
-    return np.asarray(experts.bytes * (1.0 - (1.0 - experts.per_token / experts.count) ** tokens))
-
-
-def _routed_active(experts: Experts | None) -> float:
-    return experts.parameters * experts.per_token / experts.count if experts else 0.0
-
-
-def _forwards(trace: Trace, seqs: Ints) -> tuple[Ints, Floats]:
-    """Start of each step's forward, and its time in ns (0 where it was not stamped)."""
-    rows = trace.step_spans[trace.step_spans["code"] == Span.FORWARD]
-    at = np.searchsorted(seqs, rows["step"])
-    inside = (at < len(seqs)) & (seqs[np.minimum(at, len(seqs) - 1)] == rows["step"])
-    start = np.zeros(len(seqs), np.int64)
-    start[at[inside]] = rows["start"][inside]
-    return start, np.bincount(at[inside], (rows["end"] - rows["start"])[inside], len(seqs)).astype(np.float64)
 
 
 def ratio(amount: Floats, ns: Floats, peak: PeakRate) -> AchievedShare:

@@ -1,4 +1,4 @@
-"""What the sampler wrote beside a run, read back: tables a source, what failed and was missed, and energy of a window.
+"""What the sampler wrote beside a run: read back, and over the measured window means, extremes, gaps, and shares.
 
 Nothing is filled in: a deadline that passed unread and a read that failed stay gaps. Units are in the names, as in
 docs/telemetry.md; every stamp is CLOCK_MONOTONIC ns.
@@ -7,26 +7,42 @@ docs/telemetry.md; every stamp is CLOCK_MONOTONIC ns.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from gapmeter.analysis.results.device import EnergyWindow
-from gapmeter.records import RunFolder
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.ledger.critical_path import union
+from gapmeter.analysis.ledger.trace import STEP_SPAN, Trace
+from gapmeter.analysis.results.device import (
+    EnergyWindow,
+    EngineSamples,
+    GpuSamples,
+    PageTime,
+    PcieLink,
+    ProcessSamples,
+    SamplerState,
+    SourceSamples,
+    Spread,
+    Telemetry,
+    Utilisation,
+)
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.records import RunFolder, Span
 
 SOURCES = ("gpu", "pcie", "rapl", "processes", "engine")
-_COVERED = 0.9  # of a window by power samples, below which their mean says nothing about the window
-_FEWEST_IDLE_S = 0.3
+# GB/s of one PCIe lane in one direction, after encoding (PCI Express base specification, by generation).
+_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+_CPU_STEP_NS = 500_000_000  # psutil counts CPU time in steps of 10 ms: shorter stretches say little
+_PARTS_OF_A_STEP = (
+    Span.SCHEDULE, Span.EXECUTE, Span.SAMPLE_CALL, Span.UPDATE, Span.OUTPUT_PUT, Span.WORKER, Span.INPUT_PREP,
+    Span.FORWARD, Span.SAMPLING,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +89,21 @@ class Samples:
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """In the order of time."""
-        return tuple(sorted(self._find_gaps(), key=lambda gap: (gap.since_ns, gap.source)))
-
-    def _find_gaps(self) -> Iterator[Gap]:
+        gaps = []
         for note in self.notes:
             if note["type"] == "missed":
-                for source in note["sources"]:
-                    yield Gap(source, note["since_ns"], note["until_ns"], note["count"], "no core, or stopped")
+                times = note["since_ns"], note["until_ns"], note["count"]
+                gaps += [Gap(source, *times, "no core, or stopped") for source in note["sources"]]
             elif note["type"] == "failed":
                 every = int(self.about(note["source"]).get("every_ns", 0))
-                yield Gap(note["source"], note["at_ns"], note["at_ns"] + every, 1, note["why"])
+                gaps.append(Gap(note["source"], note["at_ns"], note["at_ns"] + every, 1, note["why"]))
+        return tuple(sorted(gaps, key=lambda gap: (gap.since_ns, gap.source)))
 
     def cpu_share(self) -> float | None:
         """What sampling cost: CPU over wall time between the sampler's start and its last word."""
-        told = [note for note in self.notes if "cpu_ns" in note]
-        if len(told) < 2 or told[-1]["at_ns"] <= told[0]["at_ns"]:
-            return None
-        return float((told[-1]["cpu_ns"] - told[0]["cpu_ns"]) / (told[-1]["at_ns"] - told[0]["at_ns"]))
+        notes = [note for note in self.notes if "cpu_ns" in note]
+        wall_ns = notes[-1]["at_ns"] - notes[0]["at_ns"] if notes else 0
+        return float((notes[-1]["cpu_ns"] - notes[0]["cpu_ns"]) / wall_ns) if wall_ns > 0 else None
 
 
 def read_telemetry(folder: RunFolder) -> Samples | None:
@@ -122,65 +136,6 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, broken
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One device over one window: energy and its bounds in J, the idle power in W."""
-
-    name: str
-    joules: float
-    low_j: float | None
-    high_j: float | None
-    idle_w: float | None
-    method: str
-
-
-def energy_of(telemetry: Samples, t0_ns: int, t1_ns: int, load_ns: int) -> EnergyWindow | None:
-    """Energy from ``t0_ns`` to ``t1_ns`` (CLOCK_MONOTONIC): the server's GPUs, and the CPU where RAPL may be read.
-
-    A device's counter is taken where it has one, its power samples only where it has none. ``load_ns`` is when the load
-    began: what was sampled before is idle. None when nothing that measures energy covers the window.
-    """
-    if t1_ns <= t0_ns:
-        return None
-    gpus = [_gpu_part(gpu, rows, t0_ns, t1_ns, load_ns) for gpu, rows in _servers_gpus(telemetry)]
-    cpu = [_rapl_part(*each, t0_ns, t1_ns, load_ns) for each in _rapl_domains(telemetry)]
-    if any(part is None for part in gpus):
-        return None  # of some of the server's GPUs alone it would flatter
-    parts = [part for part in (*gpus, *cpu) if part is not None]
-    if not parts:
-        return None
-    methods = {part.method for part in parts}
-    lows = [part.low_j for part in parts if part.low_j is not None]
-    highs = [part.high_j for part in parts if part.high_j is not None]
-    idle = [part.idle_w for part in parts if part.idle_w is not None]
-    joules, seconds = sum(part.joules for part in parts), (t1_ns - t0_ns) / 1e9
-    idle_w = sum(idle) if len(idle) == len(parts) else None
-    idle_j = None if idle_w is None else idle_w * seconds
-    return EnergyWindow(
-        joules=joules,
-        low_j=sum(lows) if len(lows) == len(parts) else None,
-        high_j=sum(highs) if len(highs) == len(parts) else None,
-        seconds=seconds,
-        method="power" if "power" in methods else "counter",
-        source=_source_words(parts),
-        idle_w=idle_w,
-        parts_j={part.name: part.joules for part in parts},
-        idle_j=idle_j,
-        idle_share=None if idle_j is None or joules <= 0 else min(idle_j / joules, 1.0),
-    )
-
-
-def _servers_gpus(telemetry: Samples) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Those on which a process of the server computed when sampling began; all of them when that cannot be seen."""
-    table = telemetry.tables.get("gpu")
-    if table is None:
-        return
-    own = servers_gpus(telemetry)
-    for gpu, rows in table.groupby("gpu"):
-        if int(gpu) in own:
-            yield int(gpu), rows
-
-
 def servers_gpus(telemetry: Samples) -> set[int]:
     """Indices of the GPUs that the server uses, or all that were sampled where NVML does not show whose they are."""
     described = telemetry.about("gpu").get("gpus", [])
@@ -190,97 +145,228 @@ def servers_gpus(telemetry: Samples) -> set[int]:
     return own or {int(gpu["gpu"]) for gpu in described}
 
 
-def _gpu_part(gpu: int, rows: pd.DataFrame, t0_ns: int, t1_ns: int, load_ns: int) -> _Part | None:
-    if "energy_mj" in rows and rows["energy_mj"].notna().all():
-        joules = rows["energy_mj"].to_numpy(np.float64) / 1e3
-        counted = _counted(f"GPU {gpu}", rows["at_ns"].to_numpy(np.int64), joules, t0_ns, t1_ns, load_ns)
-        if counted is not None:
-            return counted
-    if "power_mw" in rows:
-        known = rows.dropna(subset=["power_mw"])
-        watts = known["power_mw"].to_numpy(np.float64) / 1e3
-        return _summed(f"GPU {gpu}", known["at_ns"].to_numpy(np.int64), watts, t0_ns, t1_ns, load_ns)
-    return None
+def measured_window(requests: pd.DataFrame) -> tuple[int, int] | None:
+    """From the first measured due time to the last measured answer's end; None without a measured request."""
+    measured = requests[requests["measured"]]
+    if not len(measured):
+        return None
+    ends = measured["end_ns"].dropna()
+    last = int(ends.max()) if len(ends) else int(measured["due_ns"].max())
+    return int(measured["due_ns"].min()), last
 
 
-def _rapl_domains(telemetry: Samples) -> Iterator[tuple[str, Ints, Floats]]:
-    """Packages, and memory where it is counted apart; not what is part of a package, nor psys, which holds all."""
-    table = telemetry.tables.get("rapl")
-    if table is None:
-        return
-    for domain in telemetry.about("rapl").get("domains", []):
-        name = str(domain["name"])
-        if not name.startswith(("package", "dram")):
+def describe_telemetry(
+    samples: Samples | None, trace: Trace | None, manifest: Manifest, window: tuple[int, int] | None,
+    energy: EnergyWindow | None,
+) -> Telemetry | None:  # fmt: skip
+    """Over the measured window; None when nothing was sampled, or nothing measured. Unmeasured figures are None."""
+    if samples is None or window is None:
+        return None
+    gpus, processes = _gpus(samples, *window), _processes(samples, trace, *window)
+    return Telemetry(
+        window_s=(window[1] - window[0]) / 1e9,
+        sources={source: _source(samples, source, *window) for source in SOURCES},
+        sampler=SamplerState(
+            hz=samples.start.get("hz"),
+            cpu_share=samples.cpu_share(),
+            nice=samples.start.get("nice"),
+            cores=samples.start.get("cores"),
+            complete=samples.ended,
+            broken_lines=samples.broken_lines,
+        ),
+        gpus=gpus,
+        processes=processes,
+        engine=_engine(samples, *window),
+        energy=energy,
+        utilisation=describe_utilisation(gpus, processes, trace, window, len(manifest.placement.server)),
+    )
+
+
+def _source(telemetry: Samples, source: str, since: int, until: int) -> SourceSamples:
+    """How many samples lie in the window and what is missing there; ``absent`` says why there are none at all."""
+    at = np.unique(telemetry.of(source, since, until)["at_ns"].to_numpy(np.int64))
+    gaps = [gap for gap in telemetry.gaps if gap.source == source and since <= gap.since_ns <= until]
+    every = telemetry.about(source).get("every_ns")
+    silent_ns = 0 if every is None or telemetry.ended else until - int(at[-1] if len(at) else since)
+    unseen = max(0, silent_ns // every - 1) if every else 0  # a sampler that was killed noted no gap
+    longest_ns = max([silent_ns if unseen else 0, *np.diff(at).tolist()])
+    return SourceSamples(
+        absent=telemetry.absent.get(source) if not len(at) else None,
+        samples=len(at),
+        expected=None if every is None else int((until - since) // every),
+        missed=sum(gap.missed for gap in gaps) + unseen,
+        gaps=len(gaps) + bool(unseen),
+        longest_gap_s=longest_ns / 1e9 if longest_ns and len(at) else None,
+        why=next((gap.why for gap in gaps), "the sampler was ended before the run" if unseen else None),
+    )
+
+
+def _known(rows: pd.DataFrame, column: str) -> Floats:
+    """The values of a column that were sampled, in time order; none where the source has no such column."""
+    return rows[column].dropna().to_numpy(np.float64) if column in rows else np.zeros(0)
+
+
+def _spread(rows: pd.DataFrame, column: str, scale: float = 1.0) -> Spread | None:
+    values = _known(rows, column) * scale
+    return Spread(mean=float(values.mean()), min=float(values.min()), max=float(values.max())) if len(values) else None
+
+
+def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
+    """One entry a GPU that was sampled; ``server``: whether the server is known to use it."""
+    rows, pcie = telemetry.of("gpu", since, until), telemetry.of("pcie", since, until)
+    own, bits = servers_gpus(telemetry), telemetry.about("gpu").get("throttle_bits", {})
+    gpus = []
+    for about in telemetry.about("gpu").get("gpus", []):
+        mine = rows[rows["gpu"] == about["gpu"]] if "gpu" in rows else rows
+        gpus.append(
+            GpuSamples(
+                gpu=about["gpu"],
+                name=about.get("name"),
+                server=about["gpu"] in own,
+                power_w=_spread(mine, "power_mw", 1e-3),
+                sm_mhz=_spread(mine, "sm_mhz"),
+                memory_mhz=_spread(mine, "memory_mhz"),
+                temperature_c=_spread(mine, "temperature_c"),
+                memory_used_gib=_spread(mine, "memory_used_bytes", 2.0**-30),
+                memory_total_gib=_spread(mine, "memory_total_bytes", 2.0**-30),
+                busy_share=_spread(mine, "busy_percent", 0.01),
+                memory_busy_share=_spread(mine, "memory_busy_percent", 0.01),
+                throttled=_throttled(mine, bits),
+                sm_fell_share=_fell(_known(mine, "sm_mhz")),
+                pcie=_pcie(pcie[pcie["gpu"] == about["gpu"]] if "gpu" in pcie else pcie, about),
+            )
+        )
+    return tuple(gpus)
+
+
+def _throttled(rows: pd.DataFrame, bits: Mapping[str, int]) -> dict[str, float] | None:
+    """Share of the samples in which each reason slowed the GPU down; reasons that never did are left out."""
+    if "throttle_mask" not in rows or not len(rows):
+        return None
+    mask = rows["throttle_mask"].to_numpy(np.int64)
+    shares = {words: float(np.mean((mask & bit) != 0)) for words, bit in bits.items()}
+    return {words: part for words, part in shares.items() if part > 0}
+
+
+def _fell(clock: Floats) -> float | None:
+    """By how much the mean clock of the window's last fifth lies below that of its first."""
+    fifth = len(clock) // 5
+    return float(1 - clock[-fifth:].mean() / clock[:fifth].mean()) if fifth >= 3 else None
+
+
+def _pcie(rows: pd.DataFrame, about: Mapping[str, Any]) -> PcieLink | None:
+    if not len(rows):
+        return None
+    lane, width = _LANE_GB_S.get(about.get("pcie_generation") or 0), about.get("pcie_width")
+    rx, tx = (_spread(rows, f"pcie_{way}_kb_s", 1e-6) for way in ("rx", "tx"))
+    return PcieLink(rx_gb_s=rx, tx_gb_s=tx, link_gb_s=lane * width if lane and width else None)
+
+
+def cpu_series(rows: pd.DataFrame) -> tuple[Ints, Floats]:
+    """Ends of stretches of half a second or more, and the cores that one process used in each on average."""
+    at, cpu = rows["at_ns"].to_numpy(np.int64), rows["cpu_ns"].to_numpy(np.float64)
+    kept = [0]
+    for i in range(1, len(at)):
+        if at[i] - at[kept[-1]] >= _CPU_STEP_NS:
+            kept.append(i)
+    return at[kept[1:]], np.diff(cpu[kept]) / np.diff(at[kept])
+
+
+def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) -> tuple[ProcessSamples, ...]:
+    """One entry a process of the server, by its CPU time; CPU in cores, switches per second."""
+    rows = telemetry.of("processes", since, until)
+    labels = list(trace.process_spans) if trace else []
+    processes = []
+    for pid, mine in rows.groupby("pid") if "pid" in rows else ():
+        first, last = mine.iloc[0], mine.iloc[-1]
+        seconds = (last["at_ns"] - first["at_ns"]) / 1e9
+        if seconds <= 0:
             continue
-        rows = table[table["domain"] == domain["domain"]]
-        at, microjoules = rows["at_ns"].to_numpy(np.int64), rows["energy_uj"].to_numpy(np.float64)
-        yield f"CPU {name} ({domain['domain']})", at, unwrapped(microjoules, float(domain["range_uj"])) / 1e6
+        _, cores = cpu_series(mine)
+        # What the process is for, where its probe said so.
+        role = next((label.rpartition("-")[0] for label in labels if label.endswith(f"-{pid}")), None)
+        processes.append(
+            ProcessSamples(
+                pid=int(pid),
+                name=f"{role} ({last['name']})" if role else str(last["name"]),
+                cpu_cores=float((last["cpu_ns"] - first["cpu_ns"]) / 1e9 / seconds),
+                cpu_cores_max=float(cores.max()) if len(cores) else None,
+                rss_gib=float(mine["rss_bytes"].max()) / 2**30,
+                threads=int(mine["threads"].max()),
+                voluntary_per_s=float((last["voluntary"] - first["voluntary"]) / seconds),
+                involuntary_per_s=float((last["involuntary"] - first["involuntary"]) / seconds),
+                samples=len(mine),
+            )
+        )
+    return tuple(sorted(processes, key=lambda process: -process.cpu_cores))
 
 
-def unwrapped(values: Floats, wraps_at: float) -> Floats:
-    """A counter without its jumps back to 0 at ``wraps_at``; at most one between two samples."""
-    if not len(values):
-        return values
-    steps = np.diff(values)
-    return np.asarray(values[0] + np.concatenate([[0.0], np.cumsum(np.where(steps < 0, steps + wraps_at, steps))]))
+def _engine(telemetry: Samples, since: int, until: int) -> EngineSamples | None:
+    rows = telemetry.of("engine", since, until)
+    if not len(rows):
+        return None
+
+    def grown(column: str) -> float | None:
+        """How far a counter rose between the window's first and last sample that have it."""
+        values = _known(rows, column)
+        return float(values[-1] - values[0]) if len(values) > 1 else None
+
+    asked, hits = grown("prefix_queries"), grown("prefix_hits")
+    took = rows["took_ns"].to_numpy(np.float64) / 1e6
+    return EngineSamples(
+        running=_spread(rows, "running"),
+        waiting=_spread(rows, "waiting"),
+        kv_used_share=_spread(rows, "kv_used_share"),
+        preemptions=grown("preemptions"),
+        prefix_hit_share=hits / asked if asked and hits is not None else None,
+        took_ms=PageTime(p50=float(np.median(took)), max=float(took.max())),
+    )
 
 
-def _rapl_part(name: str, at_ns: Ints, joules: Floats, t0_ns: int, t1_ns: int, load_ns: int) -> _Part | None:
-    return _counted(name, at_ns, joules, t0_ns, t1_ns, load_ns)
+def describe_utilisation(
+    gpus: Sequence[GpuSamples], processes: Sequence[ProcessSamples], trace: Trace | None, window: tuple[int, int],
+    cores: int,
+) -> Utilisation:  # fmt: skip
+    """How busy the device really was: NVML's figure, or the server's CPU, beside the time in which a forward ran.
 
-
-def _counted(name: str, at_ns: Ints, joules: Floats, t0_ns: int, t1_ns: int, load_ns: int) -> _Part | None:
-    """The counter's difference inside the window, scaled to its whole length; None when it is not covered.
-
-    The bounds are the counter's own: it never falls, so the window's energy lies between the difference of the samples
-    inside it and of those around it.
+    NVML's utilisation is the share of time in which at least one kernel ran on the GPU: a single small one counts as
+    much as a full one, so it reads near 100 % long before the GPU is used up, and it does not see that the engine waits
+    between kernels. A forward's share of the step says how much of each step the device had the work at all; kernels'
+    share of the forward is that of the steps whose kernels were sampled. ``forward_by_device``: the forwards were
+    stamped by the device's own events, so that they hold gaps between kernels but not the host's time. Shares are None
+    where the probe did not record what they take.
     """
-    inside = np.flatnonzero((at_ns >= t0_ns) & (at_ns <= t1_ns))
-    if len(inside) < 2 or np.any(np.diff(joules) < 0):
-        return None
-    first, last = int(inside[0]), int(inside[-1])
-    seen_ns = int(at_ns[last] - at_ns[first])
-    if seen_ns < _COVERED * (t1_ns - t0_ns):
-        return None
-    least = float(joules[last] - joules[first])
-    around = first > 0 and last < len(at_ns) - 1
-    most = float(joules[last + 1] - joules[first - 1]) if around else None
-    scaled = min(least * (t1_ns - t0_ns) / seen_ns, np.inf if most is None else most)
-    return _Part(name, float(scaled), least, most, _idle_counted(at_ns, joules, load_ns), "counter")
+    busy = [gpu.busy_share.mean for gpu in gpus if gpu.server and gpu.busy_share]
+    used = sum(process.cpu_cores for process in processes) if processes else None
+    spans = trace.step_spans if trace is not None else np.empty(0, STEP_SPAN)
+    forward = spans[spans["code"] == Span.FORWARD]
+    computed, of_steps, of_forwards = None, None, None
+    if len(forward) and window[1] > window[0]:
+        computed = _covered_ns(forward["start"], forward["end"], window)
+        # From each step's first stamp to its last: what lies between two parts of a step is the step's too.
+        parts = spans[np.isin(spans["code"], _PARTS_OF_A_STEP)]
+        parts = parts[np.argsort(parts["step"], kind="stable")]
+        _, first = np.unique(parts["step"], return_index=True)
+        start, end = np.minimum.reduceat(parts["start"], first), np.maximum.reduceat(parts["end"], first)
+        worked = _covered_ns(start, end, window)
+        of_steps = min(computed / worked, 1.0) if worked else None
+        kernels = spans[(spans["code"] == Span.KERNEL_BUSY) & np.isin(spans["step"], forward["step"])]
+        sampled = forward[np.isin(forward["step"], kernels["step"])]
+        sampled_ns = float((sampled["end"] - sampled["start"]).sum())
+        of_forwards = float(kernels["end"].sum()) / sampled_ns if sampled_ns > 0 else None
+    return Utilisation(
+        nvml_busy_share=float(np.mean(busy)) if busy else None,
+        server_cpu_cores=used,
+        server_cores=cores or None,
+        server_cpu_share=used / cores if used is not None and cores else None,
+        forward_share_of_window=None if computed is None else computed / (window[1] - window[0]),
+        forward_share_of_step=of_steps,
+        kernel_share_of_forward=of_forwards,
+        forward_by_device=computed is not None and bool((forward["n"] == 1).any()),
+    )
 
 
-def _idle_counted(at_ns: Ints, joules: Floats, load_ns: int) -> float | None:
-    before = np.flatnonzero(at_ns < load_ns)
-    if len(before) < 2:
-        return None
-    seconds = float(at_ns[before[-1]] - at_ns[before[0]]) / 1e9
-    return float(joules[before[-1]] - joules[before[0]]) / seconds if seconds >= _FEWEST_IDLE_S else None
-
-
-def _summed(name: str, at_ns: Ints, watts: Floats, t0_ns: int, t1_ns: int, load_ns: int) -> _Part | None:
-    """Mean power of the samples in the window times its length; None when gaps leave too much of it unseen."""
-    inside = (at_ns >= t0_ns) & (at_ns <= t1_ns)
-    if np.count_nonzero(inside) < 2 or _seen_ns(at_ns[inside]) < _COVERED * (t1_ns - t0_ns):
-        return None
-    before = watts[at_ns < load_ns]
-    idle = float(before.mean()) if len(before) >= 3 else None
-    return _Part(name, float(watts[inside].mean()) * (t1_ns - t0_ns) / 1e9, None, None, idle, "power")
-
-
-def _seen_ns(at_ns: Ints) -> int:
-    """Time between neighbouring samples, without the gaps (five times the usual distance or more)."""
-    apart = np.diff(at_ns)
-    return int(apart[apart < 5 * np.median(apart)].sum())
-
-
-def _source_words(parts: list[_Part]) -> str:
-    """What was read, in words: the energy counter of GPU 0, ..."""
-    words = {"counter": "energy counter", "power": "summed power samples (no counter)"}
-    told = [f"{words[m]} of {', '.join(p.name for p in parts if p.method == m)}" for m in ("counter", "power")
-            if any(p.method == m for p in parts)]  # fmt: skip
-    return "; ".join(told)
-
-
-def spans_without(at_ns: Ints, longest_ns: float) -> list[tuple[int, int]]:
-    """Stretches between neighbouring samples that are longer than ``longest_ns``: where a line must break."""
-    return [(int(a), int(b)) for a, b in pairwise(at_ns.tolist()) if b - a > longest_ns]
+def _covered_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
+    """Nanoseconds of the window that lie in any of the spans."""
+    low, high = union(np.clip(start, *window).astype(np.int64), np.clip(end, *window).astype(np.int64))
+    return int((high - low).sum())

@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.judge.evidence import Evidence, Knots, expected_counts
 from gapmeter.analysis.numbers import count, share, significant
-from gapmeter.analysis.requests.metrics import Ints, stamps_ns
-from gapmeter.analysis.requests.rate_curve import Knots, expected_counts
+from gapmeter.analysis.requests.metrics import stamps_ns
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, Check
-from gapmeter.analysis.stats.estimate import Floats
 
 RATE_TOLERANCE = 0.01
 DELIVERED_FLOOR_NS = 20e6  # in a window of a second, one late request would otherwise look like a rate
@@ -33,16 +32,14 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
         return
     starts = first_turns(requests)
     left = _left_ns(requests)
-    planned, delivered = _per_s(_known(requests, "due_ns")), _per_s(left[left >= 0])
+    planned, delivered = _per_s(_stamped(requests, "due_ns")), _per_s(left[left >= 0])
     if planned is None or delivered is None:
-        yield Check(
-            rule="rate", status=UNMEASURED, value=None, limit=None, text="too few requests to tell the delivered rate"
-        )
+        yield unmeasured("rate", "too few requests to tell the delivered rate")
         return
     if evidence.rate_knots:
         yield _curve(len(starts), evidence)
     elif evidence.requested_rate is not None:
-        yield _rate(_per_s(_known(starts, "due_ns")) or 0.0, evidence.requested_rate, len(starts), evidence)
+        yield _rate(_per_s(_stamped(starts, "due_ns")) or 0.0, evidence.requested_rate, len(starts), evidence)
     late = abs(delivered / planned - 1)
     allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(len(requests) - 1, 1))
     yield Check(
@@ -51,6 +48,11 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
         f" ({share(late)} off; {share(allowed)} allowed)",
     )  # fmt: skip
     yield from _dispersion(starts, evidence)
+
+
+def unmeasured(rule: str, text: str) -> Check:
+    """A rule that nothing can be said of."""
+    return Check(rule=rule, status=UNMEASURED, value=None, limit=None, text=text)
 
 
 def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
@@ -67,11 +69,11 @@ def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
 def _curve(n: int, evidence: Evidence) -> Check:
     """As many requests were due as the rate that changes lets expect: a Poisson number with that mean."""
     start, end = expected_counts(evidence.rate_knots, np.array(evidence.window_ns))
-    wanted = float(end - start)
-    low, high = (max(float(special.pdtrik(p, wanted)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
+    expected = float(end - start)
+    low, high = (max(float(special.pdtrik(p, expected)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
     return Check(
-        rule="rate", status=OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, value=float(n), limit=wanted,
-        text=f"the planned rate lets {significant(wanted)} {evidence.unit} expect, {count(n)} were due"
+        rule="rate", status=OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, value=float(n), limit=expected,
+        text=f"the planned rate lets {significant(expected)} {evidence.unit} expect, {count(n)} were due"
         f" (chance allows {math.floor(low):,} .. {math.ceil(high):,})",
     )  # fmt: skip
 
@@ -81,19 +83,12 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     left = _left_ns(requests)
     index, windows = _index(_on_scale(left[left >= 0], evidence.rate_knots))
     if index is None:
-        yield Check(
-            rule="dispersion",
-            status=UNMEASURED,
-            value=None,
-            limit=None,
-            text="too few requests to tell how evenly they were sent",
-        )
+        yield unmeasured("dispersion", "too few requests to tell how evenly they were sent")
         return
     low, high = 0.0, CONSTANT_DISPERSION
     if evidence.rate_knots or evidence.arrivals == "poisson":
-        low, high = (
-            float(special.chdtri(windows - 1, above)) / (windows - 1) for above in (1 - CHANCE / 2, CHANCE / 2)
-        )
+        above = np.array([1 - CHANCE / 2, CHANCE / 2])
+        low, high = (special.chdtri(windows - 1, above) / (windows - 1)).tolist()
     elif evidence.arrivals != "constant":
         index, as_planned = _both_indices(requests)
         low = min(BUNCHING[0] * as_planned, as_planned - CONSTANT_DISPERSION)
@@ -104,9 +99,9 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     )  # fmt: skip
 
 
-def rates(requests: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Requests per second as planned (by due times) and as delivered (by sent times), from first to last."""
-    return _per_s(_known(requests, "due_ns")), _per_s(_known(requests, "sent_ns"))
+def sent_rate(requests: pd.DataFrame) -> float | None:
+    """Requests per second that were sent, from the first to the last."""
+    return _per_s(_stamped(requests, "sent_ns"))
 
 
 def _per_s(at_ns: Ints) -> float | None:
@@ -127,11 +122,10 @@ def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
     Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
     chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
     """
-    return _index(_on_scale(_known(requests, "sent_ns")))
+    return _index(_on_scale(_stamped(requests, "sent_ns")))
 
 
-def _known(requests: pd.DataFrame, name: str) -> Ints:
-    """What was stamped."""
+def _stamped(requests: pd.DataFrame, name: str) -> Ints:
     at = stamps_ns(requests, name)
     return at[at >= 0]
 
@@ -165,5 +159,5 @@ def _both_indices(requests: pd.DataFrame) -> tuple[float, float]:
     windows = min(len(sent) // 5, 200)
     before = (due.max() - due.min()) / windows / 20
     whole = (due.min() - before, max(due.max(), sent.max()) + before)
-    counts = [np.histogram(at, bins=windows, range=whole)[0] for at in (sent, due)]
-    return float(counts[0].var(ddof=1) / counts[0].mean()), float(counts[1].var(ddof=1) / counts[1].mean())
+    as_sent, as_due = (np.histogram(at, bins=windows, range=whole)[0] for at in (sent, due))
+    return float(as_sent.var(ddof=1) / as_sent.mean()), float(as_due.var(ddof=1) / as_due.mean())

@@ -12,15 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.judge.arrivals import check_arrivals
+from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.judge.arrivals import check_arrivals, unmeasured
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.floor import COMMAND, busiest_second
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import Bools, elapsed_ns, generator_lag_ns, succeeded
+from gapmeter.analysis.requests.metrics import elapsed_ns, generator_lag_ns, percentile_of, stamps_ns, succeeded
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
-from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, RunWarning
-from gapmeter.analysis.stats.estimate import Floats
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, FloorShares, RunWarning
 
 LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
 LAG_SHARES = (0.02, 0.10)  # of TTFT p99
@@ -36,12 +34,160 @@ FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 def check_run(requests: pd.DataFrame, evidence: Evidence) -> list[Check]:
     """Every rule's finding. ``requests`` as from ``measured_requests``."""
     if not len(requests):
-        return [
-            Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text="no request was issued after the warm-up"),
-            *_recording(evidence),
-        ]
+        text = "no request was issued after the warm-up"
+        none = Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text=text)
+        return [none, *_recording(evidence)]
     return [*check_arrivals(requests, evidence), *_instrument(requests, evidence), *_floor(requests, evidence.floor),
             *_answers(requests, evidence), *_recording(evidence)]  # fmt: skip
+
+
+def _graded(
+    rule: str, value: float | None, limits: tuple[float, float], text: str, *, only_warn: bool = False
+) -> Check:
+    """Strained beyond the first limit, broken beyond the second, or ``only_warn``; None is unmeasured."""
+    status: CheckStatus = OK
+    if value is None:
+        status = UNMEASURED
+    elif value > limits[0]:
+        status = BROKEN if value > limits[1] and not only_warn else WARN
+    return Check(rule=rule, status=status, value=value, limit=limits[1], text=text)
+
+
+def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    """How late and how busy the load tester was, against what it measured."""
+    ttft = percentile_of(elapsed_ns(requests, "due_ns", "first_token_ns")[succeeded(requests)], 99) or 0.0
+    lag = percentile_of(generator_lag_ns(requests), 99)
+    yield _lateness("lag", lag, LAG_FLOORS_NS, ttft, "requests were sent late: generator lag p99")
+    lags = evidence.client_loop_lag_ns
+    loop = None if lags is None else percentile_of(lags, 99)
+    check = _lateness("loop_lag", loop, LOOP_LAG_FLOORS_NS, ttft, "the load tester's event loop was late: p99")
+    # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
+    if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
+        stall = f"once it stood still for {duration(longest / 1e6)}: maxima and percentiles beyond p99 have it"
+        check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
+    yield check
+    if (cpu := evidence.client_cpu_share) is None:
+        yield unmeasured("client_cpu", "the load tester's CPU share was not measured")
+    else:
+        text = f"the busiest generator process used {share(cpu)} of a core (warning from {share(CPU_SHARES[0])})"
+        yield _graded("client_cpu", cpu, CPU_SHARES, text)
+    if (shared := evidence.cores_shared) is not None:
+        text = "server and load tester shared cores" if shared else "the load tester had its own cores"
+        yield _graded("cores", float(shared), (0.0, 0.0), text, only_warn=True)
+    if (spread := evidence.canary_spread) is not None:
+        text = f"a fixed piece of work took {spread:.2f} times as long at p95 as at p50"
+        yield _graded("machine", spread, (CANARY_SPREAD, CANARY_SPREAD), text, only_warn=True)
+
+
+def _lateness(
+    rule: str, value_ns: float | None, floors_ns: tuple[float, float], ttft_p99_ns: float, what: str
+) -> Check:
+    """Lag is worth a warning, or spoils the figures, from a share of TTFT p99 on, never below the floor."""
+    limits_ns = max(floors_ns[0], LAG_SHARES[0] * ttft_p99_ns), max(floors_ns[1], LAG_SHARES[1] * ttft_p99_ns)
+    text = f"{what} unmeasured"
+    if value_ns is not None:
+        warn, broken = (duration(limit / 1e6) for limit in limits_ns)
+        text = f"{what} {duration(value_ns / 1e6)} (warning from {warn}, invalid from {broken})"
+    return _graded(rule, value_ns, limits_ns, text)
+
+
+def _floor(requests: pd.DataFrame, floor: GeneratorFloor | None) -> Iterator[Check]:
+    """The busiest second against what one generator process of this machine was measured to do."""
+    if floor is None:
+        text = (
+            "what the load tester can do on this machine is not known: gapmeter calibrate measures it in four minutes"
+        )
+        yield unmeasured("floor", text)
+        return
+    tokens, sent = busiest_second(requests)
+    yield _of_limit("token_rate", tokens, floor.tokens, "tokens")
+    yield _of_limit("request_rate", sent, floor.requests, "requests")
+
+
+def _of_limit(rule: str, rate: float, limit: CalibratedLimit, what: str) -> Check:
+    """A limit that calibration did not reach (the null server gave out first) is higher: passing it only warns."""
+    most = "more than " * (not limit.reached) + significant(limit.per_s)
+    text = (
+        f"a generator process had {significant(rate)} {what} in its busiest second; calibrated for {most}"
+        f" ({share(rate / limit.per_s)}; warning from {share(FLOOR_SHARES[0])})"
+    )
+    limits = FLOOR_SHARES[0] * limit.per_s, FLOOR_SHARES[1] * limit.per_s
+    return _graded(rule, rate, limits, text, only_warn=not limit.reached)
+
+
+def describe_floor(floor: GeneratorFloor | None, requests: pd.DataFrame) -> FloorShares | None:
+    """The load tester's own floor, with the shares of one process's limits that the busiest second took."""
+    if floor is None:
+        return None
+    tokens, sent = busiest_second(requests)
+    return FloorShares(
+        **{name: getattr(floor, name) for name in FloorShares.model_fields.keys() & GeneratorFloor.model_fields.keys()},
+        tokens_per_s=floor.tokens.per_s,
+        requests_per_s=floor.requests.per_s,
+        tokens_share=tokens / floor.tokens.per_s,
+        requests_share=sent / floor.requests.per_s,
+        measured=floor.measured_wall,
+    )
+
+
+def busiest_second(requests: pd.DataFrame) -> tuple[float, float]:
+    """Tokens that arrived, and requests that were sent, in the busiest second of the busiest generator process."""
+    workers = requests["worker"] if "worker" in requests else np.zeros(len(requests), np.int64)
+    tokens = sent = 0.0
+    for _, own in requests.groupby(workers):
+        left = stamps_ns(own, "sent_ns")
+        arrived = [np.asarray(stamps, np.int64) for stamps in own.get("token_ns", ()) if stamps is not None]
+        tokens = max(tokens, _most_in_a_second(np.concatenate([np.empty(0, np.int64), *arrived])))
+        sent = max(sent, _most_in_a_second(left[left >= 0]))
+    return tokens, sent
+
+
+def _most_in_a_second(at_ns: Ints) -> float:
+    return float(np.bincount((at_ns - at_ns.min()) // 1_000_000_000).max()) if len(at_ns) else 0.0
+
+
+def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+    """Failures, and whether answers and prompts had the lengths that were asked for."""
+    good = succeeded(requests)
+    failed = float(1 - good.mean())
+    classes = requests.loc[~good, "outcome"].value_counts()
+    worst = f", most of them {classes.index[0]}" if len(classes) else ""
+    text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
+    yield _graded("errors", failed, ERROR_SHARES, text, only_warn=evidence.slo_on_errors)
+    yield _lengths(requests, good, "output", enforced=evidence.output_enforced)
+    yield _lengths(requests, good, "prompt", enforced=evidence.prompt_exact)
+
+
+def _lengths(requests: pd.DataFrame, good: Bools, side: str, *, enforced: bool) -> Check:
+    rule, names = f"{side}_length", (f"{side}_tokens", f"{side}_tokens_asked")
+    pair = requests.loc[good, list(names)].dropna().astype(float)
+    had, asked = (pair.loc[pair[names[1]] > 0, name] for name in names)  # 0: it was left open
+    if not len(had):
+        return unmeasured(rule, f"how many tokens {side}s had was not reported")
+    wrong = float((had != asked).mean())
+    text = (
+        f"{share(wrong)} of {side}s had another length than asked for"
+        f" (mean {significant(had.mean())} tokens, asked {significant(asked.mean())};"
+        f" {share(LENGTH_SHARES[1])} allowed)"
+    )
+    return _graded(rule, wrong, LENGTH_SHARES, text, only_warn=not enforced)
+
+
+def _recording(evidence: Evidence) -> Iterator[Check]:
+    """What may not have happened at all."""
+    dropped, incomplete, slept = evidence.records_dropped, evidence.incomplete, evidence.suspended_ns
+    refused = evidence.ledger_refused
+    found = {
+        "records": (dropped, f"{count(dropped)} records were dropped because the disk was full",
+                    "no record was dropped"),
+        "complete": (bool(incomplete), f"the run is incomplete: {incomplete}", "the run is complete"),
+        "awake": (slept, f"the machine slept for {duration((slept or 0) / 1e6)} on the way",
+                  "the machine did not sleep"),
+        "ledger": (len(refused), f"the ledger is refused: {'; '.join(refused)}", "the ledger was not refused"),
+    }  # fmt: skip
+    for rule, (value, happened, did_not) in found.items():
+        if value is not None:
+            yield _graded(rule, float(value), (0.0, 0.0), happened if value else did_not)
 
 
 def invalid_reasons(checks: list[Check]) -> list[str]:
@@ -57,160 +203,9 @@ def warnings_of(checks: list[Check], evidence: Evidence) -> list[RunWarning]:
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
-            out.append(
-                RunWarning(code=check.rule, text=check.text, cause=cause, flag=flags.get(flag, flag), touches=touches)
-            )
+            flag = flags.get(flag, flag)
+            out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
     return out
-
-
-def percentile_of(values: Floats, percentile: float) -> float | None:
-    """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
-    known = np.sort(values[~np.isnan(values)])
-    return float(known[nearest_rank(percentile, len(known)) - 1]) if len(known) else None
-
-
-def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
-    """How late and how busy the load tester was, against what it measured."""
-    good = succeeded(requests)
-    ttft = percentile_of(elapsed_ns(requests, "due_ns", "first_token_ns")[good], 99) or 0.0
-    lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _against("lag", lag, _limits(LAG_FLOORS_NS, ttft), "requests were sent late: generator lag p99")
-    loop = None if evidence.client_loop_lag_ns is None else percentile_of(evidence.client_loop_lag_ns, 99)
-    check = _against("loop_lag", loop, _limits(LOOP_LAG_FLOORS_NS, ttft), "the load tester's event loop was late: p99")
-    yield _held(check, evidence.client_loop_lag_ns, ttft)
-    cpu = evidence.client_cpu_share
-    if cpu is None:
-        yield Check(
-            rule="client_cpu",
-            status=UNMEASURED,
-            value=None,
-            limit=None,
-            text="the load tester's CPU share was not measured",
-        )
-    else:
-        text = f"the busiest generator process used {share(cpu)} of a core (warning from {share(CPU_SHARES[0])})"
-        yield Check(rule="client_cpu", status=_grade(cpu, CPU_SHARES), value=cpu, limit=CPU_SHARES[1], text=text)
-    if evidence.cores_shared is not None:
-        text = "server and load tester shared cores" if evidence.cores_shared else "the load tester had its own cores"
-        yield Check(
-            rule="cores",
-            status=WARN if evidence.cores_shared else OK,
-            value=float(evidence.cores_shared),
-            limit=0.0,
-            text=text,
-        )
-    if evidence.canary_spread is not None:
-        text = f"a fixed piece of work took {evidence.canary_spread:.2f} times as long at p95 as at p50"
-        status: CheckStatus = WARN if evidence.canary_spread > CANARY_SPREAD else OK
-        yield Check(rule="machine", status=status, value=evidence.canary_spread, limit=CANARY_SPREAD, text=text)
-
-
-def _held(check: Check, lag_ns: Floats | None, ttft_p99_ns: float) -> Check:
-    """A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima."""
-    if check.status != OK or lag_ns is None or (longest := lag_ns.max()) <= max(HELD_NS, ttft_p99_ns):
-        return check
-    text = f"{check.text}; once it stood still for {duration(longest / 1e6)}: maxima and percentiles beyond p99 have it"
-    return check.model_copy(update={"status": WARN, "text": text})
-
-
-def _floor(requests: pd.DataFrame, floor: GeneratorFloor | None) -> Iterator[Check]:
-    """The busiest second against what one generator process of this machine was measured to do."""
-    if floor is None:
-        text = f"what the load tester can do on this machine is not known: {COMMAND} measures it in four minutes"
-        yield Check(rule="floor", status=UNMEASURED, value=None, limit=None, text=text)
-        return
-    tokens, sent = busiest_second(requests)
-    yield _of_limit("token_rate", tokens, floor.tokens, "tokens")
-    yield _of_limit("request_rate", sent, floor.requests, "requests")
-
-
-def _of_limit(rule: str, rate: float, limit: CalibratedLimit, what: str) -> Check:
-    """A limit that calibration did not reach (the null server gave out first) is higher: passing it only warns."""
-    part = rate / limit.per_s
-    status = _grade(part, FLOOR_SHARES)
-    if status == BROKEN and not limit.reached:
-        status = WARN
-    most = "more than " * (not limit.reached) + significant(limit.per_s)
-    text = (
-        f"a generator process had {significant(rate)} {what} in its busiest second; calibrated for {most}"
-        f" ({share(part)}; warning from {share(FLOOR_SHARES[0])})"
-    )
-    return Check(rule=rule, status=status, value=rate, limit=limit.per_s, text=text)
-
-
-def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
-    """Failures, and whether answers and prompts had the lengths that were asked for."""
-    good = succeeded(requests)
-    failed = float(1 - good.mean())
-    status = _grade(failed, ERROR_SHARES)
-    if evidence.slo_on_errors and status == BROKEN:
-        status = WARN
-    classes = requests.loc[~good, "outcome"].value_counts()
-    worst = f", most of them {classes.index[0]}" if len(classes) else ""
-    text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
-    yield Check(rule="errors", status=status, value=failed, limit=ERROR_SHARES[1], text=text)
-    for rule, column, enforced in (
-        ("output_length", "output_tokens", evidence.output_enforced),
-        ("prompt_length", "prompt_tokens", evidence.prompt_exact),
-    ):
-        yield _lengths(requests, good, rule, column, enforced)
-
-
-def _lengths(requests: pd.DataFrame, good: Bools, rule: str, column: str, enforced: bool) -> Check:
-    name = rule.replace("_length", "s")
-    pair = requests.loc[good, [column, f"{column}_asked"]].dropna()
-    pair = pair[pair[f"{column}_asked"] > 0]  # 0: it was left open
-    if not len(pair):
-        return Check(
-            rule=rule, status=UNMEASURED, value=None, limit=None, text=f"how many tokens {name} had was not reported"
-        )
-    wrong = float((pair[column] != pair[f"{column}_asked"]).mean())
-    status = _grade(wrong, LENGTH_SHARES)
-    if status == BROKEN and not enforced:
-        status = WARN
-    mean = float(pair[column].astype(float).mean()), float(pair[f"{column}_asked"].astype(float).mean())
-    text = (
-        f"{share(wrong)} of {name} had another length than asked for"
-        f" (mean {significant(mean[0])} tokens, asked {significant(mean[1])}; {share(LENGTH_SHARES[1])} allowed)"
-    )
-    return Check(rule=rule, status=status, value=wrong, limit=LENGTH_SHARES[1], text=text)
-
-
-def _recording(evidence: Evidence) -> Iterator[Check]:
-    dropped = evidence.records_dropped
-    text = f"{count(dropped)} records were dropped because the disk was full" if dropped else "no record was dropped"
-    yield Check(rule="records", status=BROKEN if dropped else OK, value=float(dropped), limit=0.0, text=text)
-    text = f"the run is incomplete: {evidence.incomplete}" if evidence.incomplete else "the run is complete"
-    yield Check(
-        rule="complete",
-        status=BROKEN if evidence.incomplete else OK,
-        value=float(bool(evidence.incomplete)),
-        limit=0.0,
-        text=text,
-    )
-    if (slept := evidence.suspended_ns) is not None:
-        text = f"the machine slept for {duration(slept / 1e6)} on the way" if slept else "the machine did not sleep"
-        yield Check(rule="awake", status=BROKEN if slept else OK, value=float(slept), limit=0.0, text=text)
-    refused = evidence.ledger_refused
-    text = f"the ledger is refused: {'; '.join(refused)}" if refused else "the ledger was not refused"
-    yield Check(rule="ledger", status=BROKEN if refused else OK, value=float(len(refused)), limit=0.0, text=text)
-
-
-def _limits(floors_ns: tuple[float, float], ttft_p99_ns: float) -> tuple[float, float]:
-    """Where lag is worth a warning and where it spoils the figures: a share of TTFT p99, never below the floor."""
-    return max(floors_ns[0], LAG_SHARES[0] * ttft_p99_ns), max(floors_ns[1], LAG_SHARES[1] * ttft_p99_ns)
-
-
-def _against(rule: str, value_ns: float | None, limits_ns: tuple[float, float], what: str) -> Check:
-    if value_ns is None:
-        return Check(rule=rule, status=UNMEASURED, value=None, limit=limits_ns[1], text=f"{what} unmeasured")
-    warn, broken = (duration(limit / 1e6) for limit in limits_ns)
-    text = f"{what} {duration(value_ns / 1e6)} (warning from {warn}, invalid from {broken})"
-    return Check(rule=rule, status=_grade(value_ns, limits_ns), value=value_ns, limit=limits_ns[1], text=text)
-
-
-def _grade(value: float, limits: tuple[float, float]) -> CheckStatus:
-    return BROKEN if value > limits[1] else WARN if value > limits[0] else OK
 
 
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere

@@ -21,14 +21,10 @@ from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.results.run import FAIL as FAIL
-from gapmeter.analysis.results.run import INCONCLUSIVE as INCONCLUSIVE
-from gapmeter.analysis.results.run import INVALID as INVALID
-from gapmeter.analysis.results.run import PASS as PASS
-from gapmeter.analysis.results.run import SloAnswer, Verdict
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Estimate
 from gapmeter.analysis.stats.exact import chance_far_below, growth_to_decide
-from gapmeter.analysis.stats.series import Series, share_of
+from gapmeter.analysis.stats.series import share_of
 
 EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
 
@@ -42,7 +38,12 @@ def judge(
     for one run, which tells by itself. Raises ValueError for a metric that does not exist.
     """
     each_s = (window_s(requests) if seconds is None else seconds) / max(len(requests), 1)
-    return tuple(_judge_one(slo, requests, anatomies.get(slo.metric), each_s) for slo in slos)
+    return tuple(
+        _judge_errors(slo, requests, each_s)
+        if slo.metric == "errors"
+        else _judge_latency(slo, requests, anatomies.get(slo.metric), each_s)
+        for slo in slos
+    )
 
 
 def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Verdict:
@@ -60,59 +61,44 @@ def never_occurred(answer: SloAnswer) -> str:
     return f"p{answer.percentile:g} {answer.metric.upper()} never occurred: no request had one"
 
 
-def _judge_one(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float) -> SloAnswer:
-    if slo.metric == "errors":
-        return _judge_errors(slo, requests, each_s)
+def _judge_latency(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float) -> SloAnswer:
     if slo.metric not in METRICS:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(METRICS)} and errors")
-    values = metric_series(requests, slo.metric, failures=True)
-    return _judge_latency(slo, values, len(requests), anatomy, each_s)
-
-
-def _judge_latency(slo: Slo, values: Series, requests: int, anatomy: Anatomy | None, each_s: float) -> SloAnswer:
     if slo.limit_ns is None or slo.percentile is None:
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
+    values = metric_series(requests, slo.metric, failures=True)
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
+    allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
+    over, beyond_half = values.count - np.searchsorted(values.ordered, [limit, limit / 2], side="right")
     estimate = values.percentile(percentile)
     status = _status(estimate, limit) if values.count else INVALID
-    over = values.count - int(np.searchsorted(values.ordered, limit, side="right"))
-    needs = None
-    beyond_half = values.count - int(np.searchsorted(values.ordered, limit / 2, side="right"))
-    is_far = status == INCONCLUSIVE and not over and _is_far_below(beyond_half, values, percentile)
-    if is_far:
-        status = PASS
+    is_far, growth = False, None
     if status == INCONCLUSIVE:
-        growth = growth_to_decide(
-            over, values.count, values.n_eff(percentile), 1 - percentile / 100, values.plain(percentile)
-        )
-        needs = _more(growth, requests, each_s)
+        # A limit that nothing exceeds may be far enough for less evidence to do.
+        is_far = not over and chance_far_below(int(beyond_half), values.count, n_eff, allowed) <= TAIL / 4
+        if not is_far:
+            growth = growth_to_decide(int(over), values.count, n_eff, allowed, values.plain(percentile))
     missing = values.more_values(percentile) if values.count else 0
     value = estimate.value if estimate.supported else None
     return SloAnswer(
         text=slo.text,
         metric=slo.metric,
         percentile=percentile,
-        status=status,
+        status=PASS if is_far else status,
         limit=limit / 1e6,
         value=None if value is None else value / 1e6,
         low=None if estimate.low is None else estimate.low / 1e6,
         high=None if estimate.high is None else estimate.high / 1e6,
         infinite=math.inf in (value, estimate.low),
         count=values.count,
-        n_eff=values.n_eff(percentile),
+        n_eff=n_eff,
         confidence=CONFIDENCE,
-        estimable_with=_more(1 + missing / values.count, requests, each_s) if missing else None,
-        needs=needs,
+        estimable_with=_more(1 + missing / values.count, len(requests), each_s) if missing else None,
+        needs=_more(growth, len(requests), each_s),
         stage=anatomy.stage if anatomy else None,
         owner=anatomy.owner if anatomy else None,
-        beyond_half=beyond_half if is_far else None,
+        beyond_half=int(beyond_half) if is_far else None,
     )
-
-
-def _is_far_below(beyond_half: int, values: Series, percentile: float) -> bool:
-    """Whether a limit that nothing exceeds is far enough for less evidence to do."""
-    allowed = 1 - percentile / 100
-    return chance_far_below(beyond_half, values.count, values.n_eff(percentile), allowed) <= TAIL / 4
 
 
 def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
@@ -124,9 +110,7 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     estimate = share_of(failed)
     n_eff = estimate.n_eff or 0.0
     status = INVALID if not count else PASS if limit >= 1 else _status(estimate, limit)
-    needs = None
-    if status == INCONCLUSIVE:
-        needs = _more(growth_to_decide(hits, count, n_eff, limit), count, each_s)
+    growth = growth_to_decide(hits, count, n_eff, limit) if status == INCONCLUSIVE else None
     return SloAnswer(
         text=slo.text,
         metric="errors",
@@ -141,7 +125,7 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
         n_eff=n_eff,
         confidence=CONFIDENCE,
         estimable_with=None,
-        needs=needs,
+        needs=_more(growth, count, each_s),
         stage=None,
         owner=None,
     )

@@ -1,194 +1,199 @@
-"""What a reader should know beside the rules of validity: each with its likely cause, and the flag to try.
-
-Warnings of telemetry and of a growing queue are made where those are described.
-"""
+"""What a reader should know beside the rules of validity: each with its likely cause, and the flag to try."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.numbers import count, share, significant
+from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
+from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts
-from gapmeter.analysis.results.trust import RunWarning
+from gapmeter.analysis.results.trust import QueueSlope, RunWarning, Steady
 from gapmeter.analysis.stages import column
 
-Floats = NDArray[np.float64]
-NOTABLE = 0.03  # of all time to first tokens
+_LATENCIES = ("ttft", "itl", "tpot", "e2e")
+_STARVED = 0.03  # of all time to first tokens, waited for a core
 _WORTH_SAYING = 0.01  # of the answers
 _SEVERAL = 1.05  # tokens a chunk, over all of them
+_THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
+
+
+def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[str, ...] = _LATENCIES) -> RunWarning:
+    return RunWarning(code=code, text=text, cause=cause, flag=flag, touches=touches)
 
 
 def recording_warnings(
     trace: Trace | None, ledger: Ledger, manifest: Manifest, requests: pd.DataFrame
-) -> list[RunWarning]:
+) -> Iterator[RunWarning]:
     """Of the plan, of turns that were never asked, of an emulated precision, of what the probe could not stamp."""
-    found = [
-        RunWarning(code="plan", text=note, cause="", flag="", touches=("prompt_tokens",))
-        for note in manifest.plan.notes
-    ]
-    found += _abandoned(requests) + emulation_warning(manifest)
+    for note in manifest.plan.notes:
+        yield _warning("plan", note, "", touches=("prompt_tokens",))
+    if lost := int((requests["outcome"] == "abandoned").sum()):
+        text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
+        cause = "users give up with the first failure; the load was less than planned"  # which flatters whoever failed
+        yield _warning("abandoned", text, cause, touches=("load",))
+    yield from emulation_warning(manifest)
     if trace is None:
-        flag = "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR"
         text, cause = "the server's stages are unmeasured", "no server process wrote probe records"
-        return [*found, RunWarning(code="no-probe", text=text, cause=cause, flag=flag, touches=("stages",))]
-    if not ledger.refused and (starved := core_warning(ledger.rows)):
-        found.append(starved)
-    for note in trace.notes:
-        if note.get("type") == "missing":
-            stages = tuple(note.get("stages", ()))
-            text = f"unmeasured: {', '.join(stages)} ({note.get('hook', 'a hook')} is not in this version)"
-            cause = "the engine's version moved or renamed it"
-            found.append(RunWarning(code="missing-hook", text=text, cause=cause, flag="", touches=stages))
-    return found
+        flag = "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR"
+        yield _warning("no-probe", text, cause, flag, ("stages",))
+        return
+    if not ledger.refused:
+        yield from core_warning(ledger.rows)
+    for found in trace.notes:
+        if found.get("type") == "missing":
+            stages = tuple(found.get("stages", ()))
+            text = f"unmeasured: {', '.join(stages)} ({found.get('hook', 'a hook')} is not in this version)"
+            yield _warning("missing-hook", text, "the engine's version moved or renamed it", touches=stages)
 
 
-def _abandoned(requests: pd.DataFrame) -> list[RunWarning]:
-    """Turns that a failure took along: the load was less than planned, which flatters whoever failed."""
-    lost = int((requests["outcome"] == "abandoned").sum())
-    if not lost:
-        return []
-    text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
-    cause = "users give up with the first failure; the load was less than planned"
-    return [RunWarning(code="abandoned", text=text, cause=cause, flag="", touches=("load",))]
-
-
-def emulation_warning(manifest: Manifest) -> list[RunWarning]:
+def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
     """What a result must say whose precision its device only emulates."""
     support = manifest.target.precision
-    if support is None or not support.emulated:
-        return []
-    return [
-        RunWarning(
-            code="emulated",
-            text=f"emulated: {support.device} has no native {support.precision} arithmetic",
-            cause="its speed and cost say nothing of a device that has it",
-            flag=f"--set server.precision={next(iter(support.supported), 'float32')}",
-            touches=("ttft", "itl", "tpot", "e2e"),
-        )
-    ]
+    if support is not None and support.emulated:
+        text = f"emulated: {support.device} has no native {support.precision} arithmetic"
+        flag = f"--set server.precision={next(iter(support.supported), 'float32')}"
+        yield _warning("emulated", text, "its speed and cost say nothing of a device that has it", flag)
 
 
-def core_warning(rows: pd.DataFrame) -> RunWarning | None:
-    """A warning when waiting for a core is a notable part of the time to first tokens; ``rows`` as in a Ledger."""
+def core_warning(rows: pd.DataFrame) -> Iterator[RunWarning]:
+    """Where waiting for a core is a notable part of the time to first tokens; ``rows`` as in a Ledger."""
     first = rows[rows["event"] == "first_token"]
     total = float(first["total_ns"].sum())
     waited = float(first[column("core_wait")].sum()) if column("core_wait") in first else 0.0
-    if not total or waited / total < NOTABLE:
-        return None
-    return RunWarning(
-        code="cores",
-        text=f"{share(waited / total)} of the time to first tokens, the server's own processes waited for a CPU core",
-        cause="more of them wanted to run than it has cores; a faster device would not shorten this",
-        flag="give the server more cores",
-        touches=("core_wait",),
-    )
+    if total and waited / total >= _STARVED:
+        part = share(waited / total)
+        text = f"{part} of the time to first tokens, the server's own processes waited for a CPU core"
+        cause = "more of them wanted to run than it has cores; a faster device would not shorten this"
+        yield _warning("cores", text, cause, "give the server more cores", ("core_wait",))
 
 
-def warmup_warning(found: Warmup | None) -> list[RunWarning]:
-    if found is None or found.state == "steady":
-        return []
-    touches = ("ttft", "itl", "tpot", "e2e")
-    if found.state == "unsteady":
-        text = f"no steady state: {found.metric.upper()} kept changing through the run (MSER-5)"
+def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
+    if warmup is None or warmup.state == "steady":
+        return
+    metric = warmup.metric.upper()
+    if warmup.state == "unsteady":
+        text = f"no steady state: {metric} kept changing through the run (MSER-5)"
         cause = "the rate may be more than the server can do, so that latency depends on how long one looks"
-        return [RunWarning(code="unsteady", text=text, cause=cause, flag="", touches=touches)]
+        yield _warning("unsteady", text, cause)
+        return
     text = (
-        f"the first {found.excluded} requests were left out: their {found.metric.upper()} was "
-        f"{found.ratio:.2g} times that of the rest (MSER-5)"
+        f"the first {warmup.excluded} requests were left out: their {metric} was "
+        f"{warmup.ratio:.2g} times that of the rest (MSER-5)"
     )
-    cause = "compilation, cold caches or an empty queue at the start"
-    return [RunWarning(code="warmup", text=text, cause=cause, flag="--set load.warmup=0", touches=touches)]
+    yield _warning("warmup", text, "compilation, cold caches or an empty queue at the start", "--set load.warmup=0")
 
 
-def attempts_warning(counted: Attempts, measured: int) -> list[RunWarning]:
+def growth_warning(steady: Steady) -> Iterator[RunWarning]:
+    """Where the queue grew through the run."""
+    slope = steady.methods.queue_slope
+    if slope is not None and slope.grows:
+        cause = "more was offered than the server can do, so that latency depends on how long one looks"
+        yield _warning("overload", growth_text(slope), cause, "a lower load.rate", ("ttft", "e2e", "capacity"))
+
+
+def growth_text(slope: QueueSlope) -> str:
+    """By how much a queue grew, and a steady one does not."""
+    low, high = slope.per_s_ci
+    first, last = slope.in_flight
+    return (
+        f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
+        f"({100 * slope.confidence:.0f} % interval {low:.2g} .. {high:.2g}), from about {first:.0f} to {last:.0f}, "
+        f"where a steady queue seldom grows by more than {slope.steady_most:.0f}"
+    )
+
+
+def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
     """What retries hide from the share of failures, said beside it. ``counted`` as from ``count_attempts``."""
-    if not counted.asked_again:
-        return []
-    classes = ", ".join(f"{count} {name}" for name, count in counted.failed.items())
-    text = (
-        f"{counted.total} attempts for {measured} requests: {counted.asked_again} were asked again after a "
-        f"failure ({classes}), {counted.then_succeeded} then succeeded; latency counts from the first attempt"
-    )
-    return [
-        RunWarning(
-            code="retries",
-            text=text,
-            cause="load.retries is set",
-            flag="--set load.retries=0",
-            touches=("errors", "ttft", "e2e"),
+    if counted.asked_again:
+        classes = ", ".join(f"{n} {name}" for name, n in counted.failed.items())
+        text = (
+            f"{counted.total} attempts for {measured} requests: {counted.asked_again} were asked again after a "
+            f"failure ({classes}), {counted.then_succeeded} then succeeded; latency counts from the first attempt"
         )
-    ]
+        yield _warning("retries", text, "load.retries is set", "--set load.retries=0", ("errors", "ttft", "e2e"))
 
 
-def streaming_warnings(measured: pd.DataFrame) -> list[RunWarning]:
+def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     """``measured`` as from ``measured_requests``; only answers that succeeded are looked at, and all for ``resent``."""
     good = measured[succeeded(measured)]
-    found = [_whole(good), _uncounted(good), _several(good), _resent(measured)]
-    return [warning for warning in found if warning is not None]
-
-
-def _tokens(good: pd.DataFrame) -> Floats:
-    return np.asarray(good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan))
-
-
-def _chunks(good: pd.DataFrame) -> Floats:
-    return np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
-
-
-def _whole(good: pd.DataFrame) -> RunWarning | None:
-    """Answers of several tokens that arrived at one moment: there is no time between their tokens."""
+    tokens = good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
     at_once = stamps_ns(good, "first_token_ns") == stamps_ns(good, "last_token_ns")
-    whole = int(np.count_nonzero(at_once & (_tokens(good) > 1)))
-    if whole <= _WORTH_SAYING * len(good):
-        return None
-    text = (
-        f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
-        "their TTFT is their E2E, and they have no ITL and no TPOT"
-    )
-    cause = "the server does not stream, or something before it holds the stream back until it is complete"
-    return RunWarning(code="not-streamed", text=text, cause=cause, flag="", touches=("ttft", "itl", "tpot"))
-
-
-def _uncounted(good: pd.DataFrame) -> RunWarning | None:
-    unknown = int(np.isnan(_tokens(good)).sum())
-    if unknown <= _WORTH_SAYING * len(good):
-        return None
-    text = (
-        f"{count(unknown)} of {count(len(good))} answers did not say how many tokens they had: "
-        "TPOT and tokens per second are unmeasured for them"
-    )
-    cause = "the server sends no usage with a stream, though it was asked to (stream_options.include_usage)"
-    return RunWarning(code="tokens-unknown", text=text, cause=cause, flag="", touches=("tpot", "throughput"))
-
-
-def _several(good: pd.DataFrame) -> RunWarning | None:
-    """ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says."""
-    tokens, chunks = _tokens(good), _chunks(good)
+    whole = int(np.count_nonzero(at_once & (tokens > 1)))
+    if whole > _WORTH_SAYING * len(good):
+        text = (
+            f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
+            "their TTFT is their E2E, and they have no ITL and no TPOT"
+        )
+        cause = "the server does not stream, or something before it holds the stream back until it is complete"
+        yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
+    unknown = int(np.isnan(tokens).sum())
+    if unknown > _WORTH_SAYING * len(good):
+        text = (
+            f"{count(unknown)} of {count(len(good))} answers did not say how many tokens they had: "
+            "TPOT and tokens per second are unmeasured for them"
+        )
+        cause = "the server sends no usage with a stream, though it was asked to (stream_options.include_usage)"
+        yield _warning("tokens-unknown", text, cause, touches=("tpot", "throughput"))
+    # ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says.
+    chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     streamed = (chunks > 1) & ~np.isnan(tokens)
-    if not streamed.any():
-        return None
-    each = float(tokens[streamed].sum() / chunks[streamed].sum())
-    if each < _SEVERAL:
-        return None
-    text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
-    cause = "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization)"
-    return RunWarning(code="several-tokens", text=text, cause=cause, flag="", touches=("itl",))
-
-
-def _resent(measured: pd.DataFrame) -> RunWarning | None:
+    if streamed.any() and (each := float(tokens[streamed].sum() / chunks[streamed].sum())) >= _SEVERAL:
+        text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
+        cause = "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization)"
+        yield _warning("several-tokens", text, cause, touches=("itl",))
     again = int((measured["attempt"] > 0).sum()) if "attempt" in measured else 0
-    if not again:
-        return None
-    text = (
-        f"{count(again)} requests ({share(again / len(measured))}) were sent a second time on a new connection, since "
-        "the server closed theirs at once without a word; their latency counts from due"
-    )
-    cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
-    return RunWarning(code="resent", text=text, cause=cause, flag="", touches=("errors", "ttft"))
+    if again:
+        text = (
+            f"{count(again)} requests ({share(again / len(measured))}) were sent a second time on a new connection, "
+            "since the server closed theirs at once without a word; their latency counts from due"
+        )
+        cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
+        yield _warning("resent", text, cause, touches=("errors", "ttft"))
+
+
+def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Iterator[RunWarning]:
+    """What in the samples puts a figure in doubt."""
+    if telemetry is None:
+        return
+    for gpu in telemetry.gpus:
+        if gpu.server:
+            yield from _gpu_warnings(gpu)
+    memory = manifest.hardware.memory_gib
+    rss = sum(process.rss_gib for process in telemetry.processes)
+    if memory and rss > 0.9 * memory:
+        text = f"the server's processes filled {rss:.1f} of {memory} GiB of memory"
+        yield _warning("host-memory", text, "the next allocation may swap, or kill it")
+    for name, source in telemetry.sources.items():
+        if source.expected and source.missed > _MANY_GAPS * source.expected:
+            missed = min(source.missed, source.expected)
+            text = f"telemetry of {name}: {missed} of {source.expected} samples are missing"
+            longest = duration(1e3 * source.longest_gap_s) if source.longest_gap_s else "all of it"
+            yield _warning("telemetry-gaps", text, f"{source.why}; the longest gap is {longest}")
+    engine, asked = telemetry.engine, telemetry.sources["engine"].expected
+    if engine and asked and engine.took_ms.p50 / 1e3 * asked > _DEAR_METRICS * telemetry.window_s:
+        text = f"each /metrics page took {duration(engine.took_ms.p50)} to come"
+        cause = "it is made where tokens are sent from, and holds them up, unless it was the sampler that had to wait"
+        yield _warning("metrics-cost", text, cause, "--set telemetry.metrics_every=15s", ("itl", "ttft"))
+
+
+def _gpu_warnings(gpu: GpuSamples) -> Iterator[RunWarning]:
+    name = f"GPU {gpu.gpu}"
+    for words, part in (gpu.throttled or {}).items():
+        if part > _THROTTLED:
+            text = f"{name} was throttled for {share(part)} of the run: {words}"
+            yield _warning("throttled", text, "a cooler or less limited one would have been faster")
+    if gpu.sm_fell_share is not None and gpu.sm_fell_share > _CLOCKS_FELL:
+        text = f"{name}: the SM clock fell by {share(gpu.sm_fell_share)} from the run's first fifth to its last"
+        yield _warning("clocks", text, "it grew warm: a longer run is slower than this one")
+    used, total = gpu.memory_used_gib, gpu.memory_total_gib
+    if used and total and used.max > _NEARLY_FULL * total.max:
+        text = f"{name}: {used.max:.1f} of {total.max:.1f} GiB of memory were used"
+        yield _warning("gpu-memory", text, "longer contexts may not fit")

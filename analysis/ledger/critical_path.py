@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from gapmeter.analysis.arrays import Bools, Ints, each_of
 
 _CHUNK = 400_000
 
@@ -28,12 +27,8 @@ class Intervals:
     @classmethod
     def join(cls, parts: list[Intervals]) -> Intervals:
         """All rows of several tables."""
-        return cls(
-            *(
-                np.concatenate([getattr(part, name) for part in parts]) if parts else np.empty(0, np.int64)
-                for name in ("event", "start", "end", "cls")
-            )
-        )
+        names = ("event", "start", "end", "cls")
+        return cls(*(np.concatenate([np.empty(0, np.int64), *(getattr(part, n) for part in parts)]) for n in names))
 
     def clip(self, low: Ints, high: Ints) -> Intervals:
         """Cut every row to its event's window ``[low[event], high[event]]`` and drop what is left with nothing."""
@@ -45,23 +40,20 @@ class Intervals:
     def within(self, start: Ints, end: Ints, cls: int) -> Intervals:
         """The parts of these rows that lie in given stretches (in order, none overlapping), as rows of ``cls``."""
         low = np.searchsorted(end, self.start, side="right")
-        count = np.maximum(np.searchsorted(start, self.end) - low, 0)
-        row = np.repeat(np.arange(len(self.event)), count)
-        at = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + low[row]
-        return Intervals(
-            self.event[row],
-            np.maximum(self.start[row], start[at]),
-            np.minimum(self.end[row], end[at]),
-            np.full(len(row), cls),
-        )
+        row, nth = each_of(np.maximum(np.searchsorted(start, self.end) - low, 0))
+        at = nth + low[row]
+        begins, ends = np.maximum(self.start[row], start[at]), np.minimum(self.end[row], end[at])
+        return Intervals(self.event[row], begins, ends, np.full(len(row), cls))
 
 
 def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Starts and ends of the stretches that intervals cover together, in order, none overlapping or touching."""
+    if not len(start):
+        return start, end
     order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
-    first = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]])) if len(start) else np.empty(0, np.int64)
-    return start[first], end[np.append(first[1:] - 1, len(end) - 1)] if len(start) else end
+    start, end = start[order], np.maximum.accumulate(end[order])
+    first = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]]))
+    return start[first], end[np.append(first[1:] - 1, len(end) - 1)]
 
 
 def sweep(
@@ -74,13 +66,10 @@ def sweep(
     """
     owned = np.zeros(events * classes, dtype=np.int64)
     hidden = np.zeros(events, dtype=np.int64)
-    for rows in _chunks(intervals, events):
-        event, _, length, running = _moments(intervals, rows, classes)
-        top = np.argmax(running, axis=1)
-        kept = running.any(axis=1) & (length > 0)
-        np.add.at(owned, event[kept] * classes + top[kept], length[kept])
+    for event, _, length, owner, running in _moments(intervals, events, classes):
+        np.add.at(owned, event * classes + owner, length)
         if over is not None and under is not None:
-            covers = kept & np.isin(top, over) & running[:, under].any(axis=1)
+            covers = np.isin(owner, over) & running[:, under].any(axis=1)
             np.add.at(hidden, event[covers], length[covers])
     return owned.reshape(events, classes), hidden
 
@@ -90,17 +79,14 @@ def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
 
     Their lengths by event and class are what ``sweep`` returns.
     """
-    parts = [Intervals.join([])]
-    for rows in _chunks(intervals, events):
-        event, time, length, running = _moments(intervals, rows, classes)
-        kept = running.any(axis=1) & (length > 0)
-        event, start, length, top = event[kept], time[kept], length[kept], np.argmax(running, axis=1)[kept]
+    parts = []
+    for event, start, length, owner, _ in _moments(intervals, events, classes):
         end = start + length
-        new = (np.diff(event, prepend=-1) != 0) | (np.diff(top, prepend=-1) != 0)
+        new = (np.diff(event, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
         new[1:] |= start[1:] > end[:-1]
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(event)) - 1
-        parts.append(Intervals(event[first], start[first], end[last], top[first]))
+        parts.append(Intervals(event[first], start[first], end[last], owner[first]))
     return Intervals.join(parts)
 
 
@@ -108,44 +94,41 @@ def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
     """``pieces`` and, as rows of class -1, what they leave open of each event's window, ``low`` to ``high``."""
     everyone = np.arange(len(low))
     event = np.concatenate([owned.event, everyone, everyone])
-    begins = np.concatenate([owned.start, low, high])
-    ends = np.concatenate([owned.end, low, high])
+    begins, ends = np.concatenate([owned.start, low, high]), np.concatenate([owned.end, low, high])
     order = np.lexsort((ends, begins, event))
     event, begins, ends = event[order], begins[order], ends[order]
-    open_after = np.flatnonzero((event[1:] == event[:-1]) & (begins[1:] > ends[:-1]))
-    holes = Intervals(
-        event[open_after], ends[open_after], begins[open_after + 1], np.full(len(open_after), -1, np.int64)
-    )
+    before = np.flatnonzero((event[1:] == event[:-1]) & (begins[1:] > ends[:-1]))
+    holes = Intervals(event[before], ends[before], begins[before + 1], np.full(len(before), -1, np.int64))
     whole = Intervals.join([owned, holes])
     order = np.lexsort((whole.start, whole.event))
     return Intervals(whole.event[order], whole.start[order], whole.end[order], whole.cls[order])
 
 
-def _chunks(intervals: Intervals, events: int) -> Iterator[Ints]:
-    """Rows of whole events, so many at a time that the work on them fits into memory."""
-    order = np.argsort(intervals.event, kind="stable")
-    bounds = np.searchsorted(intervals.event[order], np.arange(events + 1))
-    first = 0
-    while first < events:
-        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _CHUNK, side="right")) - 1)
-        if bounds[first] < bounds[last]:
-            yield order[bounds[first] : bounds[last]]
-        first = last
+def _moments(intervals: Intervals, events: int, classes: int) -> Iterator[tuple[Ints, Ints, Ints, Ints, Bools]]:
+    """Stretches between two neighboring ends of an event's intervals in which something was active.
 
-
-def _moments(intervals: Intervals, rows: Ints, classes: int) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
-    """Every moment at which something begins or ends: its event, its time, how long until the event's next one.
-
-    Also, shape (moments, classes): which classes are active from then on.
+    Each stretch's event, start, length, the class that owns it, and, shape (stretches, classes), those active in it.
+    They come in order, whole events at a time, as many as fit into memory.
     """
-    event = np.concatenate([intervals.event[rows]] * 2)
-    time = np.concatenate([intervals.start[rows], intervals.end[rows]])
-    cls = np.concatenate([intervals.cls[rows]] * 2)
-    order = np.lexsort((time, event))
-    event, time, cls = event[order], time[order], cls[order]
-    active = np.zeros((len(order), classes), dtype=np.int16)
-    active[np.arange(len(order)), cls] = np.where(order < len(rows), 1, -1)
-    np.cumsum(active, axis=0, out=active)
-    length = np.diff(time, append=time[-1])
-    length[:-1][np.diff(event) != 0] = 0
-    return event, time, length, active > 0
+    by_event = np.argsort(intervals.event, kind="stable")
+    bounds = np.searchsorted(intervals.event[by_event], np.arange(events + 1))
+    next_event = 0
+    while next_event < events:
+        low = bounds[next_event]
+        next_event = max(next_event + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
+        rows = by_event[low : bounds[next_event]]
+        if not len(rows):
+            continue
+        event = np.concatenate([intervals.event[rows]] * 2)
+        time = np.concatenate([intervals.start[rows], intervals.end[rows]])
+        cls = np.concatenate([intervals.cls[rows]] * 2)
+        order = np.lexsort((time, event))
+        event, time, cls = event[order], time[order], cls[order]
+        active = np.zeros((len(order), classes), dtype=np.int16)
+        active[np.arange(len(order)), cls] = np.where(order < len(rows), 1, -1)
+        np.cumsum(active, axis=0, out=active)
+        length = np.diff(time, append=time[-1])
+        length[:-1][np.diff(event) != 0] = 0
+        running = active > 0
+        kept = running.any(axis=1) & (length > 0)
+        yield event[kept], time[kept], length[kept], np.argmax(running, axis=1)[kept], running[kept]

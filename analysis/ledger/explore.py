@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.ledger.bands import stage_parts
-from gapmeter.analysis.ledger.tail import owner_of
+from gapmeter.analysis.arrays import Bools, Floats, ranks
+from gapmeter.analysis.ledger.tail import owner_of, stage_parts
+from gapmeter.analysis.requests.figures import LEDGER_OF
+from gapmeter.analysis.requests.metrics import good_requests
 from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
 from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
-from gapmeter.analysis.stats.estimate import Bools, Estimate, Floats
 
 FEWEST = 5
-METRICS = {"ttft": "first_token", "e2e": "last_token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +35,51 @@ class Pair:
     b: Bools
 
 
+def describe_pairs(
+    requests: pd.DataFrame, ledgers: Mapping[str, pd.DataFrame], limits_ns: Mapping[str, float]
+) -> dict[str, tuple[GroupPair, ...]]:
+    """For TTFT and E2E the pairs with their differences. ``ledgers`` by metric, in the order of due times."""
+    described = {}
+    for metric in LEDGER_OF:
+        rows = ledgers.get(metric)
+        if rows is None or len(rows) < 4 * FEWEST:
+            continue
+        own = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
+        own_pairs = pairs(own, rows["total_ns"].to_numpy(np.float64), limits_ns)
+        described[metric] = tuple(
+            GroupPair(**dict(difference(rows, p.a, p.b)), key=p.key, a=p.a_name, b=p.b_name) for p in own_pairs
+        )
+    return described
+
+
 def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, float]) -> list[Pair]:
     """The pairs that are worked out for every run, those of them that it has.
 
     ``requests``: those with a ledger, in the order in which they were due; ``total_ns``: what each waited for the
     event; ``limits_ns``: a limit a metric, for those that broke one.
     """
-    found = [_slowest(total_ns, 0.01), _slowest(total_ns, 0.1)]
-    for column, key, words in (("prompt_tokens", "prompts", "prompts"), ("output_tokens", "answers", "answers")):
-        found += _quarters(requests, column, key, words)
     n = len(requests)
+    possible = [_slowest(total_ns, 0.01), _slowest(total_ns, 0.1)]
+    possible += _quarters(requests, "prompt_tokens", "prompts") + _quarters(requests, "output_tokens", "answers")
     early = np.arange(n) < n // 2
-    found.append(Pair("halves", "second half of the run", "first half", ~early, early))
-    found += _cached(requests) + _broke(requests, limits_ns)
-    return [pair for pair in found if min(pair.a.sum(), pair.b.sum()) >= FEWEST]
+    possible.append(Pair("halves", "second half of the run", "first half", ~early, early))
+    if {"cached_tokens", "prompt_tokens"} <= set(requests.columns):
+        cached = requests["cached_tokens"].to_numpy(np.float64, na_value=0.0) > 0
+        possible.append(Pair("cached", "prompts partly in the prefix cache", "prompts not in it", cached, ~cached))
+    if limits_ns:
+        good = good_requests(requests, limits_ns)
+        possible.append(Pair("slo", "broke a limit that an SLO names", "kept them all", ~good, good))
+    return [pair for pair in possible if min(pair.a.sum(), pair.b.sum()) >= FEWEST]
 
 
 def _slowest(total_ns: Floats, share: float) -> Pair:
-    rank = np.argsort(np.argsort(-total_ns, kind="stable"), kind="stable")
-    slow = rank < max(FEWEST, math.ceil(share * len(total_ns)))
-    exact = slow.sum() == math.ceil(share * len(total_ns))
-    name = f"slowest {100 * share:g} %" if exact else f"slowest {slow.sum()}"
+    asked = math.ceil(share * len(total_ns))
+    slow = ranks(-total_ns) < max(FEWEST, asked)
+    name = f"slowest {100 * share:g} %" if slow.sum() == asked else f"slowest {slow.sum()}"
     return Pair(f"slowest-{100 * share:g}", name, "the rest", slow, ~slow)
 
 
-def _quarters(requests: pd.DataFrame, column: str, key: str, words: str) -> list[Pair]:
+def _quarters(requests: pd.DataFrame, column: str, what: str) -> list[Pair]:
     if column not in requests:
         return []
     values = requests[column].to_numpy(np.float64, na_value=np.nan)
@@ -67,26 +87,8 @@ def _quarters(requests: pd.DataFrame, column: str, key: str, words: str) -> list
         return []
     low, high = np.quantile(values, [0.25, 0.75])
     long, short = values >= high, values <= low
-    if not (long & short).any():
-        names = f"long {words} ({high:,.0f} tokens and more)", f"short {words} (up to {low:,.0f})"
-        return [Pair(key, *names, long, short)]
-    return []
-
-
-def _cached(requests: pd.DataFrame) -> list[Pair]:
-    if not {"cached_tokens", "prompt_tokens"} <= set(requests.columns):
-        return []
-    cached = requests["cached_tokens"].to_numpy(np.float64, na_value=0.0) > 0
-    return [Pair("cached", "prompts partly in the prefix cache", "prompts not in it", cached, ~cached)]
-
-
-def _broke(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> list[Pair]:
-    from gapmeter.analysis.requests.metrics import good_requests
-
-    if not limits_ns:
-        return []
-    good = np.asarray(good_requests(requests, limits_ns), dtype=np.bool_)
-    return [Pair("slo", "broke a limit that an SLO names", "kept them all", ~good, good)]
+    names = f"long {what} ({high:,.0f} tokens and more)", f"short {what} (up to {low:,.0f})"
+    return [] if (long & short).any() else [Pair(what, *names, long, short)]
 
 
 def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
@@ -98,18 +100,19 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
     names, parts = stage_parts(rows)
     stretch = stretches(rows["total_ns"].to_numpy(np.float64))
     mean_a, mean_b = parts[a].mean(axis=0), parts[b].mean(axis=0)
-    more, whole = mean_a - mean_b, float((mean_a - mean_b).sum())
+    more = mean_a - mean_b
+    whole = float(more.sum())
     drawn_a, drawn_b = drawn_means(parts, a, stretch), drawn_means(parts, b, stretch)
-    drawn = None if drawn_a is None or drawn_b is None else drawn_a - drawn_b
+    drawn = None if drawn_a is None or drawn_b is None else (drawn_a - drawn_b) / 1e6
     ranked = [
         StageDifference(
             stage=names[i],
             owner=owner_of(names[i]),
             a_ms=float(mean_a[i]) / 1e6,
             b_ms=float(mean_b[i]) / 1e6,
-            ms=float(mean_a[i] - mean_b[i]) / 1e6,
-            ci_ms=_ci_ms(with_draws(float(more[i]), None if drawn is None else drawn[:, i])),
-            share=float(mean_a[i] - mean_b[i]) / whole if whole else None,
+            ms=float(more[i]) / 1e6,
+            ci_ms=with_draws(float(more[i]), None if drawn is None else drawn[:, i]).ends,
+            share=float(more[i]) / whole if whole else None,
         )
         for i in np.argsort(-np.abs(more), kind="stable")
     ]
@@ -119,27 +122,7 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
         a_ms=float(mean_a.sum()) / 1e6,
         b_ms=float(mean_b.sum()) / 1e6,
         difference_ms=whole / 1e6,
-        difference_ci_ms=_ci_ms(with_draws(whole, None if drawn is None else drawn.sum(axis=1))),
+        difference_ci_ms=with_draws(whole, None if drawn is None else drawn.sum(axis=1)).ends,
         stretches=int(stretch.max(initial=-1)) + 1,
         ranked=tuple(ranked),
     )
-
-
-def _ci_ms(found: Estimate) -> tuple[float | None, float | None]:
-    low, high = (None if end is None else end / 1e6 for end in found.ends)
-    return low, high
-
-
-def describe_pairs(
-    requests: pd.DataFrame, ledgers: Mapping[str, pd.DataFrame], limits_ns: Mapping[str, float]
-) -> dict[str, tuple[GroupPair, ...]]:
-    """Per metric the pairs with their differences. ``ledgers`` by metric, in the order of due times."""
-    return {
-        metric: _described(requests, rows, limits_ns) for metric, rows in ledgers.items() if len(rows) >= 4 * FEWEST
-    }
-
-
-def _described(requests: pd.DataFrame, rows: pd.DataFrame, limits_ns: Mapping[str, float]) -> tuple[GroupPair, ...]:
-    told = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
-    known = pairs(told, rows["total_ns"].to_numpy(np.float64), limits_ns)
-    return tuple(GroupPair(**dict(difference(rows, p.a, p.b)), key=p.key, a=p.a_name, b=p.b_name) for p in known)

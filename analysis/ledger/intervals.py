@@ -1,4 +1,10 @@
-"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class."""
+"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class.
+
+``CLASSES`` are in the order in which overlapping ones own time. Scheduler states come first (they hold only before the
+first scheduling and while preempted); then own forward, own input preparation and sampling, another's step, code inside
+a process, executor messages, the engine loop's own time, and last the stretches between two causally adjacent stamps of
+different processes.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,68 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.ledger.classes import CLASS, CORE_WAITS, LOOP_WAITS
+from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.critical_path import Intervals
-from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.ledger.trace_index import FAR, MISSING, Bools, Events, Index, Ints
-from gapmeter.records import EntryFlag, Span
+from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
+from gapmeter.records import CoreThread, EntryFlag, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A priority class: the stage that its time belongs to, and whether it is transit."""
+
+    name: str
+    stage: str
+    transit: bool = False
+
+
+CLASSES: tuple[Class, ...] = (
+    Class("queue", "queue"),
+    Class("preempted", "preempted"),
+    Class("engine_wait", "engine_wait"),
+    Class("prefill", "prefill"),
+    Class("decode", "decode"),
+    Class("input_prep", "input_prep"),
+    Class("sampling", "sampling"),
+    Class("other_step", "other_step"),
+    Class("template", "template"),
+    Class("tokenize", "tokenize"),
+    Class("pool_core_wait", "core_wait"),
+    Class("template_wait", "template", transit=True),
+    Class("tokenize_wait", "tokenize", transit=True),
+    Class("detokenize", "detokenize"),
+    Class("engine_code", "scheduling"),
+    Class("handoff", "handoff"),
+    Class("output", "output"),
+    Class("ingress", "ingress"),
+    Class("egress", "egress"),
+    Class("connect", "connect"),
+    Class("generator_lag", "generator_lag"),
+    Class("retry", "retry"),
+    Class("worker", "scheduling"),
+    Class("executor", "scheduling", transit=True),
+    Class("loop", "scheduling"),
+    Class("core_wait", "core_wait"),
+    Class("accept_wait", "accept_wait"),
+    Class("output_loop", "output"),
+    Class("handoff_transit", "handoff", transit=True),
+    Class("output_transit", "output", transit=True),
+    Class("network_in", "network_in", transit=True),
+    Class("network_out", "network_out", transit=True),
+)
+CLASS = {c.name: number for number, c in enumerate(CLASSES)}
+# Stretches between two processes' or threads' stamps, whose core those who receive there may have had to wait for.
+CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
+    "network_in": ("core_wait", (CoreThread.LOOP,)),
+    "template_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
+    "tokenize_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
+    "handoff_transit": ("core_wait", (CoreThread.INPUT,)),
+    "output_transit": ("core_wait", (CoreThread.OUTPUT, CoreThread.LOOP)),
+}
+# Such stretches that end when the API server's event loop looks, and what it is when the loop worked for others then.
+LOOP_WAITS = {"network_in": "accept_wait", "output_transit": "output_loop"}
+FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
+HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +114,10 @@ def build(trace: Trace | None, client: Client, events: Events, dropped: frozense
         if trace.has_engine:
             maker.engine_waits()
             maker.engine_steps()
-        maker.waits_between()
+        for name, (cls, threads) in CORE_WAITS.items():
+            maker.divide(name, cls, *trace.core_waits(threads))
+        for name, cls in LOOP_WAITS.items():
+            maker.divide(name, cls, *trace.loop_work())
     parts = [part for name, part in maker.parts if name not in dropped]
     whole = Intervals.join(parts).clip(events.start, events.end)
     return Causes(whole, maker.joined, maker.seq_of(maker.low), maker.seq_of(maker.step), maker.gaps)
@@ -81,6 +147,10 @@ class _Maker:
         cls = np.full(int(kept.sum()), CLASS[name])
         self.parts.append((name, Intervals(event[kept], start[kept], end[kept], cls)))
 
+    def divide(self, name: str, cls: str, start: Ints, end: Ints) -> None:
+        """Give what of a class's rows lies in these stretches to another class."""
+        self.parts += [(cls, part.within(start, end, CLASS[cls])) for own, part in self.parts if own == name]
+
     def causal(self, name: str, earlier: Ints, later: Ints) -> None:
         """Note how far apart two stamps are that cannot be the other way round."""
         both = (earlier != MISSING) & (later != MISSING)
@@ -101,8 +171,7 @@ class _Maker:
             sent = np.where((seen != MISSING) & (seen < sent), np.maximum(seen, write), sent)
             self.causal("write → server", write, seen)
             self.add("network_in", sent, seen)
-        connect_start = np.where(opened, c.connect_start[who], MISSING)
-        connect_end = np.where(opened, c.connect_end[who], MISSING)
+        connect_start, connect_end = (np.where(opened, at[who], MISSING) for at in (c.connect_start, c.connect_end))
         self.add("connect", connect_start, connect_end)
         if c.first_due is not None:
             self.add("retry", c.first_due[who], due)
@@ -110,35 +179,21 @@ class _Maker:
         self.add("generator_lag", connect_end, np.where(opened, sent, MISSING))
 
     def api_side(self) -> None:
-        who, index = self.events.request, self.index
         self.joined &= self.ingress["start"] != MISSING
         self.add("ingress", self.ingress["start"], self.ingress["end"])
         for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
-            span = index.of_request(code)[who]
+            span = self.index.of_request(code)[self.events.request]
             self.add(f"{name}_wait", span["queued"], span["start"])
             self.add(name, span["start"], span["end"])
-        arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
-        self.arrived = arrived
+        self.arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
         self.add("output", self.receive["start"], self.receive["end"])
         self.add("detokenize", self.detokenize["queued"], self.detokenize["end"])
         written = np.minimum(self.egress["end"], self.events.end)
         self.add("egress", self.detokenize["end"], written)
-        self.add("network_out", np.where(self.egress["end"] == MISSING, MISSING, written), self.events.end)
+        self.add("network_out", written, self.events.end)
         self.causal("write → client", self.egress["start"], self.events.end)
         self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])
         self.joined &= self.egress["start"] != MISSING
-
-    def waits_between(self) -> None:
-        """What of the stretches between processes was a thread's wait for its core, or for a loop at others' work."""
-        assert self.trace is not None
-        for name, (cls, threads) in CORE_WAITS.items():
-            self._within(name, cls, *self.trace.core_waits(threads))
-        for name, cls in LOOP_WAITS.items():
-            self._within(name, cls, *self.trace.loop_work())
-
-    def _within(self, name: str, cls: str, start: Ints, end: Ints) -> None:
-        found = [part.within(start, end, CLASS[cls]) for part_name, part in self.parts if part_name == name]
-        self.parts += [(cls, part) for part in found]
 
     def engine_waits(self) -> None:
         """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""
@@ -154,10 +209,9 @@ class _Maker:
         self.add("engine_code", add["start"], add["end"])
         self.causal("handoff → engine", hand["start"], receive["start"])
         self.causal("engine queue → engine", receive["start"], add["start"])
-        first = index.first_step()[who]
+        self.first = index.first_step()[who]
         schedule, _ = index.step_spans[Span.SCHEDULE]
-        self.scheduled = np.where(first == MISSING, MISSING, schedule[first]) if len(schedule) else first
-        self.first = first
+        self.scheduled = np.where(self.first == MISSING, MISSING, schedule[self.first])
         self.add("queue", add["end"], self.scheduled)
         self.causal("scheduler queue → scheduled", add["end"], self.scheduled)
         self._preemptions(schedule)
@@ -166,8 +220,7 @@ class _Maker:
         """From each eviction to the next scheduling, for the tokens that were made after it."""
         index = self.index
         made = index.step_of_token(self.events)
-        evictions = index.spans[index.spans["code"] == Span.PREEMPT]
-        for row in evictions:
+        for row in index.spans[index.spans["code"] == Span.PREEMPT]:
             mine = index.entries[index.entries["request"] == row["request"]]
             starts = schedule[index.position(mine["step"])]
             later = starts[starts > row["start"]]
@@ -185,9 +238,9 @@ class _Maker:
         ok = (self.step != MISSING) & (self.first != MISSING)
         self.joined &= ok
         spans = index.step_spans
-        made = np.maximum.reduce([spans[code][1] for code in (Span.FORWARD, Span.SAMPLING)])
+        made = np.maximum(spans[Span.FORWARD][1], spans[Span.SAMPLING][1])
         made = np.where(made == MISSING, spans[Span.WORKER][1], made)
-        sampled = np.where(ok, made[self.step], MISSING) if len(made) else self.step
+        sampled = np.where(ok, made[self.step], MISSING)
         put_start, put_end = (np.where(ok, side[self.step], MISSING) for side in spans[Span.OUTPUT_PUT])
         self.causal("sampled → output", sampled, put_end)
         self.causal("output → API server", put_start, self.arrived)
@@ -205,13 +258,11 @@ class _Maker:
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
         spans = self.index.step_spans
-        ends = np.maximum.reduce([end for _, end in spans.values()])
-        done = np.maximum.accumulate(ends) if len(ends) else ends
+        done = np.maximum.accumulate(np.maximum.reduce([end for _, end in spans.values()]))
         low = np.maximum(self.first, np.searchsorted(done, self.events.start))
         self.low = np.where(ok, np.minimum(low, self.step), MISSING)
-        count = np.where(ok, np.maximum(self.step - low + 1, 0), 0)
-        event = np.repeat(self.all, count)
-        position = np.arange(len(event)) - np.repeat(np.cumsum(count) - count, count) + low[event]
+        event, nth = each_of(np.where(ok, np.maximum(self.step - low + 1, 0), 0))
+        position = nth + low[event]
         own, prompt = self._membership(event, position)
         last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
         last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
@@ -230,8 +281,7 @@ class _Maker:
             lay("other_step", code, ~own, last_of_work)
         for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
             lay("engine_code", code, every, last_of_code)
-        earlier = position < self.step[event]
-        lay("engine_code", Span.OUTPUT_PUT, earlier, last_of_code)
+        lay("engine_code", Span.OUTPUT_PUT, position < self.step[event], last_of_code)
         lay("worker", Span.WORKER, own, last_of_code)
         for code in (Span.EXECUTE, Span.SAMPLE_CALL):
             lay("executor", code, every, last_of_code)
@@ -240,8 +290,9 @@ class _Maker:
     def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
         """Whether each (event, step) pair is an own step, and whether it carries the prompt."""
         index = self.index
+        if not len(index.entry_key):
+            return (none := np.zeros(len(event), dtype=np.bool_)), none
         key = self.events.request[event] * FAR + index.seqs[position]
-        at = np.minimum(np.searchsorted(index.entry_key, key), max(len(index.entry_key) - 1, 0))
-        own = index.entry_key[at] == key if len(index.entry_key) else np.zeros(len(key), dtype=np.bool_)
-        prompt = own & ((index.entry_flags[at] & EntryFlag.PROMPT) != 0) if len(index.entry_key) else own
-        return own, prompt
+        at = np.minimum(np.searchsorted(index.entry_key, key), len(index.entry_key) - 1)
+        own = index.entry_key[at] == key
+        return own, own & ((index.entry_flags[at] & EntryFlag.PROMPT) != 0)

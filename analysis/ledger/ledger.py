@@ -6,19 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from gapmeter.analysis.ledger.classes import CLASSES, FORWARD_CLASSES, HOST_CLASSES
+from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
-from gapmeter.analysis.ledger.interference import Interference, decode_excess, fit_interference
-from gapmeter.analysis.ledger.intervals import Causes, Client, build
-from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.ledger.trace_index import MISSING, Events
+from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
+from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Trace
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-
-Ints = NDArray[np.int64]
+from gapmeter.records import EntryFlag
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
+MOST_SHOWN = 2000  # requests one by one: a run of a million has no page and no trace file for all of them
 
 _CLIENT_STAGES = frozenset({"retry", "generator_lag", "connect"})
 _API_STAGES = frozenset(
@@ -29,11 +26,27 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     "template": ("ingress",),
     "tokenize": ("ingress",),
     "detokenize": ("egress",),
-    "prefill": ("worker", "executor", "loop"),
-    "decode": ("worker", "executor", "loop"),
-    "input_prep": ("worker", "executor", "loop"),
-    "sampling": ("worker", "executor", "loop"),
+    **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "loop")),
 }
+_FEWEST_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """How much longer a decode step took because others' prompts ran in it: an estimate, and marked so.
+
+    The forward of a decode-only step takes ``base + per_sequence * sequences + per_token * KV tokens`` ns, by least
+    squares over the run's decode-only steps; ``error_ns`` is the standard deviation of the residuals and ``steps`` how
+    many steps the fit saw. Mixed steps, by sequence number ``seqs``, took ``excess_ns`` longer than the fit.
+    """
+
+    base_ns: float
+    per_sequence_ns: float
+    per_token_ns: float
+    error_ns: float
+    steps: int
+    seqs: Ints
+    excess_ns: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +73,22 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     ``requests`` is the client's table (see gapmeter.analysis.tables); ``trace`` None when no server process recorded.
     """
     client = _client(requests)
-    due = client.due if client.first_due is None else client.first_due
-    good = np.flatnonzero((requests["outcome"] == "ok").to_numpy() & requests["first_token_ns"].notna().to_numpy())
+    good = np.flatnonzero(_answered(requests))
     unmeasured = _unmeasured(trace)
-    fit = fit_interference(trace) if trace is not None and trace.has_engine else None
+    fit = _fit_interference(trace) if trace is not None and trace.has_engine else None
     if fit is None:
         unmeasured |= {"interference"}
-    ends = _token_ends(requests, good)
-    first = _events(good, due, requests, "first_token_ns", np.ones(len(good), np.int64))
-    last = _events(good, due, requests, "last_token_ns", _tokens(requests, good))
-    gap_events, gap_index = _gap_events(requests, good, ends)
-    tables, causes = [], []
-    for events in (first, last, gap_events):
-        table, cause = _table(trace, client, events, unmeasured, fit)
-        tables.append(table)
-        causes.append(cause)
-    names = requests["request_id"].to_numpy()
-    for table, event in ((tables[0], "first_token"), (tables[1], "last_token")):
-        table.insert(0, "request_id", names[good])
+    gap_events, gap_index = _gap_events(requests, good)
+    to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
+    to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
+    tables = [_table(trace, client, events, unmeasured, fit) for events in (to_first, to_last, gap_events)]
+    for (table, _), event in zip(tables, ("first_token", "last_token"), strict=False):
+        table.insert(0, "request_id", requests["request_id"].to_numpy()[good])
         table.insert(1, "event", event)
-    gaps = pd.concat([gap_index, tables[2]], axis=1)
-    refused, clipped = _checks(trace, causes[:2])
+    refused, clipped = _checks(trace, [causes for _, causes in tables[:2]])
     return Ledger(
-        rows=pd.concat(tables[:2], ignore_index=True),
-        gaps=gaps,
+        rows=pd.concat([table for table, _ in tables[:2]], ignore_index=True),
+        gaps=pd.concat([gap_index, tables[2][0]], axis=1),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
         clipped=clipped,
@@ -91,18 +96,57 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     )
 
 
-def _client(requests: pd.DataFrame) -> Client:
-    def stamps(name: str) -> Ints:
-        return np.asarray(requests[name].fillna(MISSING), dtype=np.int64)
+def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools) -> pd.DataFrame:
+    """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
 
-    return Client(
-        due=stamps("attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"),
-        connect_start=stamps("connect_start_ns"),
-        connect_end=stamps("connect_end_ns"),
-        write=stamps("write_ns"),
-        sent=stamps("sent_ns"),
-        first_due=stamps("due_ns"),
+    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. Columns ``request_id``,
+    ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``, ``end_ns``, in order, without overlap or hole
+    from due to the last token. Summed by stage they are the ledger's row, but for ``interference``: how much of a
+    decode step it took is estimated, not when, so it is in ``decode`` here.
+    """
+    rows = np.flatnonzero(shown & _answered(requests))
+    events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
+    causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
+    owned = with_holes(pieces(causes.intervals, len(events), len(CLASSES)), events.start, events.end)
+    stages = np.array([*(c.stage for c in CLASSES), UNEXPLAINED])
+    kinds = np.array([*("transit" if c.transit else "measured" for c in CLASSES), UNEXPLAINED])
+    return pd.DataFrame(
+        {
+            "request_id": requests["request_id"].to_numpy()[rows][owned.event],
+            "stage": stages[owned.cls],
+            "kind": kinds[owned.cls],
+            "start_ns": owned.start,
+            "end_ns": owned.end,
+        }
     )
+
+
+def chosen(requests: pd.DataFrame, most: int = MOST_SHOWN) -> Bools:
+    """All answered requests up to ``most``; beyond, a quarter each slowest to first and last token, and an even sample.
+
+    ``requests`` is the client's table; bool, a row each.
+    """
+    answered = _answered(requests)
+    if answered.sum() <= most:
+        return answered
+    kept = np.zeros(len(requests), dtype=np.bool_)
+    for end in ("first_token_ns", "last_token_ns"):
+        waited = (requests[end] - requests["due_ns"]).to_numpy(np.float64, na_value=np.nan)
+        waited[~answered] = -1.0
+        kept[np.argsort(-waited, kind="stable")[: most // 4]] = True
+    others = np.flatnonzero(answered & ~kept)
+    kept[others[np.linspace(0, len(others) - 1, most - int(kept.sum())).astype(int)]] = True
+    return kept
+
+
+def _answered(requests: pd.DataFrame) -> Bools:
+    return np.asarray((requests["outcome"] == "ok") & requests["first_token_ns"].notna(), dtype=np.bool_)
+
+
+def _client(requests: pd.DataFrame) -> Client:
+    due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
+    names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "due_ns")
+    return Client(*(np.asarray(requests[name].fillna(MISSING), dtype=np.int64) for name in names))
 
 
 def _unmeasured(trace: Trace | None) -> set[str]:
@@ -120,46 +164,38 @@ def _unmeasured(trace: Trace | None) -> set[str]:
     return missing | {"launch_gap"}  # known only where kernels were sampled
 
 
-def _events(good: Ints, due: Ints, requests: pd.DataFrame, end: str, n: Ints) -> Events:
-    return Events(good, n, due[good], requests[end].to_numpy(dtype=np.float64, na_value=np.nan)[good].astype(np.int64))
+def _events(requests: pd.DataFrame, rows: Ints, end: str, n: Ints) -> Events:
+    start, ended = (np.asarray(requests[name].iloc[rows], dtype=np.int64) for name in ("due_ns", end))
+    return Events(rows, n, start, ended)
 
 
 def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
     """Which token was each answer's last: by the server's count, or where it gave none, by the chunks that came."""
-    told = requests["output_tokens"].iloc[rows].astype("Int64")
+    counted = requests["output_tokens"].iloc[rows].astype("Int64")
     came = [0 if stamps is None else len(stamps) for stamps in requests["token_ns"].iloc[rows]]
-    return np.asarray(told.fillna(pd.Series(came, told.index, dtype="Int64")), dtype=np.int64)
+    return np.asarray(counted.fillna(pd.Series(came, counted.index, dtype="Int64")), dtype=np.int64)
 
 
-def _token_ends(requests: pd.DataFrame, good: Ints) -> list[tuple[Ints, Ints]]:
-    """Per request: when each chunk with tokens arrived, and the tokens received by then."""
-    out = []
-    for stamps in requests["token_ns"].to_numpy()[good]:
+def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, pd.DataFrame]:
+    """The gaps between the moments at which tokens of one answer arrived, and what names them."""
+    counts = np.zeros(len(good), np.int64)
+    parts = [np.empty((4, 0), np.int64)]  # start, end, the tokens received by either
+    for at, stamps in enumerate(requests["token_ns"].to_numpy()[good]):
         arrivals = np.asarray(stamps if stamps is not None else [], dtype=np.int64)
-        chunk_ends = np.flatnonzero(np.diff(arrivals, append=np.iinfo(np.int64).max))
-        out.append((arrivals[chunk_ends], chunk_ends + 1))
-    return out
-
-
-def _gap_events(requests: pd.DataFrame, good: Ints, ends: list[tuple[Ints, Ints]]) -> tuple[Events, pd.DataFrame]:
-    counts = np.array([max(len(stamps) - 1, 0) for stamps, _ in ends], dtype=np.int64)
-
-    def flat(pick: slice, which: int) -> Ints:
-        parts = [pair[which][pick] for pair in ends if len(pair[0]) > 1]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    rows = np.repeat(good, counts)
-    events = Events(rows, flat(slice(1, None), 1), flat(slice(None, -1), 0), flat(slice(1, None), 0))
-    index = pd.DataFrame(
-        {
-            "request_id": requests["request_id"].to_numpy()[rows],
-            "k": np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + 1,
-            "tokens": events.n - flat(slice(None, -1), 1),
-            "end_ns": events.end,
-            "gap_ns": events.end - events.start,
-        }
-    )
-    return events, index
+        ends = np.flatnonzero(np.diff(arrivals, append=np.iinfo(np.int64).max))
+        if len(ends) > 1:
+            counts[at] = len(ends) - 1
+            parts.append(np.stack([arrivals[ends[:-1]], arrivals[ends[1:]], ends[:-1] + 1, ends[1:] + 1]))
+    start, end, before, n = np.concatenate(parts, axis=1)
+    whose, nth = each_of(counts)
+    index = {
+        "request_id": requests["request_id"].to_numpy()[good[whose]],
+        "k": nth + 1,
+        "tokens": n - before,
+        "end_ns": end,
+        "gap_ns": end - start,
+    }
+    return Events(good[whose], n, start, end), pd.DataFrame(index)
 
 
 def _table(
@@ -173,25 +209,24 @@ def _table(
     for number, cls in enumerate(CLASSES):
         stages[cls.stage] += owned[:, number]
     if fit is not None and trace is not None:
-        excess = decode_excess(trace, fit, events.request, causes.first_seq, causes.last_seq)
-        excess = np.minimum(excess, stages["decode"])
-        stages["interference"] = excess
-        stages["decode"] = stages["decode"] - excess
-    gone = unmeasured | {cls.stage for cls in CLASSES if cls.name in spoilt and cls.stage != "scheduling"}
-    for name in gone:
+        excess = _decode_excess(trace, fit, events.request, causes.first_seq, causes.last_seq)
+        stages["interference"] = np.minimum(excess, stages["decode"])
+        stages["decode"] = stages["decode"] - stages["interference"]
+    for name in unmeasured | {cls.stage for cls in CLASSES if cls.name in spoilt and cls.stage != "scheduling"}:
         stages[name] = np.full(len(events), np.nan)
     transit = owned[:, [c.transit for c in CLASSES]].sum(axis=1)
     unexplained = total - owned.sum(axis=1)
-    table = pd.DataFrame({column(name): values for name, values in stages.items()})
-    table["unexplained_ns"] = unexplained
-    table["transit_ns"] = transit
-    table["strict_ns"] = unexplained + transit
-    table["total_ns"] = total
-    table["hidden_host_ns"] = hidden
-    table["joined"] = causes.joined
-    table["first_step"] = causes.first_seq
-    table["last_step"] = causes.last_seq
-    return table, causes
+    table = {column(name): values for name, values in stages.items()} | {
+        "unexplained_ns": unexplained,
+        "transit_ns": transit,
+        "strict_ns": unexplained + transit,
+        "total_ns": total,
+        "hidden_host_ns": hidden,
+        "joined": causes.joined,
+        "first_step": causes.first_seq,
+        "last_step": causes.last_seq,
+    }
+    return pd.DataFrame(table), causes
 
 
 def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -200,31 +235,44 @@ def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
     return spoilt, spoilt | {c.name for c in CLASSES if c.stage in unmeasured}
 
 
-def timelines(requests: pd.DataFrame, trace: Trace | None, chosen: NDArray[np.bool_]) -> pd.DataFrame:
-    """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
-
-    ``chosen``: bool, a row of ``requests`` each; those without an answer are passed over. Columns ``request_id``,
-    ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``, ``end_ns``, in order, without overlap or hole
-    from due to the last token. Summed by stage they are the ledger's row, but for ``interference``: how much of a
-    decode step it took is estimated, not when, so it is in ``decode`` here.
-    """
-    due = requests["due_ns"].to_numpy(np.int64)
-    answered = (requests["outcome"] == "ok").to_numpy() & requests["first_token_ns"].notna().to_numpy()
-    rows = np.flatnonzero(chosen & answered)
-    events = _events(rows, due, requests, "last_token_ns", _tokens(requests, rows))
-    causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
-    owned = with_holes(pieces(causes.intervals, len(events), len(CLASSES)), events.start, events.end)
-    stages = np.array([*(c.stage for c in CLASSES), UNEXPLAINED])
-    kinds = np.array([*("transit" if c.transit else "measured" for c in CLASSES), UNEXPLAINED])
-    return pd.DataFrame(
-        {
-            "request_id": requests["request_id"].to_numpy()[rows][owned.event],
-            "stage": stages[owned.cls],
-            "kind": kinds[owned.cls],
-            "start_ns": owned.start,
-            "end_ns": owned.end,
-        }
+def _fit_interference(trace: Trace) -> Interference | None:
+    """Fit the run's decode-only steps; None when there are fewer than twenty of them."""
+    steps = trace.step_loads()
+    forward, prompts, decoding = (steps[name].to_numpy() for name in ("forward_ns", "prompts", "decoding"))
+    alone = (forward > 0) & (prompts == 0)
+    if np.count_nonzero(alone) < _FEWEST_STEPS:
+        return None
+    design = np.column_stack([np.ones(len(steps)), decoding, steps["kv_tokens"]])
+    weights, *_ = np.linalg.lstsq(design[alone], forward[alone], rcond=None)
+    residual = forward - design @ weights
+    mixed = (forward > 0) & (prompts > 0) & (decoding > 0)
+    base, per_sequence, per_token = weights.tolist()
+    return Interference(
+        base_ns=base,
+        per_sequence_ns=per_sequence,
+        per_token_ns=per_token,
+        error_ns=float(np.std(residual[alone])),
+        steps=int(np.count_nonzero(alone)),
+        seqs=steps["step"].to_numpy()[mixed],
+        excess_ns=np.clip(residual, 0, None)[mixed].astype(np.int64),
     )
+
+
+def _decode_excess(trace: Trace, fit: Interference, request: Ints, low: Ints, high: Ints) -> Floats:
+    """Sum of the excess over own decode steps with a sequence number in ``[low, high]``, per event, in ns.
+
+    ``request`` is the event's client row, shapes all (events,).
+    """
+    entries = trace.entries
+    mixed = np.isin(entries["step"], fit.seqs) & ((entries["flags"] & EntryFlag.PROMPT) == 0)
+    own = entries[mixed & (entries["tokens"] > 0) & (entries["request"] >= 0)]
+    own = own[np.lexsort((own["step"], own["request"]))]
+    excess = fit.excess_ns[np.searchsorted(fit.seqs, own["step"])]
+    total = np.concatenate([[0], np.cumsum(excess)])
+    key = own["request"] * FAR + own["step"]
+    begin = np.searchsorted(key, request * FAR + np.maximum(low, 0), side="left")
+    end = np.searchsorted(key, request * FAR + high, side="right")
+    return np.where(high >= low, total[np.maximum(end, begin)] - total[begin], 0).astype(np.float64)
 
 
 def _checks(trace: Trace | None, causes: list[Causes]) -> tuple[tuple[str, ...], dict[str, int]]:

@@ -1,29 +1,32 @@
-"""Tail anatomy: what slow requests wait for that typical ones do not.
+"""What slow requests wait for that typical ones do not: stages as means over the real requests of a band.
 
-Two bands of real requests, ordered by what they waited in all: *typical* (p45 to p55) and *slow* (p98.5 and up, and
-at least seven). A stage's bar is its mean over the band, so stages and remainder add up to the band's mean wait, and
-the differences of the stages add up to the difference of the waits. Percentiles of single stages never do.
+Bands are cut by rank of what a request waited in all: *typical* (p45 to p55), *slow* (p98.5 and up, and at least
+seven), slow ones from other percentiles up, and the whole range. A stage's bar is its mean over the band, so stages and
+remainder add up to the band's mean wait, and the differences of the stages add up to the difference of the waits.
+Percentiles of single stages never do.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.figures import ledgers_of
-from gapmeter.analysis.results.latency import Anatomy, Band, RankedStage, Tail
+from gapmeter.analysis.arrays import Bools, Floats, Ints, ranks
+from gapmeter.analysis.results.latency import Anatomy, Band, Bands, RankedStage, SlowBands, SpreadBand, Tail
 from gapmeter.analysis.results.run import FAIL, SloAnswer
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches
-from gapmeter.analysis.stats.estimate import Bools, Estimate, Floats, Ints
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
 FEWEST_SLOW = 7
 FEWEST = 4 * FEWEST_SLOW
-LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}
+SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)  # the fields of SlowBands
+_SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)
 
 
 def owner_of(stage: str) -> str:
@@ -31,13 +34,69 @@ def owner_of(stage: str) -> str:
     return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
 
 
-def anatomies_of(ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, measured: pd.DataFrame) -> dict[str, Anatomy]:
-    """By metric, of those that have one."""
-    found = {metric: anatomy(ledgers_of(ledger, measured, event)) for metric, event in LEDGER_OF.items()}
-    if gaps is not None and len(gaps):
-        inside = gaps["request_id"].isin(measured["request_id"]).to_numpy(bool)
-        found["itl"] = anatomy(gaps[inside].sort_values("end_ns", kind="stable"))  # those of one step side by side
-    return {metric: each for metric, each in found.items() if each is not None}
+def stage_parts(ledgers: pd.DataFrame) -> tuple[list[str], Floats]:
+    """Names of the measured stages with the remainder last, and their times in ns, shape (rows, stages).
+
+    A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
+    """
+    names = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
+    names.append(UNEXPLAINED)
+    return names, np.nan_to_num(ledgers[[column(name) for name in names]].to_numpy(np.float64, na_value=0.0))
+
+
+def typical(rank: Ints) -> Bools:
+    """Which are in the typical band, by rank."""
+    n = len(rank)
+    return (rank >= int(TYPICAL[0] * n)) & (rank < math.ceil(TYPICAL[1] * n))
+
+
+def slow_count(count: int) -> int:
+    """How many rows are the slow band: those from p98.5, and at least seven."""
+    return max(FEWEST_SLOW, count - int(SLOW_FROM * count))
+
+
+def describe_bands(ledgers: Mapping[str, pd.DataFrame]) -> dict[str, Bands]:
+    """Per metric (ttft, e2e, itl): bands in ms by stage. ``ledgers``: rows with ``total_ns`` and a column a stage.
+
+    A metric with fewer than 28 rows is left out; a slow band is None where fewer than seven requests lie above its
+    percentile.
+    """
+    return {metric: _bands(rows) for metric, rows in ledgers.items() if len(rows) >= FEWEST}
+
+
+def _bands(rows: pd.DataFrame) -> Bands:
+    names, parts = stage_parts(rows)
+    rank, n = ranks(rows["total_ns"].to_numpy(np.float64)), len(rows)
+
+    def slow(percentile: float) -> Band | None:
+        member = rank >= math.floor(percentile * n / 100)
+        return _band(names, parts[member]) if member.sum() >= FEWEST_SLOW else None
+
+    spread = []
+    for low, high in itertools.pairwise(_SPREAD):
+        inside = parts[(rank >= round(low * n / 100)) & (rank < round(high * n / 100))]
+        if len(inside):
+            spread.append(SpreadBand(**dict(_band(names, inside)), from_percentile=low, to_percentile=high))
+    slowest = _band(names, parts[rank >= n - slow_count(n)])
+    return Bands(
+        count=n,
+        typical=_band(names, parts[typical(rank)]),
+        slow=SlowBands(p90=slow(90.0), p985=slowest, p99=slow(99.0), p999=slow(99.9)),
+        spread=tuple(spread),
+    )
+
+
+def _band(names: Sequence[str], parts: Floats) -> Band:
+    means = parts.mean(axis=0) / 1e6
+    return Band(count=len(parts), total_ms=float(means.sum()), stages_ms=dict(zip(names, means.tolist(), strict=True)))
+
+
+def anatomies_of(ledgers: Mapping[str, pd.DataFrame]) -> dict[str, Anatomy]:
+    """By metric, of those that have one. ``ledgers`` as from ``requests.figures.ledgers_by_metric``."""
+    in_time = {metric: rows.sort_values("end_ns", kind="stable") if metric == "itl" else rows  # one step's side by side
+               for metric, rows in ledgers.items()}  # fmt: skip
+    anatomies = {metric: anatomy(rows) for metric, rows in in_time.items()}
+    return {metric: each for metric, each in anatomies.items() if each is not None}
 
 
 def describe_tail(anatomies: Mapping[str, Anatomy], answers: Sequence[SloAnswer]) -> Tail:
@@ -66,67 +125,36 @@ def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
     ``share_ci`` is from whole stretches of the run drawn again (stats.bootstrap), without ends where the slow rows lie
     in too few stretches to tell.
     """
-    if len(ledgers) < FEWEST:
-        return None
-    names = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
-    parts = ledgers[[*(column(n) for n in names), column(UNEXPLAINED)]]
-    names.append(UNEXPLAINED)
     n = len(ledgers)
-    total = ledgers["total_ns"].to_numpy(np.float64)
-    rank = np.argsort(np.argsort(total, kind="stable"), kind="stable")
-    usual, late = (rank >= int(TYPICAL[0] * n)) & (rank < np.ceil(TYPICAL[1] * n)), rank >= n - slow_count(n)
-    # A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
-    values = parts.to_numpy(np.float64, na_value=0.0)
-    typical, slow = values[usual].mean(axis=0), values[late].mean(axis=0)
-    more = slow - typical
-    if more.sum() <= 0:
+    if n < FEWEST:
         return None
-    shares = more / more.sum()
+    names, parts = stage_parts(ledgers)
+    total = ledgers["total_ns"].to_numpy(np.float64)
+    rank = ranks(total)
+    usual, late = typical(rank), rank >= n - slow_count(n)
+    more = parts[late].mean(axis=0) - parts[usual].mean(axis=0)
+    whole = float(more.sum())
+    if whole <= 0:
+        return None
+    shares = more / whole
     ranking = np.argsort(-shares, kind="stable")
     top = int(ranking[0])
-    both = np.stack([values[:, top], values.sum(axis=1)], axis=1)
-    share = _share(float(shares[top]), both, usual, late, stretches(total))
+    stage_and_whole, stretch = np.stack([parts[:, top], parts.sum(axis=1)], axis=1), stretches(total)
+    drawn = [drawn_means(stage_and_whole, member, stretch) for member in (usual, late)]
+    drawn_more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
     return Anatomy(
         count=n,
-        typical=_band(names, typical, int(usual.sum())),
-        slow=_band(names, slow, int(late.sum())),
-        difference_ms=float(more.sum()) / 1e6,
+        typical=_band(names, parts[usual]),
+        slow=_band(names, parts[late]),
+        difference_ms=whole / 1e6,
         ranked=tuple(
             RankedStage(
-                stage=names[i],
-                owner=owner_of(names[i]),
-                share=float(shares[i]),
-                ms=float(shares[i]) * float(more.sum()) / 1e6,
+                stage=names[i], owner=owner_of(names[i]), share=float(shares[i]), ms=float(shares[i]) * whole / 1e6
             )
             for i in ranking
         ),
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),
-        share_ci=share.ends,
+        share_ci=share_with_draws(float(shares[top]), drawn_more).ends,
     )
-
-
-def _band(names: Sequence[str], means_ns: Floats, count: int) -> Band:
-    return Band(
-        count=count,
-        total_ms=float(means_ns.sum()) / 1e6,
-        stages_ms={name: ns / 1e6 for name, ns in zip(names, means_ns.tolist(), strict=True)},
-    )
-
-
-def inside_measured(ledgers: pd.DataFrame) -> bool:
-    """Whether any row has a stage of the engine: without one the server's time is all in the remainder."""
-    return any(column(s) in ledgers and ledgers[column(s)].notna().any() for s in ("prefill", "decode"))
-
-
-def slow_count(count: int) -> int:
-    """How many rows are the slow band: those from p98.5, and at least seven."""
-    return max(FEWEST_SLOW, count - int(SLOW_FROM * count))
-
-
-def _share(share: float, values: Floats, usual: Bools, late: Bools, stretch: Ints) -> Estimate:
-    """The first column's share of the second's difference between two groups of rows."""
-    drawn = [drawn_means(values, member, stretch) for member in (usual, late)]
-    more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
-    return share_with_draws(share, more)

@@ -1,31 +1,37 @@
-"""Joins what every server process recorded into one trace, keyed by the client's requests and the engine's steps."""
+"""What every server process recorded as one trace, keyed by the client's requests and the engine's steps, and indexed.
+
+``Index`` looks it up by request, by token and by step, for the events whose way is sought.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.ledger.critical_path import union
-from gapmeter.records import CoreThread, RecordFile, Span, StepFlag, read_records
+from gapmeter.records import CoreThread, EntryFlag, RecordFile, Span, StepFlag, read_records
 
-Ints = NDArray[np.int64]
 Table = NDArray[np.void]
 
-REQUEST_SPAN = np.dtype(
-    [("request", "<i8"), ("code", "<i8"), ("n", "<i8"), ("queued", "<i8"), ("start", "<i8"), ("end", "<i8")]
-)
-STEP_SPAN = np.dtype([("step", "<i8"), ("code", "<i8"), ("n", "<i8"), ("start", "<i8"), ("end", "<i8")])
-ENTRY = np.dtype(
-    [("step", "<i8"), ("request", "<i8"), ("tokens", "<i8"), ("before", "<i8"), ("cached", "<i8"), ("flags", "<i8")]
-)
-EMISSION = np.dtype([("step", "<i8"), ("request", "<i8"), ("tokens", "<i8"), ("at", "<i8")])
-COUNT = np.dtype([("request", "<i8"), ("outcome", "<i8"), ("prompt", "<i8"), ("output", "<i8"), ("cached", "<i8")])
 
+def _dtype(names: str) -> np.dtype[Any]:
+    return np.dtype([(name, "<i8") for name in names.split()])
+
+
+REQUEST_SPAN = _dtype("request code n queued start end")
+STEP_SPAN = _dtype("step code n start end")
+ENTRY = _dtype("step request tokens before cached flags")
+EMISSION = _dtype("step request tokens at")
+
+MISSING = -1
+FAR = np.int64(1) << 40  # more tokens than any request has
 _FIRST_STEP_CODE, _FIRST_PROCESS_CODE = 100, 200
 
 
@@ -43,18 +49,20 @@ class Trace:
     steps: Table
     entries: Table
     emissions: Table
-    counts: Table
     roles: frozenset[str]
     unmeasured: frozenset[str]
     notes: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
-    incomplete: tuple[str, ...] = field(default=())
+    incomplete: tuple[str, ...] = ()
 
     @property
     def has_api(self) -> bool:
-        return bool(self.roles & {"api", "engine"}) and bool(
-            np.isin(self.request_spans["code"], (Span.INGRESS, Span.EGRESS)).any()
-        )
+        seen = np.isin(self.request_spans["code"], (Span.INGRESS, Span.EGRESS)).any()
+        return bool(self.roles & {"api", "engine"}) and bool(seen)
+
+    @property
+    def has_engine(self) -> bool:
+        return len(self.steps) > 0
 
     @property
     def counts_core_waits(self) -> bool:
@@ -65,8 +73,10 @@ class Trace:
         """Starts and ends of the waits of these kinds of thread, in order, overlapping ones joined."""
         rows = [spans[spans["code"] == Span.CORE_WAIT] for spans in self.process_spans.values()]
         rows = [part[np.isin(part["n"], threads)] for part in rows]
-        start = np.concatenate([part["start_ns"] for part in rows] or [np.empty(0)]).astype(np.int64)
-        end = np.concatenate([part["end_ns"] for part in rows] or [np.empty(0)]).astype(np.int64)
+        start, end = (
+            np.concatenate([part[name] for part in rows] or [np.empty(0)]).astype(np.int64)
+            for name in ("start_ns", "end_ns")
+        )
         return union(start, end)
 
     def loop_work(self) -> tuple[Ints, Ints]:
@@ -77,9 +87,35 @@ class Trace:
         rows = inline | np.isin(spans["code"], (Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS))
         return union(begun[rows], spans["end"][rows])
 
-    @property
-    def has_engine(self) -> bool:
-        return len(self.steps) > 0
+    def step_loads(self) -> pd.DataFrame:
+        """A row a step that ran tokens, by ``step``: what was in it.
+
+        ``start_ns`` and ``forward_ns`` are its forward's, 0 where that was not stamped. ``decoding`` and ``prompts``:
+        how many sequences of each kind; ``prompt_tokens``; ``kv_tokens``: what the decoding ones attend to.
+        """
+        entries = self.entries[self.entries["tokens"] > 0]
+        seqs, at = np.unique(entries["step"], return_inverse=True)
+        prompt = (entries["flags"] & EntryFlag.PROMPT) != 0
+        forwards = self.step_spans[self.step_spans["code"] == Span.FORWARD]
+        forwards = forwards[np.isin(forwards["step"], seqs)]
+        of_step = np.searchsorted(seqs, forwards["step"])
+        start_ns = np.zeros(len(seqs), np.int64)
+        start_ns[of_step] = forwards["start"]
+
+        def total(rows: Ints, values: NDArray[Any]) -> Floats:
+            return np.bincount(rows, values, len(seqs)).astype(np.float64)
+
+        return pd.DataFrame(
+            {
+                "step": seqs,
+                "start_ns": start_ns,
+                "forward_ns": total(of_step, forwards["end"] - forwards["start"]),
+                "decoding": total(at, ~prompt),
+                "prompts": total(at, prompt),
+                "prompt_tokens": total(at, entries["tokens"] * prompt),
+                "kv_tokens": total(at, (entries["before"] + entries["tokens"]) * ~prompt),
+            }
+        )
 
 
 def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace | None:
@@ -97,16 +133,19 @@ def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace
         for ref, engine_id in file.engine_ids.items()
         if file.client_ids[ref]
     }
-    maps = [_row_of_ref(file, by_engine) for file in files]
+    parts = [_tables(file, by_engine) for file in files]
+    tables = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     notes = [note for file in files for note in file.notes]
     return Trace(
-        request_spans=_concat([_request_spans(f, m) for f, m in zip(files, maps, strict=True)], REQUEST_SPAN),
-        step_spans=np.sort(_concat([_step_spans(f) for f in files], STEP_SPAN), order="start"),
-        process_spans={_label(f): f.spans[f.spans["code"] >= _FIRST_PROCESS_CODE] for f in files},
-        steps=_concat([f.steps for f in files], files[0].steps.dtype),
-        entries=_concat([_entries(f, m) for f, m in zip(files, maps, strict=True)], ENTRY),
-        emissions=_concat([_emissions(f, m) for f, m in zip(files, maps, strict=True)], EMISSION),
-        counts=_concat([_counts(f, m) for f, m in zip(files, maps, strict=True)], COUNT),
+        request_spans=tables["request_spans"],
+        step_spans=np.sort(tables["step_spans"], order="start"),
+        process_spans={
+            f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= _FIRST_PROCESS_CODE]
+            for f in files
+        },
+        steps=tables["steps"],
+        entries=tables["entries"],
+        emissions=tables["emissions"],
         roles=frozenset(str(f.process.get("role")) for f in files),
         unmeasured=frozenset(s for note in notes if note.get("type") == "missing" for s in note.get("stages", ())),
         notes=notes,
@@ -115,82 +154,137 @@ def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace
     )
 
 
-def _label(file: RecordFile) -> str:
-    return f"{file.process.get('role')}-{file.process.get('pid')}"
-
-
-def _row_of_ref(file: RecordFile, by_engine: dict[str, int]) -> Ints:
-    """Row of the client's table for each ref of a file (refs count from 1)."""
-    rows = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int64)
+def _tables(file: RecordFile, by_engine: dict[str, int]) -> dict[str, Table]:
+    """One file's tables, with rows of the client's table in place of its refs, which count from 1."""
+    row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int64)
     for ref, engine_id in file.engine_ids.items():
-        rows[ref] = by_engine.get(engine_id, -1)
-    return rows
-
-
-def _concat(parts: list[Table], dtype: np.dtype[Any]) -> Table:
-    kept = [part for part in parts if len(part)]
-    return np.concatenate(kept) if kept else np.empty(0, dtype)
-
-
-def _request_spans(file: RecordFile, rows: Ints) -> Table:
-    source = file.spans[file.spans["code"] < _FIRST_STEP_CODE]
-    out = np.empty(len(source), REQUEST_SPAN)
-    out["request"] = rows[source["ref"]] if len(source) else 0
-    for name, column in (
-        ("code", "code"),
-        ("n", "n"),
-        ("queued", "queued_ns"),
-        ("start", "start_ns"),
-        ("end", "end_ns"),
-    ):
-        out[name] = source[column]
-    return out
-
-
-def _step_spans(file: RecordFile) -> Table:
+        row_of[ref] = by_engine.get(engine_id, -1)
     codes = file.spans["code"]
-    source = file.spans[(codes >= _FIRST_STEP_CODE) & (codes < _FIRST_PROCESS_CODE)]
-    out = np.empty(len(source), STEP_SPAN)
-    for name, column in (("step", "ref"), ("code", "code"), ("n", "n"), ("start", "start_ns"), ("end", "end_ns")):
-        out[name] = source[column]
-    return out
+    of_requests = file.spans[codes < _FIRST_STEP_CODE]
+    of_steps = file.spans[(codes >= _FIRST_STEP_CODE) & (codes < _FIRST_PROCESS_CODE)]
+    return {
+        "request_spans": _table(REQUEST_SPAN, of_requests, request=row_of[of_requests["ref"]]),
+        "step_spans": _table(STEP_SPAN, of_steps, step=of_steps["ref"]),
+        "steps": file.steps,
+        "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
+        "emissions": _table(
+            EMISSION, file.emissions,
+            step=file.emission_step, request=row_of[file.emissions["ref"]], at=file.emission_ns,
+        ),
+    }  # fmt: skip
 
 
-def _entries(file: RecordFile, rows: Ints) -> Table:
-    out = np.empty(len(file.entries), ENTRY)
-    out["step"] = file.entry_step
-    out["request"] = rows[file.entries["ref"]] if len(out) else 0
-    for name in ("tokens", "before", "cached", "flags"):
-        out[name] = file.entries[name]
-    return out
-
-
-def _emissions(file: RecordFile, rows: Ints) -> Table:
-    out = np.empty(len(file.emissions), EMISSION)
-    out["step"] = file.emission_step
-    out["request"] = rows[file.emissions["ref"]] if len(out) else 0
-    out["tokens"] = file.emissions["tokens"]
-    out["at"] = file.emission_ns
-    return out
-
-
-def _counts(file: RecordFile, rows: Ints) -> Table:
-    out = np.empty(len(file.counts), COUNT)
-    out["request"] = rows[file.counts["ref"]] if len(out) else 0
-    out["outcome"] = file.counts["code"]
-    for name in ("prompt", "output", "cached"):
-        out[name] = file.counts[name]
+def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any]) -> Table:
+    """Rows of ``dtype``: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
+    out = np.empty(len(source), dtype)
+    own = source.dtype.names or ()
+    for name in dtype.names or ():
+        out[name] = columns[name] if name in columns else source[name if name in own else f"{name}_ns"]
     return out
 
 
 def _problems(files: list[RecordFile]) -> tuple[str, ...]:
     """Reasons for which no ledger may be shown: records lost, or processes that disagree on the steps."""
-    found = [f"{Path(f.path).name}: {f.dropped} records were dropped (disk full)" for f in files if f.dropped]
+    problems = [f"{Path(f.path).name}: {f.dropped} records were dropped (disk full)" for f in files if f.dropped]
     scheduled = {int(seq) for f in files for seq in f.steps["seq"][(f.steps["code"] & StepFlag.EMPTY) == 0]}
     for file in files:
         worked = {int(s) for s in file.spans["ref"][file.spans["code"] == Span.FORWARD]}
         if worked and file.complete and worked != scheduled and scheduled:
             missing, extra = len(scheduled - worked), len(worked - scheduled)
             if missing > 1 or extra > 1:  # the step in flight at the end may be on one side only
-                found.append(f"{Path(file.path).name}: {missing} steps missing and {extra} unknown to the scheduler")
-    return tuple(found)
+                problems.append(f"{Path(file.path).name}: {missing} steps missing and {extra} unknown to the scheduler")
+    return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The ends of ledgers: token ``n`` (from 1) of row ``request`` received at ``end``, counted from ``start``."""
+
+    request: Ints
+    n: Ints
+    start: Ints
+    end: Ints
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+
+class Index:
+    """Looks a trace's rows up by request and code, by request and token, by step and code."""
+
+    def __init__(self, trace: Trace, requests: int) -> None:
+        self.requests = requests
+        spans = trace.request_spans
+        self.spans = spans[spans["request"] >= 0]
+        emissions = trace.emissions[trace.emissions["request"] >= 0]
+        emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
+        self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])
+        self.emission_step = emissions["step"]
+        self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
+        step_codes = [code for code in Span if _FIRST_STEP_CODE <= code < _FIRST_PROCESS_CODE]
+        self.step_spans = {code: self._dense(trace.step_spans, code) for code in step_codes}
+        entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
+        key = entries["request"] * FAR + entries["step"]
+        order = np.argsort(key, kind="stable")
+        self.entry_key, self.entry_flags = key[order], entries["flags"][order]
+        self.entries = entries[order]
+
+    def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
+        """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
+        start = np.full(len(self.seqs), np.iinfo(np.int64).max)
+        end = np.full(len(self.seqs), MISSING)
+        rows = table[(table["code"] == code) & np.isin(table["step"], self.seqs)]
+        at = np.searchsorted(self.seqs, rows["step"])
+        np.minimum.at(start, at, rows["start"])
+        np.maximum.at(end, at, rows["end"])
+        start[end == MISSING] = MISSING
+        return start, end
+
+    def of_request(self, code: int) -> Table:
+        """The first span of ``code`` of each client row (fields -1 where none)."""
+        out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
+        rows = self.spans[self.spans["code"] == code]
+        rows = rows[np.argsort(rows["start"], kind="stable")][::-1]
+        out[rows["request"]] = rows
+        return out
+
+    def of_token(self, code: int, events: Events) -> Table:
+        """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
+        rows = self.spans[self.spans["code"] == code]
+        key = rows["request"] * FAR + rows["n"]
+        order = np.argsort(key, kind="stable")
+        rows, key = rows[order], key[order]
+        out = np.full(len(events), MISSING, dtype=rows.dtype)
+        at = np.searchsorted(key, events.request * FAR + events.n)
+        inside = np.flatnonzero(at < len(key))
+        same = inside[rows["request"][at[inside]] == events.request[inside]]
+        out[same] = rows[at[same]]
+        return out
+
+    def step_of_token(self, events: Events) -> Ints:
+        """Position in ``seqs`` of the step that made each event's token, or MISSING."""
+        at = np.searchsorted(self.emission_key, events.request * FAR + events.n)
+        inside = np.flatnonzero(at < len(self.emission_key))
+        same = inside[self.emission_key[at[inside]] // FAR == events.request[inside]]
+        positions = np.full(len(events), MISSING)
+        positions[same] = self.position(self.emission_step[at[same]])
+        return positions
+
+    def position(self, seq: Ints) -> Ints:
+        at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
+        return np.where(self.seqs[at] == seq, at, MISSING)
+
+    def first_step(self) -> Ints:
+        """Position of the first step that carries tokens of each client row, or MISSING."""
+        out = np.full(self.requests, MISSING)
+        out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])
+        return out
+
+
+def _cumulative(groups: Ints, values: Ints) -> Ints:
+    """Running sum of ``values`` within runs of equal ``groups``."""
+    total = np.cumsum(values)
+    starts = np.flatnonzero(np.diff(groups, prepend=np.int64(MISSING - 1)))
+    before = np.zeros(len(groups), dtype=np.int64)
+    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0)) if len(starts) else 0
+    return np.asarray(total - np.cumsum(before), dtype=np.int64)

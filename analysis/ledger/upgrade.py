@@ -1,7 +1,7 @@
-"""The upgrade question: what is the most that an infinitely fast GPU could bring, from the ledgers of this run?
+"""What a faster device could bring: for how much of what requests waited it computed, and the most that is to be had.
 
-Per request, with every *own forward* (prefill, decode, and the shares of it that others' prompts and late kernel
-launches took) made to take no time:
+The upgrade question, per request: every *own forward* (prefill, decode, and the shares of it that others' prompts and
+late kernel launches took) is made to take no time.
 
 - upper end: the forwards give way to the host work and launch gaps that they hid (``hidden_host_ns``: it has to be
   done, and nothing covers it any more); every queue stays as it was;
@@ -14,39 +14,39 @@ are percentiles of per-request values, not differences of percentiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.figures import EVENTS, ledgers_of, plain_percentile
-from gapmeter.analysis.results.distribution import MainPercentiles
-from gapmeter.analysis.results.latency import Upgrade, UpgradeBracket
-from gapmeter.analysis.stages import column
-from gapmeter.analysis.stats.estimate import Estimate, Floats
+from gapmeter.analysis.arrays import Bools, Floats, ranks
+from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, typical
+from gapmeter.analysis.requests.figures import finite_ms
+from gapmeter.analysis.results.distribution import MainPercentiles, percentile_key
+from gapmeter.analysis.results.latency import (
+    Compute,
+    ComputeBand,
+    ComputeShares,
+    PartShare,
+    Upgrade,
+    UpgradeBracket,
+)
+from gapmeter.analysis.stages import BY_NAME, UNEXPLAINED, column
+from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
 from gapmeter.analysis.stats.series import Series
 
 FORWARD = ("prefill", "decode", "interference", "launch_gap")
 QUEUES = ("queue", "other_step", "preempted", "engine_wait")
 _PERCENTILES = (99.0, 95.0, 90.0, 50.0)
+_PARTS = ("compute", "launch_gap", "host", "queue", "network", "load_tester", "unexplained")  # of ComputeBand
+_PART_OF_OWNER = {"capacity": "queue", "network": "network", "load tester": "load_tester"}
+_PART_OF_STAGE = {"prefill": "compute", "decode": "compute", "launch_gap": "launch_gap", UNEXPLAINED: UNEXPLAINED}
 
 
-def without_forward_ns(ledgers: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Lower and upper end of every request's wait on an infinitely fast GPU. Unmeasured stages count as remainder.
-
-    Hidden work cannot exceed the forward that hid it.
-    """
-    total = ledgers["total_ns"].to_numpy(np.float64)
-    forward = _sum(ledgers, FORWARD)
-    hidden = np.minimum(np.nan_to_num(ledgers["hidden_host_ns"].to_numpy(np.float64)), forward)
-    upper = total - forward + hidden
-    return np.maximum(upper - _sum(ledgers, QUEUES), 0.0), upper
-
-
-def describe_upgrade(ledger: pd.DataFrame | None, measured: pd.DataFrame, device: str) -> Upgrade:
+def describe_upgrade(ledgers: Mapping[str, pd.DataFrame], device: str) -> Upgrade:
     """For TTFT and E2E; ``device`` is what computed the forwards."""
-    ttft, e2e = (bracket(ledgers_of(ledger, measured, event)) for event in EVENTS)
-    return Upgrade(device=device, ttft=ttft, e2e=e2e)
+    return Upgrade(device=device, ttft=bracket(ledgers["ttft"]), e2e=bracket(ledgers["e2e"]))
 
 
 def bracket(ledgers: pd.DataFrame) -> UpgradeBracket | None:
@@ -55,30 +55,79 @@ def bracket(ledgers: pd.DataFrame) -> UpgradeBracket | None:
     ``percentile``: the highest of p99, p95, p90 and p50 that all three support. None when the run has no forward to
     take out, or too few requests for a median.
     """
-    measured = [column(name) for name in ("prefill", "decode") if column(name) in ledgers]
-    if not measured or not len(ledgers) or ledgers[measured].isna().any(axis=None):
+    forwards = [column(name) for name in ("prefill", "decode") if column(name) in ledgers]
+    if not forwards or not len(ledgers) or ledgers[forwards].isna().any(axis=None):
         return None
-    lower_ns, upper_ns = without_forward_ns(ledgers)
-    ends = [_estimates(values) for values in (ledgers["total_ns"].to_numpy(np.float64), lower_ns, upper_ns)]
-    shown = next((p for p in _PERCENTILES if all(end[p].supported for end in ends)), None)
+    waits = (ledgers["total_ns"].to_numpy(np.float64), *without_forward_ns(ledgers))
+    estimates = [{p: series.percentile(p) for p in _PERCENTILES} for series in map(Series, waits)]
+    shown = next((p for p in _PERCENTILES if all(each[p].supported for each in estimates)), None)
     if shown is None:
         return None
-    now, lower, upper = (_described(end) for end in ends)
+    now, lower, upper = (
+        MainPercentiles(
+            **{f"{percentile_key(p)}_ms": finite_ms(e.value) if e.supported else None for p, e in each.items()}
+        )
+        for each in estimates
+    )
     return UpgradeBracket(now=now, lower=lower, upper=upper, percentile=shown)
 
 
-def _described(estimates: Mapping[float, Estimate]) -> MainPercentiles:
-    p50, p90, p95, p99 = (
-        plain_percentile(found.value) if found.supported else None for _, found in sorted(estimates.items())
-    )
-    return MainPercentiles(p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99)
+def without_forward_ns(ledgers: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Lower and upper end of every request's wait on an infinitely fast GPU. Unmeasured stages count as remainder.
+
+    Hidden work cannot exceed the forward that hid it.
+    """
+
+    def total(stages: tuple[str, ...]) -> Floats:
+        there = [column(name) for name in stages if column(name) in ledgers]
+        return np.asarray(ledgers[there].fillna(0.0).sum(axis=1), dtype=np.float64)
+
+    forward = total(FORWARD)
+    hidden = np.minimum(np.nan_to_num(ledgers["hidden_host_ns"].to_numpy(np.float64)), forward)
+    upper = ledgers["total_ns"].to_numpy(np.float64) - forward + hidden
+    return np.maximum(upper - total(QUEUES), 0.0), upper
 
 
-def _estimates(values: Floats) -> dict[float, Estimate]:
-    series = Series(values)
-    return {percentile: series.percentile(percentile) for percentile in _PERCENTILES}
+def describe_compute(ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | None, device: str) -> Compute:
+    """Of what requests waited, for how much did the device compute for them? Typical, the slowest 1 %, and all.
+
+    ``ledgers``: rows in the order in which requests were due; TTFT's and E2E's are looked at. Shares are of the band's
+    summed waits, with a 95 % interval (stats.bootstrap). ``busy_share``: of the time from the first forward to the
+    last, the part within one.
+    """
+    shares = {m: _shares(ledgers[m]) for m in ("ttft", "e2e") if m in ledgers and len(ledgers[m]) >= FEWEST}
+    if not shares:
+        return Compute()
+    return Compute(device=device, busy_share=_busy_share(steps), ttft=shares.get("ttft"), e2e=shares.get("e2e"))
 
 
-def _sum(ledgers: pd.DataFrame, stages: tuple[str, ...]) -> Floats:
-    there = [column(name) for name in stages if column(name) in ledgers]
-    return np.asarray(ledgers[there].fillna(0.0).sum(axis=1), dtype=np.float64)
+def _shares(rows: pd.DataFrame) -> ComputeShares:
+    names, stages = stage_parts(rows)
+    part_of = [_PART_OF_STAGE.get(n) or _PART_OF_OWNER.get(BY_NAME[n].owner, "host") for n in names]
+    sums = np.stack([stages[:, [own == part for own in part_of]].sum(axis=1) for part in _PARTS], axis=1)
+    total = sums.sum(axis=1)
+    rank, n, stretch = ranks(total), len(rows), stretches(total)
+
+    def band(member: Bools) -> ComputeBand:
+        means = sums[member].mean(axis=0)
+        whole = max(float(means.sum()), 1.0)
+        drawn = drawn_means(sums, member, stretch)
+        parts: dict[str, PartShare | None] = dict.fromkeys(_PARTS)
+        for at, part in enumerate(_PARTS):
+            if part in part_of:
+                share = float(means[at]) / whole
+                draws = None if drawn is None else drawn[:, at] / np.maximum(drawn.sum(axis=1), 1.0)
+                ends = with_draws(share, draws).ends
+                parts[part] = PartShare(ms=float(means[at]) / 1e6, share=share, share_ci=ends)
+        return ComputeBand(count=int(member.sum()), total_ms=whole / 1e6, **parts)
+
+    slowest = rank >= n - max(FEWEST_SLOW, math.ceil(n / 100))
+    return ComputeShares(typical=band(typical(rank)), slow=band(slowest), all=band(np.ones(n, dtype=np.bool_)))
+
+
+def _busy_share(steps: pd.DataFrame | None) -> float | None:
+    if steps is None or not len(steps) or "forward_start_ns" not in steps:
+        return None
+    forwards = steps[["forward_start_ns", "forward_end_ns"]].dropna().to_numpy(np.float64)
+    start, end = forwards[forwards[:, 0] > 0].T
+    return float((end - start).sum() / (end.max() - start.min())) if len(start) > 1 else None

@@ -8,14 +8,14 @@ They have no intervals, since theirs have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.results.requests import PeerDefinitions, PeerFigures
 from gapmeter.records import RunFolder, read_records
@@ -24,7 +24,6 @@ from gapmeter.records.stream import Chunk, chunks
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 WEIGHTED = "guidellm"
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +184,13 @@ def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str,
     """
     measured = measured_requests(requests)
     good = measured[succeeded(measured)]
-    told = zip(good["request_id"], good["output_tokens"], strict=True)
-    tokens = {request_id: None if pd.isna(count) else int(count) for request_id, count in told}
-    answers = [[peer.measure(seen) for peer in PEERS] for seen in _seen(folder, tokens)]
+    counts = zip(good["request_id"], good["output_tokens"], strict=True)
+    tokens = {request_id: None if pd.isna(count) else int(count) for request_id, count in counts}
+    answers = [[peer.measure(answer) for peer in PEERS] for answer in _answers(folder, tokens)]
     return {peer.key: _describe(peer, [row[k] for row in answers]) for k, peer in enumerate(PEERS)}
 
 
-def _seen(folder: RunFolder, tokens: Mapping[str, int | None]) -> Iterator[Seen]:
+def _answers(folder: RunFolder, tokens: Mapping[str, int | None]) -> Iterator[Seen]:
     for path in folder.record_files(folder.requests):
         for record in read_records(path).requests():
             if record.request_id in tokens:
@@ -209,10 +208,7 @@ def _describe(peer: Peer, answers: list[Measured]) -> PeerDefinitions:
         metric: figures(*pooled(answers, metric), differs=sentence, weighted=peer.key == WEIGHTED)
         for metric, sentence in peer.differs.items()
     }
-    return PeerDefinitions(
-        name=peer.name, version=peer.version, ttft=metrics.get("ttft"), itl=metrics.get("itl"),
-        icl=metrics.get("icl"), tpot=metrics.get("tpot"), e2e=metrics.get("e2e"),
-    )  # fmt: skip
+    return PeerDefinitions(name=peer.name, version=peer.version, **metrics)
 
 
 def pooled(answers: Iterable[Measured], metric: str) -> tuple[Floats, Floats]:
@@ -220,26 +216,24 @@ def pooled(answers: Iterable[Measured], metric: str) -> tuple[Floats, Floats]:
     values: list[float] = []
     weights: list[float] = []
     for answer in answers:
-        if metric in ("itl", "icl"):
-            more = answer.itl if metric == "itl" else answer.chunk_gaps
-        else:
-            one: float | None = getattr(answer, metric)
-            more = [] if one is None else [one]
+        own: Mapping[str, Sequence[float | None]] = {
+            "ttft": [answer.ttft], "e2e": [answer.e2e], "tpot": [answer.tpot], "itl": answer.itl,
+            "icl": answer.chunk_gaps,
+        }  # fmt: skip
+        more = [value for value in own[metric] if value is not None]
         values += more
-        weight = {"itl": answer.itl_weight, "tpot": answer.tpot_weight}.get(metric, 1.0)
-        weights += [weight] * len(more)
+        weights += [{"itl": answer.itl_weight, "tpot": answer.tpot_weight}.get(metric, 1.0)] * len(more)
     return np.asarray(values, np.float64), np.asarray(weights, np.float64)
 
 
 def figures(values: Floats, weights: Floats, *, differs: str, weighted: bool) -> PeerFigures:
     """Percentiles and mean in ms and the number of values; all None without one."""
-    if not len(values):
-        return PeerFigures(
-            differs=differs, p50_ms=None, p90_ms=None, p95_ms=None, p99_ms=None, mean_ms=None, count=0
-        )  # fmt: skip
-    at = _weighted(values, weights) if weighted else np.percentile(values, PERCENTILES)
-    p50, p90, p95, p99 = (float(value) / 1e6 for value in at)
-    mean_ms = float(np.average(values, weights=weights)) / 1e6
+    mean_ms: float | None = None
+    at_ms: list[float | None] = [None] * len(PERCENTILES)
+    if len(values):
+        at = _weighted(values, weights) if weighted else np.percentile(values, PERCENTILES)
+        at_ms, mean_ms = (at / 1e6).tolist(), float(np.average(values, weights=weights)) / 1e6
+    p50, p90, p95, p99 = at_ms
     return PeerFigures(
         differs=differs, p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99, mean_ms=mean_ms, count=len(values)
     )  # fmt: skip

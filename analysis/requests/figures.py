@@ -7,20 +7,26 @@ figures), so summary and ``hdr/*.hlog`` agree to the last digit; ends of interva
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import METRICS, metric_series
-from gapmeter.analysis.results.distribution import Distribution, Needs, Percentile
+from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.requests.metrics import METRICS, metric_series, stamps_ns, succeeded
+from gapmeter.analysis.results.distribution import (
+    CensoredDistribution,
+    Distribution,
+    Needs,
+    Percentile,
+    percentile_key,
+)
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
-from gapmeter.analysis.stats.estimate import Estimate, Floats
 from gapmeter.analysis.stats.series import Series
 
-EVENTS: tuple[str, ...] = ("first_token", "last_token")
+LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}  # the event to which a metric's ledgers reach
 
 
 def distribution(
@@ -32,11 +38,10 @@ def distribution(
     rate (None where that is 0: not known), would support it; ``per_request`` is how many values a request brings. A
     percentile that answers which never came reach is None too, and ``infinite``.
     """
-    found = {p: _percentile(values, p, per_request, seconds_per_request) for p in percentiles}
     finite = values.ordered[np.isfinite(values.ordered)]
     return Distribution(
-        percentiles=found,
-        max_ms=_ms(float(finite[-1])) if len(finite) else None,
+        percentiles={p: _percentile(values, p, per_request, seconds_per_request) for p in percentiles},
+        max_ms=_rounded_ms(float(finite[-1])) if len(finite) else None,
         mean_ms=float(finite.mean()) / 1e6 if len(finite) else None,
         count=values.count,
         n_eff=values.worth.tail,
@@ -45,28 +50,51 @@ def distribution(
 
 def _percentile(values: Series, percentile: float, per_request: float, seconds_per_request: float) -> Percentile:
     found = values.percentile(percentile)
+    ends = None
+    if found.low is not None and found.high is not None and not math.isinf(found.low):
+        ends = _rounded_ms(found.low), _rounded_ms(found.high)
     if found.supported:
-        return Percentile(value_ms=_ms(found.value), ci_ms=_interval_ms(found), infinite=found.value == math.inf)
+        return Percentile(value_ms=_rounded_ms(found.value), ci_ms=ends, infinite=found.value == math.inf)
     more = values.more_values(percentile)
     more = math.ceil(more / per_request) if per_request else more
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
-    return Percentile(ci_ms=_interval_ms(found), needs=Needs(requests=more, minutes=minutes))
+    return Percentile(ci_ms=ends, needs=Needs(requests=more, minutes=minutes))
 
 
-def plain_percentile(ns: float | None) -> float | None:
+def _rounded_ms(ns: float | None) -> float | None:
+    return None if ns is None or math.isinf(ns) else hdr.rounded_up(ns) / 1e6
+
+
+def finite_ms(ns: float | None) -> float | None:
     """Nanoseconds as milliseconds, None where there is nothing finite to tell."""
     return None if ns is None or not math.isfinite(ns) else ns / 1e6
+
+
+def bound_ns(measured: pd.DataFrame) -> float | None:
+    """What every failed request took at least: the time that it was, or would have been, given. None without one."""
+    bounds = stamps_ns(measured[~succeeded(measured)], "censored_ns")
+    return float(bounds.min()) if len(bounds) else None
+
+
+def censored(found: Distribution, bound: float | None) -> CensoredDistribution:
+    """A sample in which failures are infinite, said as what is known of them: longer than ``bound`` ns.
+
+    A percentile that falls among them stays None, and ``over_ms`` names it with the bound: the percentile of any values
+    that the failures may have had is at least that. ``bound`` None: nothing failed, nothing is censored.
+    """
+    at_ms = finite_ms(bound)
+    among = [percentile_key(percentile) for percentile, each in found.percentiles.items() if each.infinite]
+    over = {} if at_ms is None else dict.fromkeys(among, at_ms)
+    own = {name: getattr(found, name) for name in Distribution.model_fields}
+    return CensoredDistribution(**own, censored_at_ms=at_ms, over_ms=over)
 
 
 def stage_values_ns(ledgers: pd.DataFrame) -> dict[str, Floats]:
     """Every stage's values over the ledgers of one event, in their order; empty where it is unmeasured."""
     out = {}
     for stage in STAGES:
-        if column(stage.name) in ledgers:
-            values = ledgers[column(stage.name)].to_numpy(np.float64, na_value=np.nan)
-            out[stage.name] = values[~np.isnan(values)]
-        else:
-            out[stage.name] = np.zeros(0)
+        values = ledgers.get(column(stage.name), pd.Series(dtype=np.float64)).to_numpy(np.float64, na_value=np.nan)
+        out[stage.name] = values[~np.isnan(values)]
     return out
 
 
@@ -94,6 +122,16 @@ def ledgers_of(ledger: pd.DataFrame | None, requests: pd.DataFrame, event: str) 
     return rows.loc[ids[ids.isin(rows.index)]].reset_index()
 
 
+def ledgers_by_metric(
+    ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, requests: pd.DataFrame
+) -> dict[str, pd.DataFrame]:
+    """TTFT's and E2E's ledgers of these requests, and ITL's, which are those of token gaps, where there are any."""
+    ledgers = {metric: ledgers_of(ledger, requests, event) for metric, event in LEDGER_OF.items()}
+    if gaps is not None and len(gaps):
+        ledgers["itl"] = gaps[gaps["request_id"].isin(requests["request_id"]).to_numpy(bool)]
+    return ledgers
+
+
 def write_histograms(
     folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float,
     about: str = "",
@@ -104,33 +142,19 @@ def write_histograms(
     ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
     ``about`` says in each file where its values are from.
     """
+    samples: dict[str, Floats] = {}
+    for metric in METRICS:
+        samples[metric] = metric_series(requests, metric).ordered
+        samples[f"{metric}-from-sent"] = metric_series(requests, metric, "sent").ordered
+    to_last, to_first = (ledgers_of(ledger, requests, event) for event in ("last_token", "first_token"))
+    for ledgers, suffix in ((to_last, ""), (to_first, "-to-first-token")):
+        samples |= {f"stage-{name}{suffix}": own for name, own in stage_values_ns(ledgers).items() if len(own)}
+    samples |= {f"group-{name}": sums for name, (sums, _) in group_values_ns(to_last).items() if len(sums)}
     folder.mkdir(parents=True, exist_ok=True)
     refused = {}
-    for name, values in _distributions(requests, ledger).items():
+    for name, values in samples.items():
         histogram, lost = hdr.histogram_of(values)
         hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, about)
         if lost:
             refused[name] = lost
     return refused
-
-
-def _distributions(requests: pd.DataFrame, ledger: pd.DataFrame | None) -> Mapping[str, Floats]:
-    out: dict[str, Floats] = {}
-    for metric in METRICS:
-        out[metric] = metric_series(requests, metric).ordered
-        out[f"{metric}-from-sent"] = metric_series(requests, metric, "sent").ordered
-    for event, suffix in (("last_token", ""), ("first_token", "-to-first-token")):
-        values = stage_values_ns(ledgers_of(ledger, requests, event))
-        out |= {f"stage-{name}{suffix}": found for name, found in values.items() if len(found)}
-    groups = group_values_ns(ledgers_of(ledger, requests, "last_token"))
-    return out | {f"group-{name}": sums for name, (sums, _) in groups.items() if len(sums)}
-
-
-def _interval_ms(found: Estimate) -> tuple[float | None, float | None] | None:
-    if found.low is None or found.high is None or math.isinf(found.low):
-        return None
-    return _ms(found.low), _ms(found.high)
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None or math.isinf(ns) else hdr.rounded_up(ns) / 1e6

@@ -1,61 +1,89 @@
-"""What was asked of the server and what came back: load, counts, conversations turn by turn, goodput, throughput."""
+"""What was asked of the server and what came back: load, counts, turns, failures, goodput, throughput.
+
+And what a closed loop leaves out: the requests that its users would have sent while they waited for an answer. A user
+who asks every T and once waits v > T for an answer has omitted the requests due T, 2T, … into that wait, which would
+have waited v − T, v − 2T, …. HdrHistogram's correction for coordinated omission adds these, as long as they are at
+least T (Tene, HdrHistogram's ``recordValueWithExpectedInterval`` and ``copyCorrectedForCoordinatedOmission``).
+
+Here T is the users' own pace: median E2E plus mean think time. The assumption is that users go on asking at that pace
+whatever happens, and that the server, once it has recovered, answers what piled up as fast as usual. So it holds for
+short stalls of a server that is not saturated; it says nothing of a rate that the server could not sustain, where an
+open population would wait longer and longer. Where no answer took twice T there is nothing to correct.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.judge import arrivals, validity
-from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.requests.attempts import count_attempts, final
-from gapmeter.analysis.requests.figures import distribution, plain_percentile
+from gapmeter.analysis.arrays import Floats, each_of
+from gapmeter.analysis.judge import arrivals
+from gapmeter.analysis.judge.evidence import Evidence, lowest_and_highest
+from gapmeter.analysis.requests.figures import distribution, finite_ms
 from gapmeter.analysis.requests.metrics import (
+    final,
     generator_lag_ns,
     good_requests,
     issued,
     metric_series,
+    percentile_of,
+    request_values_ns,
     succeeded,
     window_s,
 )
-from gapmeter.analysis.requests.rate_curve import lowest_and_highest
-from gapmeter.analysis.results.requests import Counts, Goodput, LoadFacts, Throughput, Turn
-from gapmeter.analysis.stats.series import share_of
+from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.results.requests import (
+    Attempts,
+    ClosedLoop,
+    Corrected,
+    Counts,
+    FailureClass,
+    FailureExample,
+    Goodput,
+    LoadFacts,
+    Omission,
+    Throughput,
+    Turn,
+)
+from gapmeter.analysis.stats.series import Series, share_of
 
+EXAMPLES = 3  # of each class of failure
 _OF_TURNS = (50.0, 90.0, 99.0)
 
 
 def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
     """What was asked of the server, and what was delivered of it."""
-    _, delivered = arrivals.rates(measured) if len(measured) else (None, None)
     lag_ns = generator_lag_ns(measured)
+    in_turns = evidence.unit != "requests"
     return LoadFacts(
         loop=evidence.loop,
         arrivals=evidence.arrivals,
         requested_rate=evidence.requested_rate,
         unit=evidence.unit,
-        conversation_rate=arrivals.rates(arrivals.first_turns(measured))[1] if evidence.unit != "requests" else None,
+        conversation_rate=arrivals.sent_rate(arrivals.first_turns(measured)) if in_turns else None,
         rate_range=lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         concurrency=evidence.concurrency,
         prefix_share=evidence.prefix_share,
         cached_share=_cached_share(measured),
-        delivered_rate=delivered,
+        delivered_rate=arrivals.sent_rate(measured),
         dispersion=arrivals.dispersion(measured)[0],
-        lag_p99_ms=plain_percentile(validity.percentile_of(lag_ns, 99)),
-        lag_p50_ms=plain_percentile(validity.percentile_of(lag_ns, 50)),
+        lag_p99_ms=finite_ms(percentile_of(lag_ns, 99)),
+        lag_p50_ms=finite_ms(percentile_of(lag_ns, 50)),
         window_s=window_s(measured),
         locustfile=evidence.locustfile,
     )
 
 
-def _cached_share(measured: pd.DataFrame) -> float | None:
+def _cached_share(requests: pd.DataFrame) -> float | None:
     """Prompt tokens that the server found in its prefix cache over all prompt tokens, where it tells."""
-    if not {"cached_tokens", "prompt_tokens"} <= set(measured.columns):
+    if not {"cached_tokens", "prompt_tokens"} <= set(requests.columns):
         return None
-    told = measured[["cached_tokens", "prompt_tokens"]].dropna()
-    prompts = float(told["prompt_tokens"].sum())
-    return float(told["cached_tokens"].sum()) / prompts if prompts else None
+    both = requests[["cached_tokens", "prompt_tokens"]].dropna()
+    prompts = float(both["prompt_tokens"].sum())
+    return float(both["cached_tokens"].sum()) / prompts if prompts else None
 
 
 def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> Counts:
@@ -64,7 +92,7 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
     ``unissued``: planned, and not on record as sent, also where a worker took its records along; None where nothing was
     planned one by one.
     """
-    failed = measured.loc[~succeeded(measured), "outcome"].value_counts()
+    good = succeeded(measured)
     requests_alone = final(requests)
     sent = int(issued(requests_alone).sum())
     abandoned = int((requests["outcome"] == "abandoned").sum())
@@ -77,9 +105,58 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
         abandoned=abandoned,
         beyond_end=evidence.beyond_end,
         measured=len(measured),
-        succeeded=int(succeeded(measured).sum()),
+        succeeded=int(good.sum()),
         attempts=count_attempts(requests, measured),
-        failed={str(name): int(count) for name, count in failed.items()},
+        failed=_by_class(measured[~good]),
+    )
+
+
+def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:
+    """Of the measured requests: attempts in all, requests that took more than one, and those that then succeeded.
+
+    ``failed``: the attempts that were followed by another, by class.
+    """
+    if "retry" not in measured:
+        return Attempts(total=len(measured), asked_again=0, then_succeeded=0, failed={})
+    again = (measured["retry"] > 0).to_numpy(bool)
+    earlier = requests[requests["superseded"].to_numpy(bool) & requests["index"].isin(measured["index"]).to_numpy(bool)]
+    return Attempts(
+        total=len(measured) + len(earlier),
+        asked_again=int(again.sum()),
+        then_succeeded=int((again & succeeded(measured)).sum()),
+        failed=_by_class(earlier),
+    )
+
+
+def _by_class(failed: pd.DataFrame) -> dict[str, int]:
+    return {str(name): int(count) for name, count in failed["outcome"].value_counts().items()}
+
+
+def describe_failures(measured: pd.DataFrame) -> tuple[FailureClass, ...]:
+    """Every class of failure, the most frequent first, each with its first examples by due time.
+
+    ``measured`` as from ``measured_requests``. ``at_s`` counts from the first measured due time; ``status`` is 0 where
+    no HTTP answer came; ``tokens`` had arrived before it failed.
+    """
+    failed = measured[~succeeded(measured)]
+
+    def example(row: pd.Series[Any]) -> FailureExample:
+        due_ns, arrived = int(row["due_ns"]), row["token_ns"]
+        return FailureExample(
+            request_id=str(row["request_id"]),
+            at_s=(due_ns - int(measured["due_ns"].min())) / 1e9,
+            waited_ms=(int(row["end_ns"]) - due_ns) / 1e6 if pd.notna(row["end_ns"]) else None,
+            status=int(row["status"]),
+            tokens=int(np.size(arrived)) if arrived is not None else 0,
+            error=str(row["error"]),
+        )
+
+    def examples(name: str) -> tuple[FailureExample, ...]:
+        return tuple(example(row) for _, row in failed[failed["outcome"] == name].head(EXAMPLES).iterrows())
+
+    return tuple(
+        FailureClass(name=name, count=count, share=count / len(measured), examples=examples(name))
+        for name, count in _by_class(failed).items()
     )
 
 
@@ -90,20 +167,19 @@ def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
     """
     if "turn" not in measured or not (measured["turn"] > 0).any():
         return ()
-    return tuple(_turn(int(turn), rows) for turn, rows in measured.groupby("turn"))
-
-
-def _turn(turn: int, rows: pd.DataFrame) -> Turn:
-    found = metric_series(rows, "ttft")
-    told = rows[["prompt_tokens", "cached_tokens"]].dropna()
-    prompts = float(told["prompt_tokens"].sum())
-    return Turn(
-        turn=turn,
-        requests=len(rows),
-        prompt_tokens=float(rows["prompt_tokens_asked"].mean()),
-        cached_share=float(told["cached_tokens"].sum()) / prompts if prompts else None,
-        ttft=distribution(found, _OF_TURNS, 1.0, window_s(rows) / len(rows)) if found.count else None,
-    )
+    turns = []
+    for turn, rows in measured.groupby("turn"):
+        ttft = metric_series(rows, "ttft")
+        turns.append(
+            Turn(
+                turn=int(turn),
+                requests=len(rows),
+                prompt_tokens=float(rows["prompt_tokens_asked"].mean()),
+                cached_share=_cached_share(rows),
+                ttft=distribution(ttft, _OF_TURNS, 1.0, window_s(rows) / len(rows)) if ttft.count else None,
+            )
+        )
+    return tuple(turns)
 
 
 def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> Goodput:
@@ -128,16 +204,47 @@ def describe_throughput(measured: pd.DataFrame) -> Throughput:
     good = measured[succeeded(measured)]
     span = (int(good["last_token_ns"].max()) - int(measured["due_ns"].min())) / 1e9 if len(good) else 0.0
 
-    def per_s(total: float | None) -> float | None:
-        return None if total is None or span <= 0 else total / span
+    def per_s(side: str) -> float | None:
+        return None if span <= 0 or good[side].isna().any() else float(good[side].sum()) / span
 
     return Throughput(
-        requests_per_s=per_s(float(len(good))),
-        prompt_tokens_per_s=per_s(_sum(good["prompt_tokens"])),
-        output_tokens_per_s=per_s(_sum(good["output_tokens"])),
+        requests_per_s=len(good) / span if span > 0 else None,
+        prompt_tokens_per_s=per_s("prompt_tokens"),
+        output_tokens_per_s=per_s("output_tokens"),
         span_s=span,
     )
 
 
-def _sum(tokens: pd.Series[Any]) -> float | None:
-    return None if tokens.isna().any() else float(tokens.sum())
+def describe_closed_loop(measured: pd.DataFrame, evidence: Evidence) -> ClosedLoop | None:
+    """Corrected estimates of a closed loop's TTFT and E2E; None for an open loop.
+
+    ``corrected`` is None where the correction does not apply: nobody's pace is known, or no answer took so long that
+    anything was omitted. A percentile is there where the sample itself supports it.
+    """
+    if evidence.loop != "closed":
+        return None
+    good = measured[succeeded(measured)]
+    usual = percentile_of(request_values_ns(good, "e2e"), 50)
+    if usual is None or evidence.concurrency is None:
+        return ClosedLoop(corrected=None)
+    pace_ns = usual + evidence.think_time_ns
+    ttft, e2e = (_corrected(request_values_ns(good, metric), pace_ns) for metric in ("ttft", "e2e"))
+    if not (ttft.added or e2e.added):
+        return ClosedLoop(corrected=None)
+    return ClosedLoop(corrected=Omission(expected_interval_ms=pace_ns / 1e6, ttft=ttft, e2e=e2e))
+
+
+def _corrected(values: Floats, pace_ns: float) -> Corrected:
+    values = values[~np.isnan(values)]
+    whole, sample = with_omitted(values, pace_ns), Series(values)
+    figures = {
+        f"{percentile_key(p)}_ms": finite_ms(percentile_of(whole, p)) if sample.percentile(p).supported else None
+        for p in (50.0, 90.0, 95.0, 99.0, 99.9)
+    }
+    return Corrected(added=len(whole) - len(values), **figures)
+
+
+def with_omitted(values_ns: Floats, interval_ns: float) -> Floats:
+    """The values, and for each v the omitted v − T, v − 2T, … that are at least T; ascending."""
+    whose, nth = each_of(np.maximum(np.floor(values_ns / interval_ns).astype(np.int64) - 1, 0))
+    return np.sort(np.concatenate([values_ns, values_ns[whose] - (nth + 1) * interval_ns]))

@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
 
 METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,11 @@ def measured_requests(requests: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def final(requests: pd.DataFrame) -> pd.DataFrame:
+    """The last attempt of every request: a row a request."""
+    return requests[~requests["superseded"].to_numpy(bool)] if "superseded" in requests else requests
+
+
 def issued(requests: pd.DataFrame) -> Bools:
     """Which were asked at all: not when the run ended first, nor when an earlier turn of the conversation failed."""
     return np.asarray(~requests["outcome"].isin(("unsent", "abandoned")), dtype=bool)
@@ -56,6 +58,12 @@ def issued(requests: pd.DataFrame) -> Bools:
 
 def succeeded(requests: pd.DataFrame) -> Bools:
     return np.asarray(requests["outcome"] == "ok", dtype=bool)
+
+
+def percentile_of(values: Floats, percentile: float) -> float | None:
+    """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
+    ordered = np.sort(values[~np.isnan(values)])
+    return float(ordered[nearest_rank(percentile, len(ordered)) - 1]) if len(ordered) else None
 
 
 def elapsed_ns(requests: pd.DataFrame, start: str, end: str) -> Floats:
@@ -87,16 +95,14 @@ def generator_lag_ns(requests: pd.DataFrame) -> Floats:
 
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
-    arrivals = [(row, *_arrivals(requests["token_ns"].iat[row])) for row in np.flatnonzero(rows)]
-    parts = [(row, at, count) for row, at, count in arrivals if len(at) > 1]
-    if not parts:
-        return Gaps(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
-    row_of = np.concatenate([np.full(len(at) - 1, row, dtype=np.int64) for row, at, _ in parts])
-    at_ns = np.concatenate([at[1:] for _, at, _ in parts])
-    gap_ns = np.concatenate([np.diff(at) for _, at, _ in parts]).astype(np.float64)
-    tokens = np.concatenate([count[1:] for _, _, count in parts])
-    order = np.argsort(at_ns, kind="stable")
-    return Gaps(row_of[order], at_ns[order], gap_ns[order], tokens[order])
+    parts = [np.empty((4, 0), np.int64)]
+    for row in np.flatnonzero(rows):
+        at, tokens = _arrivals(requests["token_ns"].iat[row])
+        if len(at) > 1:
+            parts.append(np.stack([np.full(len(at) - 1, row), at[1:], np.diff(at), tokens[1:]]))
+    gaps = np.concatenate(parts, axis=1)
+    row_of, at_ns, gap_ns, tokens = gaps[:, np.argsort(gaps[1], kind="stable")]
+    return Gaps(row_of, at_ns, gap_ns.astype(np.float64), tokens)
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
@@ -106,7 +112,7 @@ def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, f
     """
     good = succeeded(requests)
     if metric == "itl":
-        return _itl_series(requests, good, failures)
+        return Series(*pooled_gaps(requests, good, failures=failures))
     values = request_values_ns(requests, metric, origin)
     if not failures:
         return Series(values[good & ~np.isnan(values)])
@@ -155,17 +161,12 @@ def window_s(requests: pd.DataFrame) -> float:
     return float(due.max() - due.min()) / 1e9 * len(due) / (len(due) - 1)
 
 
-def _itl_series(requests: pd.DataFrame, good: Bools, failures: bool) -> Series:
-    return Series(*pooled_gaps(requests, good, failures=failures))
-
-
 def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple[Floats, list[Ints]]:
     """All gaps, ns, in time order, and two numberings of them, by request and by moment.
 
     ``good``: who succeeded; with ``failures``, the gaps that others owe are there too, infinite.
     """
-    rows = np.ones(len(requests), bool) if failures else good
-    gaps = token_gaps(requests, rows)
+    gaps = token_gaps(requests, np.ones(len(requests), bool) if failures else good)
     row, at_ns, gap_ns = gaps.row, gaps.at_ns, gaps.gap_ns
     if failures and not good.all():
         lost_row, lost_at = _missing_gaps(requests, ~good, gaps)
@@ -194,10 +195,7 @@ def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[In
 
 def _arrivals(stamps: Any) -> tuple[Ints, Ints]:
     """When tokens arrived, and how many each time, from one stamp a token."""
-    if stamps is None or np.ndim(stamps) == 0 or not len(stamps):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    at, counts = np.unique(np.asarray(stamps, dtype=np.int64), return_counts=True)
-    return at, counts.astype(np.int64)
+    return np.unique(np.asarray(stamps if np.ndim(stamps) else (), dtype=np.int64), return_counts=True)
 
 
 def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:

@@ -122,7 +122,7 @@ class EnergyWindow(Result):
 
 
 class Utilisation(Result):
-    """How busy the device was; see analysis.device.utilisation."""
+    """How busy the device was; see analysis.device.telemetry."""
 
     nvml_busy_share: Number
     server_cpu_cores: Number

@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, sparse, special
 
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.estimate import TAIL, Bools, Estimate, Floats, Ints
+from gapmeter.analysis.stats.estimate import TAIL, Estimate
 
 DRAWS = 1000
 FEWEST_STRETCHES = 5

@@ -32,8 +32,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.estimate import Estimate, Floats, t_quantile
+from gapmeter.analysis.stats.estimate import Estimate, t_quantile
 
 BATCH = 5
 FEWEST_BATCHES = 10

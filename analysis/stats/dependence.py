@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special, stats
 
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.arrays import Floats
 
 COSINES = 12
 LEAST = 0.5  # of n_eff; with so little no percentile has any end

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from gapmeter.analysis.arrays import Floats
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2

@@ -36,8 +36,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.stats.dependence import autocorrelation_time, exceedances, first_cosines, neighbours_alike
-from gapmeter.analysis.stats.estimate import NORMAL, Bools, Estimate, Floats, Ints, t_quantile
+from gapmeter.analysis.stats.estimate import NORMAL, Estimate, t_quantile
 from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
 from gapmeter.analysis.stats.hdr import nearest_rank
 

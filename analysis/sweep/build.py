@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.cost.cost import describe_cost, describe_tokens, offered_rate
-from gapmeter.analysis.cost.economics import describe_value
+from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.provenance import provenance_of_study

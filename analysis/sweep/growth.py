@@ -15,11 +15,12 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
 from gapmeter.analysis.results.sweep import CurveKnee, Growth
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches, with_draws
-from gapmeter.analysis.stats.estimate import Bools, Estimate
+from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, Seen
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it

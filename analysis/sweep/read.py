@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
-from gapmeter.analysis.stats.estimate import Floats
 
 BLOCKS = 48  # of a run's window
 

@@ -180,7 +180,10 @@ class Outputs:
                 self._write(done)
         finally:
             if done and self.as_json:
-                found = [each.result.to_json() | ({"regression": r.to_json()} if (r := each.regression) else {}) for each in done]
+                found = [
+                    each.result.to_json() | ({"regression": r.to_json()} if (r := each.regression) else {})
+                    for each in done
+                ]
                 json.dump(found[0] if len(found) == 1 else {"runs": found}, sys.stdout)
                 print(flush=True)
         return done

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gapmeter import errors
-from gapmeter.analysis.ledger.explore import FEWEST, METRICS, difference
+from gapmeter.analysis.ledger.explore import FEWEST, difference
+from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
@@ -119,7 +120,7 @@ def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
         raise ValueError(str(error)) from error
     if not stages:
         raise UserError(f"{path}: the run has no ledger, so nothing says where its time went", errors.NOT_VALID)
-    rows = ledgers_of(ledger, requests, METRICS[metric])
+    rows = ledgers_of(ledger, requests, LEDGER_OF[metric])
     return run, requests.set_index("request_id").loc[rows["request_id"]].reset_index(), rows
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.analysis.made_by import made_by
+from gapmeter.analysis.provenance import made_by
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable
 from gapmeter.analysis.results.manifest import SweepManifest, read_manifest
 from gapmeter.errors import UserError

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from gapmeter import errors
-from gapmeter.analysis.device.devices import CPU, catalogue, recognise
-from gapmeter.analysis.device.precision import CPU_FLAGS, refusal, support
+from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recognise, refusal, support
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.loadgen.exchange import Address, authorization

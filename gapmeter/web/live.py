@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from markupsafe import Markup
 
-from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import Answered, Follower, follow_run, phase
 from gapmeter.report import html

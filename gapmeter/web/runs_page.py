@@ -9,7 +9,7 @@ from importlib.resources import files
 from markupsafe import Markup
 
 from gapmeter.analysis.numbers import DASH, count, duration
-from gapmeter.analysis.provenance import UNKNOWN, Provenance
+from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
 from gapmeter.runs.listing import ListedRun

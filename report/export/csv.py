@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.provenance import Provenance
 from gapmeter.analysis.results import Result, RunResult
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.records import RunFolder
 from gapmeter.report.run_folder import Run
 

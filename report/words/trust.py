@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.judge.steadiness import FEWEST_REQUESTS, growth_text
+from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
+from gapmeter.analysis.judge.warnings import growth_text
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.results.trust import Drift, FloorShares, Pelt, Ratio, Steady

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.explore import describe_pairs
-from gapmeter.analysis.ledger.tail import LEDGER_OF
-from gapmeter.analysis.requests.figures import ledgers_of
+from gapmeter.analysis.ledger.tail import describe_bands
+from gapmeter.analysis.ledger.upgrade import describe_compute
+from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stages import STAGES, column
-from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
 from tests.kit import manifest, result

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import attempts_warning
 from gapmeter.analysis.ledger.ledger import make_ledger
-from gapmeter.analysis.requests.attempts import count_attempts, final
-from gapmeter.analysis.requests.metrics import generator_lag_ns, measured_requests, request_values_ns
+from gapmeter.analysis.requests.load import count_attempts
+from gapmeter.analysis.requests.metrics import final, generator_lag_ns, measured_requests, request_values_ns
 from gapmeter.analysis.results.requests import Attempts
-from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord, encode
@@ -116,4 +116,4 @@ def test_a_run_without_retries_has_one_attempt_a_request_and_no_warning(tmp_path
     measured = pd.DataFrame({"outcome": ["ok", "cut"], "index": [0, 1]})
     counted = count_attempts(measured, measured)
     assert counted == Attempts(total=2, asked_again=0, then_succeeded=0, failed={})
-    assert attempts_warning(counted, 2) == []
+    assert not list(attempts_warning(counted, 2))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.build import compare
-from gapmeter.analysis.compare.claims import FAMILY, NAMES, NOTHING, SLOWER, judge_regression
+from gapmeter.analysis.compare.claims import FAMILY, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
 from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
@@ -21,9 +21,12 @@ from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
     FOLLOWS,
+    NAMES,
     NOT_ESTIMABLE,
     NOTED,
+    NOTHING,
     REGRESSED,
+    SLOWER,
     UNDECIDED,
     WITHIN,
     Asked,

@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.cost.cost import NoRate, cost_of, describe_cost, describe_tokens, offered_rate, searched_rate
-from gapmeter.analysis.cost.economics import SearchTrial, describe_search, describe_value
-from gapmeter.analysis.cost.energy import describe_energy
-from gapmeter.analysis.cost.price import NoPrice, price_of
+from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.cost import (
+    NoPrice,
+    NoRate,
+    SearchTrial,
+    cost_of,
+    describe_cost,
+    describe_energy,
+    describe_search,
+    describe_tokens,
+    describe_value,
+    offered_rate,
+    price_of,
+    searched_rate,
+)
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import Cost, Energy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.device import EnergyWindow
@@ -22,7 +33,6 @@ from gapmeter.analysis.results.requests import Goodput, Throughput
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Steady, SteadyMethods
 from gapmeter.analysis.stats.exact import rate_bounds
-from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import cost_sentence, energy_sentence
 from tests import kit
 from tests.analysis.report_frames import simulate

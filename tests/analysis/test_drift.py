@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.judge.drift import describe_drift
+from gapmeter.analysis.judge.steady import describe_drift
 from gapmeter.report.words import drift_sentence
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
@@ -26,7 +27,6 @@ from gapmeter.analysis.results.sweep import (
 )
 from gapmeter.analysis.results.trust import Steady, SteadyMethods
 from gapmeter.analysis.stats.exact import rate_bounds
-from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.build import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
 from gapmeter.report.document import Section, Table, plain

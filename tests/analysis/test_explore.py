@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
-from gapmeter.analysis.stats.estimate import Floats
+from gapmeter.analysis.ledger.tail import describe_bands
+from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.report.words import compute_sentence, difference_sentence
 
 

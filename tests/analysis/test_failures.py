@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.numbers import over
-from gapmeter.analysis.requests.failures import bound_ns, censored, describe_failures
-from gapmeter.analysis.requests.figures import distribution
+from gapmeter.analysis.requests.figures import bound_ns, censored, distribution
+from gapmeter.analysis.requests.load import describe_failures
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.requests import FailureExample
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.series import Series
-from gapmeter.analysis.summary import build_figures
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE, SLOS
 from tests.kit import result

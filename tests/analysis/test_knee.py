@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.sweep import CurveKnee, Growth, Point, PointDistribution, SweepFigures, figure_name
-from gapmeter.analysis.stats.series import Floats, Level, level_of
+from gapmeter.analysis.stats.series import Level, level_of
 from gapmeter.analysis.sweep.build import common_level
 from gapmeter.analysis.sweep.curves import (
     KNEE,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.requests.omission import corrected, describe_closed_loop
+from gapmeter.analysis.requests.load import describe_closed_loop, with_omitted
 from gapmeter.analysis.results.requests import ClosedLoop
 from gapmeter.report.words import CLOSED_LOOP, closed_loop_sentence
 
@@ -30,14 +30,14 @@ def by_the_rule(values: list[int], interval: int) -> list[int]:
 
 @given(st.lists(st.integers(1, 10_000), max_size=40), st.integers(1, 3000))
 def test_values_are_added_as_hdrhistogram_adds_them(values: list[int], interval: int) -> None:
-    found = corrected(np.array(values, np.float64), float(interval))
+    found = with_omitted(np.array(values, np.float64), float(interval))
     assert found.tolist() == by_the_rule(values, interval)
 
 
 def test_a_stall_counts_as_long_as_it_lasted_for_those_who_would_have_asked() -> None:
     """One user, 1 ms answers every 10 ms, one stall of 1 s: an open loop would have had 99 more, from 990 ms down."""
     values = np.array([1.0] * 9_900 + [1000.0])
-    whole = corrected(values, 10.0)
+    whole = with_omitted(values, 10.0)
     assert len(whole) == 9_901 + 99
     assert whole[-100:].tolist() == [float(wait) for wait in range(10, 1001, 10)]
     assert np.percentile(values, 99) == 1

@@ -162,16 +162,17 @@ def test_mean_stages_add_up_to_the_mean_wait(queue_ms: float, count: int) -> Non
 CHECKS = [Check(rule="delivered", status="broken", value=12.0, limit=20.0, text="20 a second were due, 12 were sent")]
 KNOWN = BindingEvidence("memory bandwidth", "compute", 0.05)
 # Mean stages of an answer in ms, checks, evidence, device; what binds, what is behind it, and a word of the reason.
-BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence | None, str, str, str | None, str]] = {
+NOT_KNOWN = BindingEvidence()
+BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence, str, str, str | None, str]] = {
     "decode, roofline known": ({"decode": 80, "scheduling": 10}, [], KNOWN, "GPU", "memory bandwidth", None, "decode"),
     "prefill, roofline known": ({"prefill": 80, "decode": 30}, [], KNOWN, "GPU", "compute", None, "prefill"),
-    "decode, roofline unknown": ({"decode": 80, "scheduling": 10}, [], None, "CPU", "device", None, "unmeasured"),
+    "decode, roofline unknown": ({"decode": 80, "scheduling": 10}, [], NOT_KNOWN, "CPU", "device", None, "unmeasured"),
     "host": ({"decode": 20, "scheduling": 30, "egress": 10}, [], KNOWN, "GPU", "host", None, "scheduling"),
     "a queue before a device": ({"queue": 80, "decode": 30}, [], KNOWN, "GPU", "queue", "memory bandwidth", "queue"),
-    "a queue before a host": ({"queue": 80, "core_wait": 30}, [], None, "CPU", "queue", "host", "core wait"),
+    "a queue before a host": ({"queue": 80, "core_wait": 30}, [], NOT_KNOWN, "CPU", "queue", "host", "core wait"),
     "preemptions": ({"preempted": 80, "decode": 30}, [], KNOWN, "GPU", "KV memory", None, "preempted"),
     "the load tester": ({"decode": 80}, CHECKS, KNOWN, "GPU", "load tester", None, "12 were sent"),
-    "no stages": ({"unexplained": 80}, [], None, "GPU", "unmeasured", None, "no stage"),
+    "no stages": ({"unexplained": 80}, [], NOT_KNOWN, "GPU", "unmeasured", None, "no stage"),
     "a busy link": (
         {"decode": 80}, [], replace(KNOWN, pcie_share=0.7), "GPU", "PCIe transfer", None, "PCIe",
     ),

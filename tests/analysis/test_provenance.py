@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from hdrh.log import HistogramLogReader
 
-from gapmeter.analysis.provenance import Provenance, provenance_of
+from gapmeter.analysis.provenance import provenance_of
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records.histograms import new_histogram

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.judge.arrivals import check_arrivals
-from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.requests.rate_curve import Knots, expected_counts, lowest_and_highest
+from gapmeter.analysis.judge.evidence import Evidence, Knots, expected_counts, lowest_and_highest
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, Check
 
 S = 1_000_000_000

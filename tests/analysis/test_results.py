@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.schema import FOLDER, schema, text, types
 from gapmeter.analysis.results.trust import Ratio
-from gapmeter.analysis.summary import build_figures
 from tests.analysis.report_frames import simulate, slo_of
 from tests.kit import manifest, manifest_document, result
 

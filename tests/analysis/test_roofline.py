@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import binding_evidence
 from gapmeter.analysis.device.roofline import _pairs, describe_roofline, ratio, step_work
-from gapmeter.analysis.device.telemetry import read_telemetry
-from gapmeter.analysis.device.telemetry_summary import describe_telemetry
-from gapmeter.analysis.device.utilisation import forward_shares
-from gapmeter.analysis.ledger.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
+from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation, read_telemetry
+from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.device import Experts, PeakRate
 from gapmeter.records import EntryFlag, RunFolder, Span
@@ -32,7 +30,7 @@ def trace(entries: list[tuple[int, int, int, int, int, int]], forwards: list[tup
     return Trace(
         request_spans=np.empty(0, REQUEST_SPAN), step_spans=np.array(spans, STEP_SPAN), process_spans={},
         steps=np.array([(1,)], [("seq", "<i8")]), entries=np.array(entries, ENTRY), emissions=np.empty(0, EMISSION),
-        counts=np.empty(0, COUNT), roles=frozenset({"core"}), unmeasured=frozenset(), notes=[],
+        roles=frozenset({"core"}), unmeasured=frozenset(), notes=[],
     )  # fmt: skip
 
 
@@ -173,7 +171,7 @@ def test_what_has_no_roofline_says_why(engine: str, why: str) -> None:
 def test_the_evidence_for_what_binds_is_read_from_the_result_and_none_where_unmeasured(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "pcie", [{"at_ns": t, "gpu": 0, "pcie_rx_kb_s": 12_601_600, "pcie_tx_kb_s": 0} for t in range(9)])
-    telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10))
+    telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10), None)
     roofline = describe_roofline(decode_steps(40, 580), about(), (0, 10**9))
     found = binding_evidence(roofline, telemetry)
     assert (found.decode_bound, found.prefill_bound) == ("memory bandwidth", None)
@@ -191,7 +189,9 @@ def test_a_forwards_share_is_of_the_window_and_of_the_steps() -> None:
     whole = Trace(
         **{name: getattr(known, name) for name in Trace.__slots__} | {"step_spans": np.array(spans, STEP_SPAN)}
     )
-    found = forward_shares(whole, 0, 400)
-    assert (found.window, found.step, found.kernels) == (120 / 400, 120 / 200, 45 / 60)
-    assert found.by_device
-    assert forward_shares(None, 0, 400).window is None
+    found = describe_utilisation((), (), whole, (0, 400), 0)
+    assert found.forward_share_of_window == 120 / 400
+    assert found.forward_share_of_step == 120 / 200
+    assert found.kernel_share_of_forward == 45 / 60
+    assert found.forward_by_device
+    assert describe_utilisation((), (), None, (0, 400), 0).forward_share_of_window is None

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.false_alarms import _run as queue_run
-from gapmeter.analysis.judge import steadiness
+from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
+from gapmeter.analysis.judge.warnings import growth_warning
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.report.words import steady_sentence
 
@@ -30,7 +31,7 @@ def run(ttft_ms: Floats, gap_ms: float = 100.0) -> pd.DataFrame:
 
 
 def described(requests: pd.DataFrame, *, loop: str = "open", searched: bool = True) -> Steady:
-    return steadiness.describe_steady(requests, detect_warmup(requests), loop=loop, searched=searched)
+    return steady.describe_steady(requests, detect_warmup(requests), loop=loop, searched=searched)
 
 
 def said(requests: pd.DataFrame, steady: Steady, offered: float | None = None) -> str:
@@ -41,7 +42,7 @@ def said(requests: pd.DataFrame, steady: Steady, offered: float | None = None) -
 def test_steady_queues_are_not_said_to_grow_and_overloaded_ones_are() -> None:
     def growing(load: float) -> int:
         runs = [queue_run(np.random.default_rng([seed, 9]), load) for seed in range(40)]
-        return sum(slope.grows for slope in map(steadiness.queue_slope, runs) if slope)
+        return sum(slope.grows for slope in map(steady.queue_slope, runs) if slope)
 
     assert growing(0.5) + growing(0.9) <= 3
     assert growing(1.1) >= 28, "82 % of runs of 1,000 requests are found, by docs/results"
@@ -55,19 +56,19 @@ def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity(
     words = said(requests, told, offered=30.0)
     assert "requests in flight grew by" in words
     assert "more was offered (30/s) than served (2" in words
-    assert [w.code for w in steadiness.growth_warning(told)] == ["overload"]
+    assert [w.code for w in growth_warning(told)] == ["overload"]
 
 
 def test_the_number_in_flight_is_exact() -> None:
     requests = run(np.full(100, 240.0))  # due every 100 ms, in flight for 250 ms
     edges = np.linspace(10**12 + 1e9, 10**12 + 9e9, 5)
-    assert steadiness._in_flight(requests, edges) == pytest.approx([2.5] * 4)
+    assert steady._in_flight(requests, edges) == pytest.approx([2.5] * 4)
 
 
 def test_a_request_that_was_asked_again_is_one_request_in_flight() -> None:
     requests = run(np.full(100, 240.0)).assign(superseded=False)
     failed = requests.iloc[50:].assign(outcome="refused", superseded=True, measured=False)
-    once, again = (steadiness.queue_slope(each) for each in (requests, pd.concat([requests, failed])))
+    once, again = (steady.queue_slope(each) for each in (requests, pd.concat([requests, failed])))
     assert once == again
 
 
@@ -75,7 +76,7 @@ def test_a_request_that_was_asked_again_is_one_request_in_flight() -> None:
 def test_a_level_that_changes_is_found_where_it_changes(seed: int) -> None:
     ttft = np.random.default_rng(seed).lognormal(3, 0.4, 800)
     ttft[480:] *= 2
-    [change] = [c for c in steadiness.level_changes(run(ttft)) if c.certain]
+    [change] = [c for c in steady.level_changes(run(ttft)) if c.certain]
     assert abs(change.request - 480) <= 15
     assert change.metric == "ttft"
     assert change.ratio == pytest.approx(2, rel=0.15)
@@ -85,7 +86,7 @@ def test_where_pelt_and_mser_disagree_the_sentence_says_so() -> None:
     ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
     ttft[600:] *= 2
     requests = run(ttft)
-    told = steadiness.describe_steady(requests, STEADY, loop="open", searched=True)
+    told = steady.describe_steady(requests, STEADY, loop="open", searched=True)
     assert told.state == "steady"
     assert told.methods.pelt is not None and not told.methods.pelt.agrees
     assert "PELT disagrees: it sees TTFT at" in said(requests, told)
@@ -99,7 +100,7 @@ def test_a_start_that_both_find_is_agreed_on() -> None:
     requests = run(ttft)
     warmup = detect_warmup(requests)
     requests.loc[: warmup.excluded - 1, "measured"] = False
-    told = steadiness.describe_steady(requests, warmup, loop="open", searched=True)
+    told = steady.describe_steady(requests, warmup, loop="open", searched=True)
     assert told.methods.pelt is not None and told.methods.pelt.agrees
     assert said(requests, told) == f"steady after the first {warmup.excluded} requests"
 
@@ -108,7 +109,7 @@ def test_a_start_that_a_fixed_warm_up_keeps_is_said() -> None:
     ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
     ttft[:60] *= 8
     requests = run(ttft)
-    told = steadiness.describe_steady(requests, None, loop="open", searched=True)
+    told = steady.describe_steady(requests, None, loop="open", searched=True)
     assert told.state == "steady"
     assert "are kept, as load.warmup says" in said(requests, told)
 

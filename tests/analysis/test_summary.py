@@ -13,6 +13,7 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.steady import Warmup
@@ -23,7 +24,6 @@ from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures
 from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
-from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import headline, trust_sentence
 from tests.analysis.report_frames import Frames, simulate
 from tests.analysis.test_verdict import slo

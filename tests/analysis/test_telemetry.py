@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, servers_gpus, unwrapped
-from gapmeter.analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
+from gapmeter.analysis.device.energy import energy_of, unwrapped
+from gapmeter.analysis.device.telemetry import describe_telemetry, measured_window, read_telemetry, servers_gpus
+from gapmeter.analysis.judge.warnings import telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
 from gapmeter.report.words import utilisation_sentence
@@ -158,13 +159,13 @@ def test_missed_deadlines_and_failed_reads_are_gaps(tmp_path: Path) -> None:
 
 def test_a_folder_without_samples_has_no_telemetry(tmp_path: Path) -> None:
     assert read_telemetry(RunFolder(tmp_path)) is None
-    assert describe_telemetry(None, None, MANIFEST, (0, S)) is None
+    assert describe_telemetry(None, None, MANIFEST, (0, S), None) is None
 
 
 def described(folder: Path, **more: Any) -> Telemetry:
     started(folder, [GPU])
     write(folder, "gpu", samples(12, 100, 500, 2, **more))
-    found = describe_telemetry(read(folder), None, MANIFEST, (2 * S, 12 * S))
+    found = describe_telemetry(read(folder), None, MANIFEST, (2 * S, 12 * S), None)
     assert found is not None
     return found
 
@@ -172,7 +173,7 @@ def described(folder: Path, **more: Any) -> Telemetry:
 def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "gpu", samples(5, 100, 500, 2))
-    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S))
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
     assert found is not None
     assert (found.sources["gpu"].samples, found.sources["gpu"].missed) == (31, 69)
     (warning,) = telemetry_warnings(found, MANIFEST)
@@ -193,7 +194,7 @@ def test_clocks_that_fell_and_memory_that_is_full_are_warnings(tmp_path: Path) -
     for row in rows:
         row["sm_mhz"] = 1980 if row["at_ns"] < 7 * S else 1782
     write(tmp_path, "gpu", rows)
-    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S))
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
     told = {warning.code: warning.text for warning in telemetry_warnings(found, MANIFEST)}
     assert told["clocks"] == "GPU 0: the SM clock fell by 10 % from the run's first fifth to its last"
     assert told["gpu-memory"] == "GPU 0: 79.0 of 80.0 GiB of memory were used"
@@ -221,7 +222,7 @@ def test_cpu_of_a_process_is_its_time_over_the_windows(tmp_path: Path) -> None:
         for t in range(101)
     ]  # fmt: skip
     write(tmp_path, "processes", rows)
-    found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S))
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S), None)
     assert found is not None
     (process,) = found.processes
     assert process.cpu_cores == pytest.approx(0.5) and process.cpu_cores_max == pytest.approx(0.5)

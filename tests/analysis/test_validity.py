@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge import arrivals, validity
-from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.floor import busiest_second, describe_floor, floor_of
+from gapmeter.analysis.judge.evidence import Evidence, floor_of
+from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
@@ -134,7 +134,7 @@ def test_connections_that_a_server_refused_are_no_lateness_of_the_load_tester(to
     found = states(requests, replace(POISSON, slo_on_errors=True))
     assert found.pop("errors") == WARN
     assert set(found.values()) == {OK}
-    assert arrivals.rates(requests)[1] < 20, "what was sent is told as it was"
+    assert arrivals.sent_rate(requests) < 20, "what was sent is told as it was"
 
 
 def test_a_few_late_turns_of_conversations_are_not_excused_by_how_few_conversations_there_are() -> None:
@@ -238,13 +238,13 @@ def test_a_rate_that_stands_elsewhere_is_not_halved_by_a_flag_that_would_be_refu
 def test_few_requests_leave_rate_and_dispersion_unmeasured_without_an_error(count: int) -> None:
     requests = poisson_run().iloc[:count]
     assert arrivals.dispersion(requests)[0] is None
-    assert (arrivals.rates(requests)[1] is None) == (count < 2)
+    assert (arrivals.sent_rate(requests) is None) == (count < 2)
 
 
 def test_requests_that_were_never_sent_count_in_no_rate() -> None:
     requests = poisson_run()
     requests.loc[700:, "sent_ns"] = -1
-    assert arrivals.rates(requests)[1] == pytest.approx(arrivals.rates(requests.iloc[:700])[1])
+    assert arrivals.sent_rate(requests) == pytest.approx(arrivals.sent_rate(requests.iloc[:700]))
     assert arrivals.dispersion(requests) == arrivals.dispersion(requests.iloc[:700])
 
 

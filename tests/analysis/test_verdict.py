@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.results.run import SloAnswer, Verdict
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
 from gapmeter.report.words import slo_sentence
 
 MS = 1_000_000

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import RunResult
-from gapmeter.analysis.summary import build_figures
 from gapmeter.report.export.junit import junit, suite_of_run
 from gapmeter.report.words import slo_sentence
 from tests.analysis.report_frames import simulate

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from gapmeter.analysis.cost.cost import describe_cost, offered_rate
-from gapmeter.analysis.cost.economics import describe_value
+from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.cost import describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import TokensPerRequest
-from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import cost_sentence, value_sentence
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo

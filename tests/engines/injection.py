@@ -20,12 +20,10 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.engine import Engine, Setting, running
-from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.critical_path import sweep
-from gapmeter.analysis.ledger.intervals import Client, build
+from gapmeter.analysis.ledger.intervals import CLASSES, Client, build
 from gapmeter.analysis.ledger.ledger import make_ledger
-from gapmeter.analysis.ledger.trace import read_trace
-from gapmeter.analysis.ledger.trace_index import Events
+from gapmeter.analysis.ledger.trace import Events, read_trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.requests.attempts import final
+from gapmeter.analysis.requests.metrics import final
 from gapmeter.report.document import Figure, Table
 from gapmeter.report.run_folder import Run
 from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, stretches

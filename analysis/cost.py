@@ -1,0 +1,293 @@
+"""Cost, efficiency and value of a run: three figures of three kinds, never one.
+
+*Cost*: dollars of a request at the SLA, which is the price of a replica over the rate at which the SLOs are known to
+hold.
+
+    USD per request = G x USD per hour / (3600 x rate x planned utilisation)
+
+G: the GPUs of one replica; *rate*: requests per second at which the SLOs hold, its lower bound. The lower bound gives
+the figure that is printed (no dearer than this, with 95 % confidence), the upper one the other end of the interval. In
+an ordinary run the rate is the run's own: it held the SLOs at the load that it was offered, and may hold them at more,
+so that the interval has no lower end. Its lower bound is the exact one of a Poisson count (Garwood 1936), with counts /
+dispersion in place of counts for arrivals that are more or less even than Poisson's.
+
+The scenario's own price wins over the catalogue's, and using the catalogue's is said. Where the scenario names no
+device it is the machine's own, by the driver's name; a machine without a GPU is priced by its server's cores.
+
+*Efficiency*: joules of a request, tokens per watt, from what telemetry counted over the measured window. Energy is a
+whole machine's or device's, idle share included and stated: idle power x time, measured before the load. Tokens per
+watt is output tokens per second over watts, which is output tokens per joule.
+
+*Value*: requests within their own limits that a dollar buys, which is cost and quality together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognise
+from gapmeter.analysis.judge.evidence import CHANGING
+from gapmeter.analysis.requests.metrics import succeeded
+from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.cost import (
+    Cost,
+    Economy,
+    Energy,
+    Interval,
+    NoCost,
+    NoEnergy,
+    Price,
+    SlaRate,
+    TokensPerRequest,
+    Value,
+)
+from gapmeter.analysis.results.device import EnergyWindow
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.requests import LoadFacts, Throughput
+from gapmeter.analysis.results.run import FAIL, PASS, RunFigures, RunResult, SloAnswer, Verdict
+from gapmeter.analysis.results.trust import Steady
+from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.stats.series import Series
+
+UNMEASURED = "unmeasured: no counter of energy was read on this machine"
+_MILLION = 1_000_000
+_SEARCH = "gapmeter capacity finds the highest rate that holds them"
+_PARALLEL = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
+
+
+class NoRate(ValueError):
+    """There is no rate at which the SLOs are known to hold; the text says why."""
+
+
+class NoPrice(ValueError):
+    """Nobody knows what this replica costs; the text says what to write."""
+
+
+def describe_economics(
+    figures: RunFigures, steady: Steady, manifest: Manifest, measured: pd.DataFrame, energy: EnergyWindow | None
+) -> Economy:
+    """Of a run; ``measured``: its requests."""
+    tokens = describe_tokens(measured)
+    rate = offered_rate(figures.verdict, figures.slo, figures.load, figures.counts.measured, steady)
+    cost = describe_cost(rate, tokens, manifest)
+    return Economy(
+        tokens_per_request=tokens,
+        cost=cost,
+        energy=describe_energy(energy, figures.throughput),
+        value=describe_value(cost, figures.goodput.share_ci),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTrial:
+    """One trial of a search for capacity: its rate, whether the SLOs held at it, and what its run found."""
+
+    rate: float
+    held: bool
+    result: RunResult
+
+
+def describe_search(
+    low: float | None, high: float | None, manifest: Manifest, trials: Sequence[SearchTrial]
+) -> Economy | None:
+    """Of a search whose answer lies between ``low`` and ``high``; ``manifest``: that of one of its trials.
+
+    Tokens of a request are those of the longest trial. Energy and goodput are those of the trial at the highest rate
+    that held and lies within the answer, since both follow the load. None without trials.
+    """
+    if not trials:
+        return None
+    tokens = max(trials, key=lambda trial: trial.result.counts.measured).result.tokens_per_request
+    cost = describe_cost(searched_rate(low, high), tokens, manifest)
+    held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
+    best = max(held, key=lambda trial: trial.rate).result if held else None
+    return Economy(
+        tokens_per_request=tokens,
+        cost=cost,
+        energy=best.energy if best else NoEnergy(status="unmeasured", reason=UNMEASURED),
+        value=describe_value(cost, best.goodput.share_ci if best else None),
+    )
+
+
+def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
+    """Requests within their limits for a dollar, from the goodput share's lower end."""
+    if isinstance(cost, NoCost):
+        return Value(good_requests_per_usd=None, reason="there is no cost at the SLA")
+    least = goodput_ci[0] if goodput_ci else None
+    if least is None:
+        return Value(good_requests_per_usd=None, reason="the share of requests within their limits is unmeasured")
+    return Value(good_requests_per_usd=least / cost.per_request_usd, reason=None)
+
+
+def describe_cost(rate: SlaRate | NoRate, tokens: TokensPerRequest, manifest: Manifest) -> Cost | NoCost:
+    """The cost at the SLA, or why there is none."""
+    try:
+        price = price_of(manifest)
+    except NoPrice as missing:
+        return NoCost(status="none", reason=str(missing), per_request_usd=None)
+    if isinstance(rate, NoRate):
+        return NoCost(status="none", reason=str(rate), per_request_usd=None)
+    return cost_of(rate, price, tokens)
+
+
+def cost_of(rate: SlaRate, price: Price, tokens: TokensPerRequest) -> Cost:
+    """The cost from the rates between which the SLOs are known to hold. Raises ValueError for rates <= 0."""
+    if rate.low <= 0:
+        raise ValueError(f"a rate of {rate.low} requests per second has no cost")
+    usd_per_hour = price.units * price.usd_per_unit_hour
+    dearest = usd_per_hour / (3600 * rate.low * price.utilisation)
+    cheapest = None if rate.high is None else usd_per_hour / (3600 * rate.high * price.utilisation)
+
+    def per_million(count: Interval | None) -> tuple[float | None, Ends | None]:
+        """Dearest with the fewest tokens, cheapest with the most."""
+        if count is None or count.value <= 0 or not count.low or not count.high:
+            return None, None
+        low = None if cheapest is None else cheapest / count.high * _MILLION
+        return dearest / count.value * _MILLION, (low, dearest / count.low * _MILLION)
+
+    (output, output_ci), (total, total_ci) = per_million(tokens.output), per_million(tokens.total)
+    return Cost(
+        status="at_most" if rate.high is None else "bounded",
+        reason=None,
+        price=price,
+        rate=rate,
+        per_request_usd=dearest,
+        per_request_usd_ci=(cheapest, dearest),
+        per_million_output_tokens_usd=output,
+        per_million_output_tokens_usd_ci=output_ci,
+        per_million_total_tokens_usd=total,
+        per_million_total_tokens_usd_ci=total_ci,
+    )
+
+
+def searched_rate(low: float | None, high: float | None) -> SlaRate | NoRate:
+    """What a search for capacity found: the interval of the highest rate that holds the SLOs."""
+    if not low:
+        return NoRate("no rate was found at which the SLOs hold")
+    return SlaRate(low=low, high=high, basis="capacity")
+
+
+def offered_rate(
+    verdict: Verdict, answers: Sequence[SloAnswer], load: LoadFacts, measured: int, steady: Steady | None
+) -> SlaRate | NoRate:
+    """The rate of a run that held its SLOs, ``measured`` requests of which count."""
+    if not answers:
+        return NoRate("the scenario sets no SLO that a rate could hold")
+    if verdict == FAIL:
+        return NoRate(f"the SLOs were missed at this load, and a rate that misses them has no cost; {_SEARCH}")
+    if verdict != PASS:
+        return NoRate(f"the verdict is {verdict}: it is not known whether the SLOs hold at this load")
+    if load.loop != "open":
+        return NoRate(f"a closed loop has no rate of arrivals that holds the SLOs; {_SEARCH}")
+    if load.arrivals in CHANGING:
+        return NoRate(f"the rate changed through the run, so that no single one held the SLOs; {_SEARCH}")
+    if steady is not None and steady.state == "unsteady":
+        return NoRate("there was no steady state: a longer run might miss the SLOs at this rate")
+    if measured < 2 or not load.window_s:
+        return NoRate("too few requests for a rate")
+    dispersion = 1.0 if load.dispersion is None else load.dispersion
+    spread = {"constant": 0.0, "poisson": 1.0}.get(load.arrivals, max(1.0, dispersion))
+    return SlaRate(low=rate_bounds(measured, load.window_s, spread)[0], high=None, basis="offered")
+
+
+def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
+    """Mean and interval of output, prompt and both over successes; None where any request's are unknown, or few are."""
+    good = measured[succeeded(measured)]
+    output, prompt = (
+        pd.to_numeric(good[f"{side}_tokens"]).astype("Float64").to_numpy(np.float64, na_value=np.nan)
+        for side in ("output", "prompt")
+    )
+
+    def interval(tokens: Floats) -> Interval | None:
+        if len(tokens) < 2 or np.isnan(tokens).any():
+            return None
+        mean, low, high = Series(tokens).mean().known
+        return Interval(value=mean, low=max(low, 0.0), high=high)
+
+    return TokensPerRequest(output=interval(output), prompt=interval(prompt), total=interval(output + prompt))
+
+
+def price_of(manifest: Manifest) -> Price:
+    """The price that a run's manifest leads to. Raises NoPrice."""
+    asked, gpus = manifest.asked.cost, manifest.hardware.gpus
+    attached = manifest.asked.server.engine == "attach"
+    own = None if attached else recognise(gpus[0]) if gpus else catalogue()[CPU]  # what a launched server ran on
+    device = own
+    if asked.gpu is not None:
+        try:
+            device = find_device(asked.gpu)
+        except UnknownDevice as error:  # written by a version with another catalogue
+            raise NoPrice(str(error)) from error
+    elif attached:
+        raise NoPrice("somebody else's server: nobody said which device it has; write cost.gpu, for instance H100-SXM")
+    label = device.key if device is not None else gpus[0].partition(",")[0]
+    units = asked.gpus_per_replica or _split_over(manifest.asked.server.args)
+    if asked.usd_per_hour is not None:
+        usd, source = asked.usd_per_hour, "the scenario's price"
+        units = 1 if device is not None and device.is_cpu else units
+    elif device is not None:
+        usd, source = device.price.usd, f"a default price ({device.price.source}, {device.price.date})"
+        if device.is_cpu:  # of the cores that the server had; all of the machine's where it was not confined
+            units = len(manifest.placement.server) or manifest.hardware.cores
+    else:
+        known = ", ".join(catalogue())
+        raise NoPrice(f"{label} is not in the catalogue; write cost.usd_per_hour, or cost.gpu with one of {known}")
+    return Price(
+        device=label,
+        units=units,
+        usd_per_unit_hour=usd,
+        source=source,
+        is_default=asked.usd_per_hour is None,
+        utilisation=asked.utilisation,
+        measured_on=own.key if own is not None and device is not None and own.key != device.key else "",
+        usd_per_hour=units * usd,
+    )
+
+
+def _split_over(flags: Mapping[str, Any]) -> int:
+    """The GPUs that an engine's flags spread one model over: tensor x pipeline x data parallel, 1 without them."""
+    given = {str(name).strip("-").replace("-", "_"): value for name, value in flags.items()}
+    sizes = [next((given[name] for name in names if name in given), 1) for names in _PARALLEL]
+    return math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
+
+
+def describe_energy(window: EnergyWindow | None, throughput: Throughput) -> Energy | NoEnergy:
+    """Energy spread over the requests that succeeded, and their tokens.
+
+    What failed ones took is in it, however long they were waited for.
+    """
+    if window is None:
+        return NoEnergy(status="unmeasured", reason=UNMEASURED)
+    requests, tokens = (
+        None if rate is None else rate * throughput.span_s
+        for rate in (throughput.requests_per_s, throughput.output_tokens_per_s)
+    )
+    joules, low, high = window.joules, window.low_j, window.high_j
+    return Energy(
+        status="measured",
+        reason=None,
+        source=window.source,
+        seconds=window.seconds,
+        joules=joules,
+        joules_ci=(low, high),
+        watts=_over(joules, window.seconds),
+        per_request_j=_over(joules, requests),
+        per_request_j_ci=(_over(low, requests), _over(high, requests)),
+        per_output_token_j=_over(joules, tokens),
+        per_output_token_j_ci=(_over(low, tokens), _over(high, tokens)),
+        tokens_per_watt=_over(tokens or None, joules),
+        tokens_per_watt_ci=(_over(tokens or None, high), _over(tokens or None, low)),
+        idle_share=_over(window.idle_j, joules),
+    )
+
+
+def _over(amount: float | None, count: float | None) -> float | None:
+    """A quotient; None where either is unknown, or there is nothing to divide by."""
+    return None if amount is None or not count else amount / count

@@ -1,1 +1,0 @@
-"""What a request costs, in money and in energy."""
