@@ -27,7 +27,7 @@ it draws with); one that has ``sketch`` too is drawn in the terminal, and Markdo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -86,24 +86,56 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmeasured:
-    """Nobody could stamp it; never 0."""
+class _Text:
+    text: str
 
     def __str__(self) -> str:
-        return "unmeasured"
+        return self.text
+
+
+class Code(_Text):
+    """Something to type."""
+
+
+class Line(_Text):
+    """Words that stand on one line: the terminal cuts them to its width, and does not wrap them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Unmeasured(_Text):
+    """Nobody could stamp it; never 0."""
+
+    text: str = "unmeasured"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(_Text):
     """An answer in a word with its tone; ``sign`` stands for it in the terminal, ``status`` in Markdown."""
 
-    word: str
     tone: Tone = ""
     sign: str = ""
     status: str = ""
 
-    def __str__(self) -> str:
-        return self.word
+
+@dataclass(frozen=True, slots=True)
+class Name(_Text):
+    """A name that is not broken over lines: of a request, a rule, a point. ``href`` makes it a link."""
+
+    href: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Open(_Text):
+    """A request's id; ``there``: the page can open it."""
+
+    there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slot(_Text):
+    """Words that the page's script replaces, by their id."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,38 +150,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """A name that is not broken over lines: of a request, a rule, a point. ``href`` makes it a link."""
-
-    text: str
-    href: str = ""
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Something to type."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A request's id; ``there``: the page can open it."""
-
-    request: str
-    there: bool
-
-    def __str__(self) -> str:
-        return self.request
-
-
-@dataclass(frozen=True, slots=True)
 class Bar:
     """One request's stages in ms, drawn on the page as long as they are beside ``longest_ms``."""
 
@@ -160,18 +160,7 @@ class Bar:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Words that the page's script replaces, by their id."""
-
-    key: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot | Line
 Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
 Row = Sequence[Words]
 
@@ -200,17 +189,10 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Words that stand on one line: the terminal cuts them to its width, and does not wrap them."""
-
-    words: Words
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Short names, each with what is said of it: ``("trust", "valid: lag p99 0.2 ms")``, or several lines."""
 
-    rows: Sequence[tuple[Inline, *tuple[Words | Line, ...]]]
+    rows: Sequence[tuple[Inline, *tuple[Words, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +238,10 @@ class Table:
     @property
     def columns(self) -> tuple[Column, ...]:
         return tuple(one if isinstance(one, Column) else Column(one) for one in self.headers)
+
+    def is_right(self, at: int) -> bool:
+        """Whether a column stands to the right, as numbers do."""
+        return at >= self.words and not self.columns[at].wraps
 
 
 class Picture(Protocol):
@@ -377,6 +363,18 @@ class Html:
 Block = (
     Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | RequestView | Html
 )
+
+
+def flat(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks one after the other, for what has no switches: of a choice the panel that is chosen at first."""
+    for block in blocks:
+        match block:
+            case Choice():
+                yield from flat(one for panel in block.panels if block.is_chosen(panel) for one in panel.blocks)
+            case Columns():
+                yield from flat(one for part in block.parts for one in part)
+            case _:
+                yield block
 
 
 # --- the whole

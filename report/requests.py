@@ -43,7 +43,7 @@ _IN_STEP = ("requests", "prompt_tokens", "decode_tokens", "waiting")
 _INDEX = {name: i for i, name in enumerate(STAGE_NAMES)}
 _LEAD = (
     "The slowest, each with its own ledger, ",
-    Slot("slow-order", "slowest first"),
+    Slot("slowest first", "slow-order"),
     ". Pick a stage in any picture to sort by it; press a request to see what happened when, and beside whom.",
 )
 
