@@ -13,6 +13,7 @@ from gapmeter.report import bars, marks
 from gapmeter.report.charts import Axis, Plot, Point, Scale, Segment, after, bar, head, limit, points, shade
 from gapmeter.report.document import Gauge
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
+from gapmeter.report.words import Interval, both, shares
 
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
@@ -178,8 +179,7 @@ class Part:
     ink: str
     ms: float
     share: float
-    low: float | None
-    high: float | None
+    ends: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Shares:
 
 def _share_segment(part: Part, count: int) -> Segment:
     label = share(part.share)
-    ends = f" (95 %: {share(part.low)} to {share(part.high)})" if part.low is not None else ""
+    ends = f" (95 %: {said})" if (said := shares(part.ends)) else ""
     title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
     data = {"data_part": part.key, "data_share": f"{part.share:.7g}"}
     return Segment(part.share, part.paint, label if part.share > 0.05 else "", title, part.ink, "part", data=data)
@@ -215,8 +215,7 @@ class StageChange:
 
     stage: str
     ms: float
-    low_ms: float | None
-    high_ms: float | None
+    ends_ms: Interval
     behind: str = ""
     title: str = ""
 
@@ -231,16 +230,17 @@ class Changes:
     device: str
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        ends = [end for one in self.rows for end in (one.ms, one.low_ms, one.high_ms) if end is not None]
+        ends = [end for one in self.rows for end in (one.ms, *(one.ends_ms or ())) if end is not None]
         names = Axis(Scale.categories([[marks.words(one.stage) for one in self.rows]]))
         plot = Plot(Axis(Scale.linear(ends, room=0.14), "ms", signed=True), names, height=30 * len(self.rows))
         drawn = []
         for row, one in enumerate(self.rows):
             piece = segment(one.stage, one.ms, self.device, one.title)
             drawn.append(bar(plot, row, [piece], 18))
-            if one.low_ms is not None and one.high_ms is not None:
-                drawn.append(points(plot, [Point(one.ms, row, (one.low_ms, one.high_ms), size=0)], "whisker ink"))
-            drawn.append(after(plot, max(one.ms, one.high_ms or 0.0, 0.0), row, duration(one.ms), one.behind))
+            if known := both(one.ends_ms):
+                drawn.append(points(plot, [Point(one.ms, row, known, size=0)], "whisker ink"))
+            _, high_ms = one.ends_ms or (None, None)
+            drawn.append(after(plot, max(one.ms, high_ms or 0.0, 0.0), row, duration(one.ms), one.behind))
         return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
 
 

@@ -48,8 +48,12 @@ _LEAD = (
 )
 
 
-def section(run: Run, event: str) -> Section | None:
-    """The list by the wait for ``event`` (first_token or last_token), and the view that opens the embedded ones."""
+def one_request(run: Run) -> Section | None:
+    """The slowest requests, one by one, and the view that opens the embedded ones."""
+    if not run.result.stages:  # a ledger that was refused is not shown
+        return None
+    # Listed are the slowest by the metric that the tail is told of; for token gaps by E2E.
+    event = "first_token" if run.result.tail.metric in ("ttft", None) else "last_token"
     slowest = _slowest(run, event)
     if not len(slowest):
         return None

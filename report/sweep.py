@@ -53,9 +53,9 @@ from gapmeter.report.document import (
     Words,
     in_ms,
 )
-from gapmeter.report.run_words import as_sentence
 from gapmeter.report.sweep_charts import Curves, PointByPoint, Tradeoff
 from gapmeter.report.sweep_words import headline, knee_details, price_note, words_of
+from gapmeter.report.words import as_sentence
 
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}

@@ -23,7 +23,8 @@ from gapmeter.analysis.sweep.result import (
     figure_name,
 )
 from gapmeter.report import marks
-from gapmeter.report.words import cost_sentence, price_words, slo_sentence, value_sentence
+from gapmeter.report.cost import cost_sentence, price_words, value_sentence
+from gapmeter.report.slo import slo_sentence
 
 _WHOLE = 1.005  # a share above this is told with what goes the other way
 

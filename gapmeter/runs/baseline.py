@@ -57,7 +57,7 @@ def _judged(
 ) -> Conclusion[RunResult]:
     from gapmeter.analysis.compare.regression import REGRESSED, judge_regression
     from gapmeter.analysis.compare.result import NOT_COMPARABLE
-    from gapmeter.report.comparison_words import regression_document
+    from gapmeter.report.comparison import regression_document
     from gapmeter.study.comparison import compare_runs
 
     compared = compare_runs([[baseline.folder], folders], baseline.factors, runs=runs)

@@ -16,8 +16,7 @@ from gapmeter.analysis.capacity.result import CapacityResult
 from gapmeter.analysis.numbers import count, share
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.sweep.result import Point, SweepResult
-from gapmeter.report.run_words import slo_interval, slo_value
-from gapmeter.report.words import slo_sentence
+from gapmeter.report.slo import slo_interval, slo_sentence, slo_value
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Outcome = Literal["passed", "failure", "error", "skipped"]

@@ -31,8 +31,7 @@ from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import FloorShares
 from gapmeter.report import html, markdown, terminal
-from gapmeter.report.comparison import document
-from gapmeter.report.comparison_words import headline, regression_document, words_of
+from gapmeter.report.comparison import document, headline, regression_document, words_of
 from tests import kit
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 

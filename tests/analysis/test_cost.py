@@ -28,7 +28,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import Goodput, RunFigures, RunResult, Steady, SteadyMethods, Throughput
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
-from gapmeter.report.words import cost_sentence, energy_sentence
+from gapmeter.report.cost import cost_sentence, energy_sentence
 from tests import kit
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
 from gapmeter.analysis.stats.estimate import Floats
-from gapmeter.report.words import compute_sentence, difference_sentence
+from gapmeter.report.compute import compute_sentence
+from gapmeter.report.explore import difference_sentence
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from gapmeter.analysis.ledger.trace import COUNT, EMISSION, ENTRY, REQUEST_SPAN,
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.device import Experts, PeakRate
 from gapmeter.records import EntryFlag, RunFolder, Span
-from gapmeter.report.words import roofline_sentence
+from gapmeter.report.device import roofline_sentence
 from tests.analysis.test_telemetry import GPU, started, write
 from tests.kit import PEAKS, WEIGHTS, manifest
 

@@ -13,7 +13,7 @@ from bench.false_alarms import _run as queue_run
 from gapmeter.analysis.judge import steadiness
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.results.run import Steady
-from gapmeter.report.words import steady_sentence
+from gapmeter.report.trust import steady_sentence
 
 Floats = NDArray[np.float64]
 STEADY = Warmup("steady", 0, 0, "ttft", 1.0)

@@ -16,7 +16,7 @@ from gapmeter.analysis.device.telemetry import energy_of, read_telemetry, server
 from gapmeter.analysis.device.telemetry_summary import describe_telemetry, measured_window, telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
-from gapmeter.report.words import utilisation_sentence
+from gapmeter.report.device import utilisation_sentence
 from tests.kit import manifest
 
 S = 1_000_000_000

@@ -15,7 +15,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.verdict import FAIL, INCONCLUSIVE, INVALID, PASS
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import SloAnswer, Verdict
-from gapmeter.report.words import slo_sentence
+from gapmeter.report.slo import slo_sentence
 
 MS = 1_000_000
 

@@ -15,7 +15,7 @@ from gapmeter.analysis.cost.economics import describe_value
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import TokensPerRequest
 from gapmeter.analysis.summary import build_figures
-from gapmeter.report.words import cost_sentence, value_sentence
+from gapmeter.report.cost import cost_sentence, value_sentence
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo
 from tests.kit import manifest
