@@ -27,7 +27,7 @@ from gapmeter.analysis.sweep.result import (
     SweepFigures,
     figure_name,
 )
-from gapmeter.report.sweep_words import headline
+from gapmeter.report.growth import headline
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REPEATS = 25

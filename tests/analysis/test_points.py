@@ -18,7 +18,7 @@ from gapmeter.analysis.sweep.axis import axis_of, label
 from gapmeter.analysis.sweep.growth import Side, growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.knee import latency_turn
 from gapmeter.analysis.sweep.result import Growth, Point
-from gapmeter.report.sweep_words import growth_sentence
+from gapmeter.report.growth import growth_sentence
 
 LOADS = [1, 2, 4, 8, 16, 32]
 
