@@ -3,20 +3,14 @@
 A document is a verdict and sections; a section is blocks. Figures stay figures until a renderer writes them::
 
     missed, measured = Mark("missed", "bad", sign="x"), Figure(612.0, "ms", key="slo.0.value_ms")
-    slo = Table("Objectives", ["answer", "objective", Column("measured", csv="measured (ms)")],
-                [[missed, Code("ttft p99 <= 500 ms"), measured]], words=2)
+    rows = [[missed, Code("ttft p99 <= 500 ms"), measured]]
+    slo = Table("Objectives", ["answer", "objective", *in_ms("measured")], rows, words=2)
     curve = Chart("curve-ttft", PercentileCurve(values), caption="900 samples", table=percentiles, margin="levels")
-    return Document(
-        title="chat-p99",
-        header=Header("chat-p99 @ vllm 0.32.0", "16 req/s open loop, 120 s, n = 900"),
-        verdict=Verdict("FAIL", "bad", "p99 TTFT 612 ms is beyond the limit of 500 ms."),
-        sections=[
-            Section("slo", "Service level objectives", [slo], short="objectives", on=EVERYWHERE),
-            Section("percentiles", "Percentiles", [curve], lead="Counted from when a request was due."),
-            Section("trust", "", [Facts([("trust", "valid: lag p99 0.2 ms")])], on=TERMINAL),
-        ],
-        provenance=provenance,
-    )
+    header = Header("chat-p99 @ vllm 0.32.0", "16 req/s open loop, 120 s, n = 900")
+    verdict = Verdict("FAIL", "bad", "p99 TTFT 612 ms is beyond the limit of 500 ms.")
+    objectives = Section("slo", "Service level objectives", [slo], short="objectives", on=EVERYWHERE)
+    percentiles = Section("percentiles", "Percentiles", [curve], lead="Counted from when a request was due.")
+    return Document("chat-p99", header, verdict, [objectives, percentiles], provenance)
 
     html.page(document); terminal.text(document, width=80); markdown.text(document)
 
@@ -50,7 +44,7 @@ class Medium(Flag):
     MARKDOWN = 4
 
 
-PAGE, TERMINAL, MARKDOWN = Medium.PAGE, Medium.TERMINAL, Medium.MARKDOWN
+PAGE, TERMINAL, MARKDOWN = Medium
 BRIEF = TERMINAL | MARKDOWN
 EVERYWHERE = PAGE | BRIEF
 

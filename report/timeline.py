@@ -153,6 +153,12 @@ class Dots:
                class_="failed middle")
             for i, at in ((i, float(self.at_s[i])) for i in failed.tolist()[:_FAILED])
         ]  # fmt: skip
+        objective = NOTHING
+        if self.limit is not None:
+            ms, words = self.limit
+            objective = limit(plot, f"SLO {words}", y=ms, near=dots[:400])
+            if len(failed) and not plot.y.scale.holds(ms):  # inside, since failed requests are marked above
+                objective = el("text", f"SLO {words}, above this axis ↑", x="100%", y=14, class_="limit end halo")
         none = el("text", "no request was answered", x="50%", y=plot.height / 2, class_="faint middle")
         said = (
             f"{self.metric} of {len(answered):,} requests over time, largest {duration(largest)}; {len(failed)} failed."
@@ -160,18 +166,9 @@ class Dots:
         return plot.chart(
             name, f"{self.metric} over time", said, self.span.shades(plot),
             NOTHING if len(answered) else none,
-            self._objective(plot, dots[:400]),
+            objective,
             el("g", points(plot, dots), class_="dots", data_metric_dots=self.metric), *crosses, stamp=stamp,
         )  # fmt: skip
-
-    def _objective(self, plot: Plot, near: Sequence[Point]) -> Fragment:
-        """Named inside of the plot where it lies beyond it and failed requests are marked above."""
-        if self.limit is None:
-            return NOTHING
-        ms, words = self.limit
-        if self.failed.any() and not plot.y.scale.holds(ms):
-            return el("text", f"SLO {words}, above this axis ↑", x="100%", y=14, class_="limit end halo")
-        return limit(plot, f"SLO {words}", y=ms, near=near)
 
     @property
     def failed(self) -> NDArray[np.bool_]:
