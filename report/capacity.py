@@ -83,7 +83,6 @@ def minutes_to_go_on(search: Search) -> int | None:
 
 def headline(search: Search) -> tuple[str, ...]:
     """The answer first, then what binds, then what it takes."""
-    answer = f"Capacity {_one_end(search)} ({_why(search)})."
     if search.ended == CLIENT:
         because = f" ({search.reason})" if search.reason else ""
         answer = f"Capacity {_one_end(search)}: beyond that the load tester was the limit, not the server{because}."
@@ -91,6 +90,8 @@ def headline(search: Search) -> tuple[str, ...]:
         answer = _unmeetable(search.best_seen)
     elif search.rate:
         answer = _interval(search)
+    else:
+        answer = f"Capacity {_one_end(search)} ({_why(search)})."
     lines = [answer, _binding(search)] if search.binding_slo else [answer]
     if plan := search.planning:
         spare = f", and {plan.spare} spare" if plan.spare else ""
