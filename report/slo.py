@@ -22,7 +22,7 @@ from gapmeter.report.document import (
     Table,
 )
 from gapmeter.report.waits import tail_sentence
-from gapmeter.report.words import about_minutes, as_sentence, shares
+from gapmeter.report.words import about_minutes, as_sentence
 
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
@@ -61,8 +61,7 @@ def slo_sentence(answer: SloAnswer) -> str:
     """What was found of one SLO, and what that says of its limit."""
     if answer.metric == "errors":
         said = f"{count(round((answer.value or 0.0) * answer.count))} of {count(answer.count)} requests failed"
-        ends = shares((answer.low, answer.high), " .. ")
-        said += f" ({share(answer.value)}, 95 % interval {ends})" if answer.count else ""
+        said += f" ({share(answer.value)}, 95 % interval {slo_interval(answer)})" if answer.count else ""
         limit = f"the limit of {share(answer.limit)}"
     else:
         said, limit = _latency(answer), f"the limit of {_time(answer.limit)}"
