@@ -17,10 +17,10 @@ from typing import Any
 from bench.virtual_run import Traffic, virtual_run
 from bench.virtual_server import Settings
 from gapmeter.analysis.compare import claims
-from gapmeter.analysis.compare.claims import FAMILY, UNKNOWN
+from gapmeter.analysis.compare.claims import FAMILY
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import Run
-from gapmeter.analysis.results.comparison import NAMES, NOTHING, SLOWER
+from gapmeter.analysis.results.comparison import NAMES, NOTHING, SLOWER, UNKNOWN
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes

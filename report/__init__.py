@@ -15,7 +15,7 @@ def write_result(folder: RunFolder, result: RunResult) -> RunResult:
     Returns the result with its words. Raises OSError.
     """
     from gapmeter.report.export.perfetto import write_trace  # they read tables, which takes a second to import
-    from gapmeter.report.words import words_of
+    from gapmeter.report.run import words_of
 
     told = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
     told.write(folder.path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
@@ -12,60 +10,35 @@ from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
     DIED,
-    FAILS,
     FOUND,
-    HOLDS,
     INTERRUPTED,
     NOT_MEASURED,
     UNDECIDED,
     UNMEETABLE,
     BestSeen,
     CapacityResult,
-    Fleet,
     Search,
     SearchWords,
-    TrialResult,
 )
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.report import cost
+from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
-from gapmeter.report.document import (
-    BRIEF,
-    PAGE,
-    TERMINAL,
-    Block,
-    Chart,
-    Column,
-    Document,
-    Facts,
-    Figure,
-    Folded,
-    Header,
-    Headers,
-    Heading,
-    Mark,
-    Name,
-    Pre,
-    Row,
-    Said,
-    Section,
-    Table,
-    Tone,
-    Verdict,
-)
-from gapmeter.report.words import slo_sentence
-
-TONES: dict[str, Tone] = {HOLDS: "good", FAILS: "bad"}
+from gapmeter.report.document import BRIEF, PAGE, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
+from gapmeter.report.slo import slo_sentence
+from gapmeter.report.words import reproduce, tone
 
 
-def document(result: CapacityResult, manifest: SearchManifest) -> Document:
+def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
     """The whole report; its page links to the trials' own."""
     search = result.capacity
     answer, *more = headline(search)
-    return Document(
+    return doc.Document(
         title=f"capacity · {result.name} · gapmeter",
-        header=Header(f"{result.name}: capacity", result.provenance.load),
-        verdict=Verdict("", "" if search.ended == FOUND else "open", answer, more=[Said(line) for line in more]),
+        header=doc.Header(f"{result.name}: capacity", result.provenance.load),
+        verdict=doc.Verdict(
+            "", "" if search.ended == FOUND else "open", answer, more=[doc.Said(line) for line in more]
+        ),
         sections=[
             _goodput(search) if search.curve else None,
             _posterior(search) if search.posterior and search.rate else None,
@@ -110,23 +83,23 @@ def minutes_to_go_on(search: Search) -> int | None:
 
 def headline(search: Search) -> tuple[str, ...]:
     """The answer first, then what binds, then what it takes."""
-    lines = [_answer(search)]
-    if search.binding_slo:
-        lines.append(_binding(search))
-    if search.planning:
-        lines.append(_fleet(search.planning))
-    return tuple(lines)
-
-
-def _answer(search: Search) -> str:
     if search.ended == CLIENT:
         because = f" ({search.reason})" if search.reason else ""
-        return f"Capacity {_one_end(search)}: beyond that the load tester was the limit, not the server{because}."
-    if search.ended == UNMEETABLE:
-        return _unmeetable(search.best_seen)
-    if search.rate:
-        return _interval(search)
-    return f"Capacity {_one_end(search)} ({_why(search)})."
+        answer = f"Capacity {_one_end(search)}: beyond that the load tester was the limit, not the server{because}."
+    elif search.ended == UNMEETABLE:
+        answer = _unmeetable(search.best_seen)
+    elif search.rate:
+        answer = _interval(search)
+    else:
+        answer = f"Capacity {_one_end(search)} ({_why(search)})."
+    lines = [answer, _binding(search)] if search.binding_slo else [answer]
+    if plan := search.planning:
+        spare = f", and {plan.spare} spare" if plan.spare else ""
+        lines.append(
+            f"For {rate(plan.target_rps)}: {plan.replicas} servers ({plan.needed} at {rate(plan.planned_rps)} each, "
+            f"the lower bound less {share(plan.headroom)}{spare})."
+        )
+    return tuple(lines)
 
 
 def _interval(search: Search) -> str:
@@ -181,14 +154,6 @@ def _binding(search: Search) -> str:
     return f"{text}; at {rate(search.binding_rate)} {much} beyond typical ones is {whose}."
 
 
-def _fleet(plan: Fleet) -> str:
-    spare = f", and {plan.spare} spare" if plan.spare else ""
-    return (
-        f"For {rate(plan.target_rps)}: {plan.replicas} servers ({plan.needed} at {rate(plan.planned_rps)} each, "
-        f"the lower bound less {share(plan.headroom)}{spare})."
-    )
-
-
 # --- sections
 
 
@@ -199,19 +164,19 @@ def _goodput(search: Search) -> Section:
         for at, p in enumerate(search.curve)
     ]  # fmt: skip
     table = Table("Goodput against rate", ["rate", "SLOs", "goodput", "95 % interval", "good", "n"], rows, words=2)
-    told = [trial for trial in search.trials if trial.sure_to_hold is not None]
     sure: list[Row] = [
         [str(trial.number), Figure(trial.rate, "rate"), trial.verdict, Figure(trial.sure_to_hold, "share")]
-        for trial in told
+        for trial in search.trials
+        if trial.sure_to_hold is not None
     ]
-    heads: Headers = ["trial", Column("rate", "rate (1/s)"), "verdict", Column("sure that all hold", "share")]
+    heads: doc.Headers = ["trial", Column("rate", "rate (1/s)"), "verdict", Column("sure that all hold", "share")]
     lead = (
         "Goodput: requests per second that kept every limit themselves. Dashed: what was asked for. Shaded: where "
         "every SLO holds (light: may hold, the interval). Green: every SLO held; red: one failed; hollow: undecided."
     )
-    blocks: list[Block] = [
+    blocks: list[doc.Block] = [
         Chart("goodput", Goodput(search), table=table, margin="levels"),
-        Heading("How sure each trial is that every SLO holds at its rate"),
+        doc.Heading("How sure each trial is that every SLO holds at its rate"),
         Chart("verdicts", Sureness(search), table=Table("How sure each trial is", heads, sure), margin="levels"),
     ]
     return Section("curve", "Goodput against rate", blocks, lead, "goodput")
@@ -225,7 +190,7 @@ def _posterior(search: Search) -> Section:
         for low, high, mass in zip(edges[:-1], edges[1:], masses, strict=True)
         if mass >= 0.001
     ]
-    heads: Headers = [Column("from", "from (1/s)"), Column("to", "to (1/s)"), "probability"]
+    heads: doc.Headers = [Column("from", "from (1/s)"), Column("to", "to (1/s)"), "probability"]
     table = Table("Where the capacity lies", heads, rows, words=0)
     lead = (
         f"Probabilistic bisection: each trial moves probability to the side that it points to, by its own confidence. "
@@ -242,30 +207,29 @@ def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
         return []
     worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
     least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
-    simulated = manifest.scenario["server"]["engine"] == "simulated"
-    lines = cost.lines(economy, (least, None), simulated=simulated)
-    return [Section("cost", "", [Facts(lines)], on=TERMINAL), cost.section(economy, lines)]
+    lines = cost.lines(economy, (least, None), simulated=manifest.asked.server.engine == "simulated")
+    return [Section("cost", "", [doc.Facts(lines)], on=TERMINAL), cost.section(economy, lines)]
 
 
 def _trials_in_short(search: Search) -> Section:
     rows: list[Row] = []
     for trial in search.trials:
+        seen, slo = trial.reason or "", trial.decided_by if trial.confidence is not None else None
+        if slo:
+            which = f"{slo.text}: " if len(trial.slos) > 1 else ""
+            beyond = f"{count(slo.over)} of {count(slo.count)} beyond, worth {count(slo.n_eff)}"
+            seen = f"{which}{beyond}; {duration(1000 * trial.seconds)}"
         lean = f" (leaning to {trial.leaning})" if trial.verdict == UNDECIDED else ""
-        verdict = Mark(f"{trial.verdict}{lean}", TONES.get(trial.verdict, "open"))
-        rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, share(trial.confidence), _seen(trial)])
-    headers: Headers = [
-        "", "rate", Column("verdict", wraps=True), "confidence", Column("what was seen", wraps=True)
-    ]  # fmt: skip
+        verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
+        rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, share(trial.confidence), seen])
+    headers: doc.Headers = [
+        "",
+        "rate",
+        Column("verdict", wraps=True),
+        "confidence",
+        Column("what was seen", wraps=True),
+    ]
     return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)
-
-
-def _seen(trial: TrialResult) -> str:
-    if trial.confidence is None:
-        return trial.reason or ""
-    slo = trial.decided_by
-    which = f"{slo.text}: " if len(trial.slos) > 1 else ""
-    beyond = f"{count(slo.over)} of {count(slo.count)} beyond, worth {count(slo.n_eff)}"
-    return f"{which}{beyond}; {duration(1000 * trial.seconds)}"
 
 
 def _trials(search: Search) -> Section:
@@ -274,7 +238,7 @@ def _trials(search: Search) -> Section:
         slo = trial.decided_by
         href = quote(f"{trial.folder}/report.html") if trial.folder else ""
         rows.append([
-            Name(str(trial.number), href), Mark(trial.verdict, TONES.get(trial.verdict, "open")),
+            Name(str(trial.number), href), Mark(trial.verdict, tone(trial.verdict)),
             trial.reason or trial.slo, Figure(trial.rate, "rate", f"capacity.trials.{at}.rate"),
             share(trial.confidence), f"{count(slo.over)} of {count(slo.count)}", share(slo.allowed), count(slo.n_eff),
             count(trial.requests), duration(1000 * trial.seconds),
@@ -294,9 +258,4 @@ def _how(search: Search, manifest: SearchManifest) -> Section:
         f"server. A trial's looks are fixed before it starts and share its chance to be wrong, so that stopping early "
         f"does not flatter it; docs/capacity.md has the rules."
     )
-    blocks: Sequence[Block] = [
-        Pre(manifest.command),
-        Folded("the scenario as it was resolved", [Pre(json.dumps(manifest.scenario, indent=2, ensure_ascii=False))]),
-        Folded("the whole manifest", [Pre(json.dumps(manifest.to_json(), indent=1, ensure_ascii=False))]),
-    ]
-    return Section("how", "How it was searched", blocks, text, "how")
+    return Section("how", "How it was searched", reproduce(manifest), text, "how")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -12,6 +11,7 @@ from gapmeter.analysis.numbers import rate, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, Density, Search, TrialVerdict
 from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points, shade, stairs
 from gapmeter.report.svg import NOTHING, Fragment, group
+from gapmeter.report.words import both
 
 _ASKED = "requests per second asked for (logarithmic)"
 _DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
@@ -57,7 +57,7 @@ class Goodput:
         y = Axis(Scale.linear([*ends, *(p.rate for p in self.search.curve[:-1])] or [1.0]), "req/s")
         plot = Plot(x, y, 260)
         steps = [x.scale.low * (x.scale.high / x.scale.low) ** (i / 60) for i in range(61)]
-        dots = [_dot(p.rate, p.verdict, value, _both(p.goodput_ci)) for p, value in known]
+        dots = [_dot(p.rate, p.verdict, value, both(p.goodput_ci)) for p, value in known]
         told = "; ".join(f"{rate(p.rate)} {rate(value)}" for p, value in known)
         return plot.chart(
             name, "Goodput against rate", f"Goodput by rate: {told}",
@@ -66,11 +66,6 @@ class Goodput:
             line(plot, [(dot.x, dot.y) for dot in dots]),
             points(plot, dots), _answer(self.search, plot), stamp=stamp,
         )  # fmt: skip
-
-
-def _both(ends: Sequence[float | None] | None) -> tuple[float, float] | None:
-    low, high = ends or (None, None)
-    return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,14 +339,14 @@ def points(plot: Plot, found: Sequence[Point], whisker: str = "whisker") -> Frag
             drawn.append(el("text", title, one.sign, x=x, y=y + 5, class_=f"{one.css} middle", **one.data))
         elif one.size:
             drawn.append(el("circle", title, cx=x, cy=y, r=one.size, class_=one.css, **one.data))
-    return group([*drawn, written([_beside(plot, one) for one in found if one.label], _spots(plot, found))])
-
-
-def _beside(plot: Plot, one: Point) -> list[Text]:
-    x, y = plot.across(one.x), plot.down(one.y)
-    sides: list[tuple[float, float, Side]] = [(0, -10, "middle"), (0, 20, "middle"), (10, -8, "start")]
-    sides += [(-10, -8, "end"), (10, 4, "start"), (-10, 4, "end")]
-    return [Text(one.label, x, y + below, dx, side, "halo") for dx, below, side in sides]
+    places: list[tuple[float, float, Side]] = [(0, -10, "middle"), (0, 20, "middle"), (10, -8, "start")]
+    places += [(-10, -8, "end"), (10, 4, "start"), (-10, 4, "end")]
+    labels = [
+        [Text(one.label, plot.across(one.x), plot.down(one.y) + below, dx, side, "halo") for dx, below, side in places]
+        for one in found
+        if one.label
+    ]
+    return group([*drawn, written(labels, _spots(plot, found))])
 
 
 def _spots(plot: Plot, found: Sequence[Point]) -> list[tuple[float, float]]:

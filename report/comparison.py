@@ -1,117 +1,95 @@
-"""What is said of a comparison: the verdict, whether it may be made at all, what differs and where it comes from."""
+"""What is said of a comparison: the verdict, whether it may be made at all, all sides in a table, the method."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
+from gapmeter.analysis.numbers import DASH, bounds, count, duration, share, significant
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
     NAMES,
-    ClaimedFigure,
+    NOT_ESTIMABLE,
+    REGRESSED,
+    UNDECIDED,
+    VALID,
+    VALIDITY,
     Comparison,
-    FigureName,
-    PairComparison,
+    ComparisonWords,
+    PairWords,
+    Regression,
+    RegressionRow,
     SideRow,
     SideTable,
-    StageDifference,
-    StageDifferences,
 )
-from gapmeter.analysis.results.distribution import percentile_of_key
-from gapmeter.analysis.stages import owner_words
-from gapmeter.report import comparison_words as words
-from gapmeter.report import html, marks
+from gapmeter.report import differences, html
+from gapmeter.report import document as doc
+from gapmeter.report.differences import change_sentence, difference, interval, relative, verdict_sentence
 from gapmeter.report.document import (
     BRIEF,
     MARKDOWN,
     PAGE,
     TERMINAL,
     Block,
-    Chart,
     Column,
-    Columns,
-    Document,
-    Facts,
     Figure,
-    Header,
-    Headers,
-    Heading,
     Mark,
-    Medium,
     Paragraph,
-    Pre,
     Row,
     Said,
     Section,
-    Stage,
     Table,
-    Tone,
-    Trust,
-    Verdict,
-    Warned,
-    Warnings,
     Words,
     in_ms,
 )
-from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
+from gapmeter.report.words import both, tone
 
-_TONES: dict[str, Tone] = {"FASTER": "good", "SLOWER": "bad", "MIXED": "open", "NO DIFFERENCE FOUND": "open"}
-_EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
-_STAMP = "NOT COMPARABLE"
+_LONGEST = 40  # characters of a value in a sentence
 _ONE_LINE = 70  # characters
 _SAME = "Scenario, plan, model, engine, hardware and load tester are the same on all sides."
 _MEANINGS = (
     "factor: what is compared; follows: differs because of it; noted: changes no latency; blocks: must not differ."
 )
-_HOLM = (
-    "Each interval holds for itself; an answer holds for all of them together (Holm). In brackets: the smallest "
-    "difference that would have been found with 80 % probability."
-)
 _SIDES = (
     "As each run's own report has them: percentiles are order statistics. Differences above are of smoother estimates "
     "(Harrell and Davis), so the two can lie a little apart."
 )
-_NO_LEDGER = "No ledger on both sides: the server's stages were not recorded, or not shown."
+_RARE: doc.Headers = ["capacity", "per request at the SLA", "energy a request"]
 
 
 def write(folder: Path, result: Comparison, version: str = "") -> Comparison:
     """``compare.json`` and ``report.html`` of a folder; ``version``: of the gapmeter that ran the baseline.
 
-    Returns the result with its words. Raises OSError.
+    Returns the result with its  Raises OSError.
     """
-    told = result.model_copy(update={"words": words.words_of(result)})
+    told = result.model_copy(update={"words": words_of(result)})
     told.write(folder)
     (folder / "report.html").write_text(html.page(document(told, version)), encoding="utf-8")
     return told
 
 
-def document(result: Comparison, version: str = "") -> Document:
+def document(result: Comparison, version: str = "") -> doc.Document:
     """The page, and in short the terminal's and Markdown's answer."""
     several = len(result.comparisons) > 1
     sections: list[Section | None] = [_protocol(result), _facts(result)]
     for number, pair in enumerate(result.comparisons):
         name = f" ({pair.b} against {pair.a})" if several else ""
         sections += [
-            _brief(pair, number, forced=result.forced),
-            _changed(pair, number, name),
-            _metrics(pair, number, name, forced=result.forced),
-            _shift(pair, number, name),
+            differences.brief(pair, number, forced=result.forced),
+            differences.changed(pair, number, name),
+            differences.metrics(pair, number, name, forced=result.forced),
+            differences.shift(pair, number, name),
         ]
     if result.table:
         sections += [_sides(result.table), _sides_in_short(result.table)]
+    # What to type where there are no figures.
+    remedied = None if result.comparisons else Section("remedy", "", [Paragraph(remedy(result))], on=TERMINAL)
     sides = "; ".join(f"{side.name}: {', '.join(side.runs)}" for side in result.sides)
-    return Document(
+    return doc.Document(
         title=f"{result.verdict} · comparison · gapmeter",
-        header=Header(f"{result.sides[0].scenario or 'runs'}: a comparison", sides),
+        header=doc.Header(f"{result.sides[0].scenario or 'runs'}: a comparison", sides),
         verdict=_verdict(result),
-        sections=[
-            *sections,
-            _method(result),
-            _method_in_short(result, TERMINAL),
-            _method_in_short(result, MARKDOWN),
-            _remedy(result),
-        ],
+        sections=[*sections, *_method(result), remedied],
         provenance=result.provenance,
         device=result.comparisons[0].device if result.comparisons else "GPU",
         version=version,
@@ -122,19 +100,130 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _verdict(result: Comparison) -> Verdict:
-    first, *more = [words.verdict_sentence(pair) for pair in result.comparisons] or [words.not_comparable(result)]
-    changed = [said for pair in result.comparisons if (said := words.change_sentence(pair))]
-    trust = Trust(sound=True, word="Comparable.", words="Only what was meant to differ does.")
+def _verdict(result: Comparison) -> doc.Verdict:
+    first, *more = [verdict_sentence(pair) for pair in result.comparisons] or [not_comparable(result)]
+    changed = [said for pair in result.comparisons if (said := change_sentence(pair))]
+    trust = doc.Trust(sound=True, word="Comparable.", words="Only what was meant to differ does.")
     if not result.comparable:
-        trust = Trust(sound=False, word="Not comparable.", words=words.remedy(result))
-    return Verdict(
+        trust = doc.Trust(sound=False, word="Not comparable.", words=remedy(result))
+    return doc.Verdict(
         word=result.verdict,
-        tone=_TONES.get(result.verdict, "bad"),
+        tone=tone(result.verdict),
         sentence=_sentence(first),
         more=[*(Said(_sentence(each)) for each in more), *(Said(_sentence(each), strong=True) for each in changed)],
         trust=trust,
     )
+
+
+# --- the answer in sentences
+
+
+def words_of(result: Comparison) -> ComparisonWords:
+    """Every sentence of a comparison, for its file."""
+    pairs = [
+        PairWords(verdict=verdict_sentence(pair), changed=change_sentence(pair) or None) for pair in result.comparisons
+    ]
+    return ComparisonWords(
+        headline=headline(result), comparisons=tuple(pairs), method=method_sentence(result) if result.method else None
+    )
+
+
+def headline(result: Comparison) -> str:
+    """What a person reads first."""
+    if not result.comparisons:
+        return not_comparable(result)
+    said = [verdict_sentence(pair) for pair in result.comparisons]
+    changed = result.comparisons[0].changed
+    if len(said) == 1 and changed and changed.stage:
+        said.append(change_sentence(result.comparisons[0]))
+    return f"{'. '.join(each[0].upper() + each[1:] for each in said)}."
+
+
+def not_comparable(result: Comparison) -> str:
+    """What differs, in short: what is long stands once, in the protocol."""
+    parts, invalid, first = [], set(), result.sides[0].name
+    for each in result.protocol:
+        listed = "; ".join(f"{f.key}: {_short(f.a)} | {_short(f.b)}" for f in each.blocking if f.key != VALIDITY)
+        if listed:
+            parts.append(f"{first} and {each.side} differ in more than what is compared: {listed}")
+        for fact in each.facts:
+            if fact.key == VALIDITY:
+                invalid |= {side for side, said in ((first, fact.a), (each.side, fact.b)) if said != VALID}
+    if invalid:
+        are = "is" if len(invalid) == 1 else "are"
+        parts.append(f"{' and '.join(sorted(invalid))} {are} not valid as a measurement (validity)")
+    return ". ".join(parts)
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
+
+
+def method_sentence(result: Comparison) -> str:
+    """How the differences were made, and what the correction promises."""
+    method, first = result.method, result.comparisons[0]
+    assert method is not None
+    how = "drawn in pairs, since both sides issued the same plan" if first.paired else "each side drawn by itself"
+    why = f" ({first.why_not_paired})" if first.why_not_paired else ""
+    turn = " made in turn" if method.in_turn else ""
+    counted = f"; {first.runs[0]} and {first.runs[1]} runs{turn}, whose spread counts where it is larger"
+    return (
+        f"{method.resamples:,} stationary block resamples (blocks of {first.block_requests:.0f} requests on average, "
+        f"{how}{why}) of Harrell-Davis percentiles{counted if max(first.runs) > 1 else ''}. Holm's correction over "
+        f"{method.family} figures: the chance that any difference is claimed where there is none is at most "
+        f"{share(1 - method.confidence)}"
+    )
+
+
+def remedy(result: Comparison) -> str:
+    """What to type where runs were refused."""
+    keys = {fact.key for each in result.protocol for fact in each.facts if fact.meaning == BLOCKS}
+    declared = sorted(key for key in keys if key != VALIDITY and ", within" not in key)
+    if VALIDITY in keys or not declared:
+        return "run again what is not valid; --force compares all the same, and marks every figure"
+    listed = " ".join(f"--factor {key}" for key in declared)
+    return f"if that is what you compare: {listed}; --force compares all the same, and marks every figure"
+
+
+def _figure_head(key: str) -> str:
+    """``TTFT p99`` of ``ttft_p99``."""
+    metric, _, percentile = key.partition("_")
+    return f"{NAMES[metric]} {percentile}"
+
+
+def _spreads(table: SideTable) -> list[str]:
+    """How far sides on devices of one name, under one scenario, lie apart, a sentence a device."""
+    told = []
+    for each in table.devices:
+        said = ", ".join(f"{_figure_head(key)} {share(found.relative)}" for key, found in each.figures.items())
+        if said:
+            where = f"{', '.join(each.sides)}, each on {each.device}"
+            told.append(f"Spread between identical devices ({where}): {said}.")
+    return told
+
+
+def with_sentences(found: Regression, result: Comparison) -> Regression:
+    """The same with its sentences; ``result`` is the comparison with the baseline."""
+    if not result.comparable:
+        return found.model_copy(update={"sentence": headline(result)})
+    rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found.limit)}) for row in found.rows)
+    sentence = "; ".join(row.sentence for row in rows if row.status == found.status)
+    changed = result.comparisons[0].changed
+    if found.status == REGRESSED and changed and changed.stage:
+        sentence += f"; {change_sentence(result.comparisons[0])}"
+    return found.model_copy(update={"rows": rows, "sentence": sentence})
+
+
+def _regression_row(row: RegressionRow, limit: float) -> str:
+    name = f"{NAMES[row.metric]} {row.name.partition(' ')[2]}"
+    if row.status == NOT_ESTIMABLE:
+        return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
+    grew = f"{name} {duration(row.a_ms)} -> {duration(row.b_ms)}, {relative(row)}"
+    meaning = {
+        REGRESSED: ": a regression",
+        UNDECIDED: ": more than is allowed, but not beyond chance; longer runs, or several, would tell",
+    }.get(row.status, "")
+    return f"{grew} ({difference(row)}, 95 % interval {interval(row)}), allowed +{share(limit)}{meaning}"
 
 
 # --- may they be compared?
@@ -162,176 +251,28 @@ def _facts(result: Comparison) -> Section | None:
             line = f"{key}: {fact.a} | {fact.b}"
             sides = (key, f"{result.sides[0].name}  {fact.a}", f"{each.side}  {fact.b}")
             rows.append((fact.meaning, *((line,) if len(line) <= _ONE_LINE else sides)))
-    return Section("facts", "", [Facts(rows)], on=TERMINAL) if rows else None
-
-
-def _remedy(result: Comparison) -> Section | None:
-    """What to type where there are no figures."""
-    return None if result.comparisons else Section("remedy", "", [Paragraph(words.remedy(result))], on=TERMINAL)
-
-
-# --- what differs
-
-
-def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
-    return [
-        (FigureName(metric=metric, percentile=percentile_of_key(key)), figure)
-        for metric, known in pair.metrics.items()
-        for key, figure in known.percentiles.items()
-        if figure.difference_ms is not None
-    ]
-
-
-def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
-    said = f"{words.answer(figure)}{f', {_STAMP}' if forced else ''}"
-    return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
-
-
-def _brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
-    """The figures that may be claimed."""
-    rows: list[Row] = [
-        [str(name), Figure(figure.a_ms), Figure(figure.b_ms), _difference(pair, number, name, figure),
-         words.interval(figure), words.relative(figure), _answer(figure, forced=forced)]
-        for name, figure in _claims(pair) if figure.in_family
-    ]  # fmt: skip
-    headers: Headers = [
-        " ", pair.a, pair.b, "difference", "95 % interval", "relative", Column("answer", wraps=True)
-    ]  # fmt: skip
-    blocks: list[Block] = [Table("Percentiles", headers, rows, whole=True)] if rows else []
-    missing = words.not_estimable(pair)
-    return Section(f"brief-{number}", "", [*blocks, Paragraph(missing)] if missing else blocks, on=BRIEF)
-
-
-def _difference(pair: PairComparison, number: int, name: FigureName, figure: ClaimedFigure) -> Figure:
-    return Figure(figure.difference_ms, "ms", words.figure_path(number, name), text=words.difference(figure))
-
-
-def _metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Section:
-    rows, groups, last = list[Row](), set[int](), ""
-    for which, figure in _claims(pair):
-        first = which.metric != last
-        last = which.metric
-        groups |= {len(rows)} if first else set()
-        rows.append([
-            NAMES[which.metric] if first else "", f"p{which.percentile:g}", _answer(figure, forced=forced),
-            Figure(figure.a_ms), Figure(figure.b_ms), _difference(pair, number, which, figure),
-            words.interval(figure), words.relative(figure), words.probability(figure.p_adjusted),
-        ])  # fmt: skip
-    headers: Headers = [
-        "metric", "", "answer", *in_ms(pair.a, pair.b, "difference"), "95 % interval", "relative", "p, corrected"
-    ]  # fmt: skip
-    missing = words.not_estimable(pair)
-    blocks: list[Block] = []
-    if rows:
-        blocks.append(Table("Differences of percentiles", headers, rows, words=3, groups=frozenset(groups)))
-    if missing:
-        blocks.append(Paragraph(missing, "quiet"))
-    return Section(f"metrics-{number}", f"Percentiles{name}", blocks, _HOLM, "" if number else "percentiles")
-
-
-def _changed(pair: PairComparison, number: int, name: str) -> Section:
-    """The mean wait's difference by stage, to either event; the one that was claimed first."""
-    title, short = f"What changed{name}", "" if number else "what changed"
-    if not pair.stages:
-        return Section(f"changed-{number}", title, [Paragraph(_NO_LEDGER)], short=short)
-    first, blocks = pair.changed.event if pair.changed else "last_token", list[Block]()
-    for event in sorted(pair.stages, key=lambda each: each != first):
-        own = pair.stages[event]
-        table = _stage_table(event, own, pair)
-        blocks.append(Heading(f"To {_EVENTS[event]}: {words.difference(own.total)} ({words.interval(own.total)})"))
-        largest = max((abs(one.difference_ms or 0.0) for one in own.stages), default=0.0)
-        shown = [one for one in own.stages if largest and abs(one.difference_ms or 0.0) >= 0.01 * largest]
-        blocks.append(
-            Chart(f"changed-{number}-{event}", _changes(own, shown, pair.device), "", table, "names")
-            if shown
-            else table
-        )
-    lost = pair.unmeasured.get("last_token") or ()
-    told = f" Not measured on both sides, so in unexplained: {', '.join(map(marks.words, lost))}." if lost else ""
-    lead = f"The mean wait's difference, stage by stage; the stages add up to it exactly. Lines: 95 % intervals.{told}"
-    return Section(f"changed-{number}", title, blocks, lead, short)
-
-
-def _changes(own: StageDifferences, shown: Sequence[StageDifference], device: str) -> Changes:
-    """A bar a stage, to the right where B is slower."""
-    rows = [
-        StageChange(
-            one.stage, one.difference_ms or 0.0, low, high, "", f"{words.difference(one)} ({words.interval(one)})"
-        )
-        for one in shown
-        for low, high in [one.ci_ms or (None, None)]
-    ]
-    said = f"The mean differs by {words.difference(own.total)}; a bar is what one stage adds to that."
-    return Changes("What each stage adds to the difference", said, rows, device)
-
-
-def _stage_table(event: str, own: StageDifferences, pair: PairComparison) -> Table:
-    rows: list[Row] = []
-    for one in own.stages:
-        ends = f" ({share(one.share_ci[0])} .. {share(one.share_ci[1])})" if one.share_ci else ""
-        inner = [one.percentiles.get(key) for key in ("p50", "p99")]
-        rows.append([
-            Stage(one.stage), owner_words(one.owner, pair.device), Figure(one.a_ms), Figure(one.b_ms),
-            Figure(one.difference_ms, text=words.difference(one)), words.interval(one),
-            f"{share(one.share)}{ends}" if ends else "", *(words.difference(each) if each else "" for each in inner),
-        ])  # fmt: skip
-    total = own.total
-    rows.append([
-        "sum", "", Figure(total.a_ms), Figure(total.b_ms), Figure(total.difference_ms, text=words.difference(total)),
-        words.interval(total), "", "", "",
-    ])  # fmt: skip
-    headers: Headers = [
-        "stage", "owner", *in_ms(f"{pair.a}, mean", f"{pair.b}, mean", "difference"), "95 % interval",
-        "share of the whole", "at p50", "at p99",
-    ]  # fmt: skip
-    return Table(f"Stages to {_EVENTS[event]}", headers, rows, words=2)
-
-
-def _shift(pair: PairComparison, number: int, name: str) -> Section:
-    parts = []
-    for metric, known in pair.metrics.items():
-        rows: list[Row] = [
-            [f"p{one.percentile:g}", Figure(one.a_ms), Figure(one.b_ms),
-             Figure(one.difference_ms, text=words.difference(one)), words.interval(one)]
-            for one in known.shift
-        ]  # fmt: skip
-        headers: Headers = ["decile", *in_ms(pair.a, pair.b, "difference"), "95 % interval"]
-        table = Table(f"Shift of {NAMES[metric]}", headers, rows)
-        body: Block = Paragraph("No decile is supported.")
-        deciles = [
-            Decile(
-                f"p{one.percentile:g}", one.difference_ms, one.ci_ms, f"{words.difference(one)} ({words.interval(one)})"
-            )
-            for one in known.shift
-        ]
-        if any(one.ci_ms is not None for one in known.shift):
-            body = Chart(f"shift-{number}-{metric}", Shift(NAMES[metric], deciles), "", table, "levels")
-        parts.append([Heading(NAMES[metric]), body])
-    lead = f"{pair.b} minus {pair.a} at every decile, with its 95 % interval: above the line is slower."
-    return Section(f"shift-{number}", f"Shift{name}", [Columns(parts)], lead, "" if number else "shift")
+    return Section("facts", "", [doc.Facts(rows)], on=TERMINAL) if rows else None
 
 
 # --- all sides
 
 
 def _rare(row: SideRow) -> list[Words]:
-    """Figures that only some runs have."""
-    return [
-        Figure(row.capacity.value, "number", hint=row.capacity.why, text=words.part(row.capacity, "req/s")),
-        Figure(row.cost.value, "number", hint=row.cost.why, text=words.part(row.cost, "USD")),
-        Figure(row.energy.value, "number", hint=row.energy.why, text=words.part(row.energy, "J")),
-    ]
+    """Figures that only some runs have, each with its interval; a dash where there is none."""
+    cells: list[Words] = []
+    for part, unit in ((row.capacity, "req/s"), (row.cost, "USD"), (row.energy, "J")):
+        ends = f" ({significant(ci[0])} .. {significant(ci[1])})" if (ci := both(part.ci)) else ""
+        text = DASH if part.value is None else f"{significant(part.value)}{ends} {unit}"
+        cells.append(Figure(part.value, "number", hint=part.why, text=text))
+    return cells
 
 
-def _why_not(table: SideTable) -> str:
-    """Why a dash stands where it does."""
-    parts = {"capacity": [r.capacity for r in table.rows], "cost": [r.cost for r in table.rows],
-             "energy": [r.energy for r in table.rows]}  # fmt: skip
-    why = {f"{name}: {part.why}" for name, found in parts.items() for part in found if part.why}
-    return f"{DASH} {'; '.join(sorted(why))}." if why else ""
-
-
-_RARE: Headers = ["capacity", "per request at the SLA", "energy a request"]
+def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Block]:
+    """Why a dash stands where it does, and how far sides on devices of one name lie apart."""
+    parts = [(name, getattr(row, name)) for row in table.rows for name in ("capacity", "cost", "energy")]
+    why = sorted({f"{name}: {part.why}" for name, part in parts if part.why})
+    dashes = [Paragraph(f"{DASH} {'; '.join(why)}.", tone)] if why else []
+    return [*dashes, *map(Paragraph, _spreads(table))]
 
 
 def _sides(table: SideTable) -> Section:
@@ -342,44 +283,29 @@ def _sides(table: SideTable) -> Section:
             for one in row.figures.values()
         ]
         rows.append([row.name, row.device, row.engine, count(row.requests), *figures, *_rare(row)])
-    headers: Headers = ["", "device", "engine", "n", *in_ms(*map(words.figure_head, keys)), *_RARE]
-    why = _why_not(table)
-    blocks: list[Block] = [Table("All sides", headers, rows, words=3, css="dense")]
-    blocks += [Paragraph(why, "quiet")] if why else []
-    return Section(
-        "sides", "All sides in one table", [*blocks, *map(Paragraph, words.spreads(table))], _SIDES, "all sides"
-    )
+    headers: doc.Headers = ["", "device", "engine", "n", *in_ms(*map(_figure_head, keys)), *_RARE]
+    blocks = [Table("All sides", headers, rows, words=3, css="dense"), *_notes(table, "quiet")]
+    return Section("sides", "All sides in one table", blocks, _SIDES, "all sides")
 
 
 def _sides_in_short(table: SideTable) -> Section | None:
-    """Three sides or more in a few columns, and how far those on devices of one name lie apart."""
+    """Three sides or more in a few columns."""
     if len(table.rows) < 3:
         return None
     rows: list[Row] = [[row.name, count(row.requests), *_rare(row), row.device] for row in table.rows]
-    why = _why_not(table)
-    blocks: list[Block] = [
-        Table("All sides", [" ", "n", *_RARE, Column("device", wraps=True)], rows, whole=True),
-        *([Paragraph(why)] if why else []),
-        *map(Paragraph, words.spreads(table)),
-    ]
+    headers: doc.Headers = [" ", "n", *_RARE, Column("device", wraps=True)]
+    blocks = [Table("All sides", headers, rows, whole=True), *_notes(table)]
     return Section("sides-in-short", "", blocks, on=BRIEF)
 
 
 # --- how
 
 
-def _method(result: Comparison) -> Section:
-    blocks = [*_warnings(result), *_how(result), Pre(result.command)]
-    return Section("method", "How, and how to repeat it", blocks, short="how")
-
-
-def _method_in_short(result: Comparison, on: Medium) -> Section:
-    return Section("how", "", [*_warnings(result), *(_how(result) if on is MARKDOWN else ())], on=on)
-
-
-def _how(result: Comparison) -> list[Block]:
-    return [Paragraph(f"{words.method_sentence(result)}.")] if result.method else []
-
-
-def _warnings(result: Comparison) -> list[Block]:
-    return [Warnings([Warned(text) for text in result.warnings])] if result.warnings else []
+def _method(result: Comparison) -> list[Section]:
+    warnings: list[Block] = [doc.Warnings([doc.Warned(text) for text in result.warnings])] if result.warnings else []
+    how: list[Block] = [Paragraph(f"{method_sentence(result)}.")] if result.method else []
+    return [
+        Section("method", "How, and how to repeat it", [*warnings, *how, doc.Pre(result.command)], short="how"),
+        Section("how", "", warnings, on=TERMINAL),
+        Section("how", "", [*warnings, *how], on=MARKDOWN),
+    ]

@@ -1,76 +1,117 @@
-"""Cost, efficiency and value: three rows, and the interval of a request's cost as a picture."""
+"""What a request costs, in money and in energy: sentences, three rows, and the interval of the cost as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gapmeter.analysis.numbers import DASH, significant, usd
+from gapmeter.analysis.device.devices import CPU
+from gapmeter.analysis.numbers import DASH, large, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
-from gapmeter.analysis.results.cost import Cost, Economy, Energy
-from gapmeter.report import words
-from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Row, Section, Table
+from gapmeter.analysis.results.cost import Cost, Economy, Energy, NoCost, NoEnergy, Price, Value
+from gapmeter.report.document import Block, Chart, Column, Figure, Row, Section, Table
 from gapmeter.report.pictures import CostRange
+from gapmeter.report.words import Interval
+
+_CHEAP_USD = 0.001  # from which a request's own cost is told
+
+
+def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
+    """The figure with what it rests on, or why there is none. ``simulated``: no real engine served."""
+    if isinstance(cost, NoCost):
+        return f"no cost: {cost.reason}"
+    price, rate = cost.price, cost.rate
+    many, who = many_requests(cost.per_request_usd)
+    dearest, output = cost.per_request_usd_ci[1], cost.per_million_output_tokens_usd_ci
+    said = f"at most {usd(None if dearest is None else many * dearest)} {who}"
+    if output is not None:
+        said += f" and {usd(output[1])} for a million output tokens"
+    basis = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
+    unsearched = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
+    elsewhere = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
+    simulation = ". The simulated engine stands for no real one" if simulated else ""
+    return f"{said} ({basis}; {price_words(price)}){unsearched}{elsewhere}{simulation}"
+
+
+def many_requests(per_request: float) -> tuple[float, str]:
+    """How many requests' cost is told, so that few zeros are: one, or a million of cheap ones."""
+    return (1.0, "a request") if per_request >= _CHEAP_USD else (1e6, "for a million requests")
+
+
+def price_words(price: Price) -> str:
+    """``1 x H100-SXM at $2.49 an hour, the scenario's price``; a default says so, with date and source."""
+    per_core = price.device == CPU and price.is_default
+    what = f"{price.units} core{'s' if price.units > 1 else ''}" if per_core else f"{price.units} x {price.device}"
+    each = " each" if price.units > 1 else ""
+    return f"{what} at {usd(price.usd_per_unit_hour)} an hour{each}, {price.source}"
+
+
+def energy_sentence(energy: Energy | NoEnergy) -> str:
+    """Joules of a request, output tokens of a joule; or why nobody knows."""
+    if isinstance(energy, NoEnergy):
+        return f"energy {energy.reason}"
+    each = DASH if energy.per_request_j is None else f"{significant(energy.per_request_j)} J"
+    rate = DASH if energy.tokens_per_watt is None else significant(energy.tokens_per_watt)
+    idle = "idle share unmeasured" if energy.idle_share is None else f"{share(energy.idle_share)} of it idle power"
+    return f"{each} a request, {rate} output tokens per joule ({idle}; {energy.source})"
+
+
+def value_sentence(value: Value, goodput_ci: Interval) -> str:
+    """How many good requests a dollar buys; ``goodput_ci``: the share of requests that are good."""
+    if value.good_requests_per_usd is None:
+        return f"none: {value.reason}"
+    least = share(goodput_ci[0] if goodput_ci else None)
+    worth = large(value.good_requests_per_usd)
+    return f"at least {worth} requests within their own limits for a dollar ({least} or more are)"
+
+
+# --- the section
 
 Lines = Sequence[tuple[str, str]]
 
 
-def lines(economy: Economy, goodput_ci: Ends | None, *, simulated: bool) -> Lines:
+def lines(economy: Economy, goodput_ci: Interval, *, simulated: bool) -> Lines:
     """Three (name, sentence) of a run, or of a search for capacity: the figure, or why there is none.
 
     ``goodput_ci``: the share of requests within their own limits; ``simulated``: no real engine served.
     """
     cost, energy, value = economy.cost, economy.energy, economy.value
+    said = [
+        ("cost", cost_sentence(cost, simulated=simulated), cost.reason),
+        ("energy", energy_sentence(energy), energy.reason),
+        ("value", value_sentence(value, goodput_ci), value.reason),
+    ]
     return [
-        ("cost", _or_why(words.cost_sentence(cost, simulated=simulated), cost.reason)),
-        ("energy", _or_why(words.energy_sentence(energy), energy.reason)),
-        ("value", _or_why(words.value_sentence(value, goodput_ci), value.reason)),
+        (name, sentence if not why else why if why.startswith("unmeasured") else f"{DASH}  {why}")
+        for name, sentence, why in said
     ]
 
 
-def _or_why(sentence: str, reason: str | None) -> str:
-    if not reason:
-        return sentence
-    return reason if reason.startswith("unmeasured") else f"{DASH}  {reason}"
-
-
 def section(economy: Economy, said: Lines) -> Section:
-    """``said``: as ``lines`` gives it."""
-    cost, name = economy.cost, "Cost, efficiency and value"
-    headers: Headers = ["what", Column("how, or why not", "how"), "figure", Column("95 % interval", "interval")]
-    blocks: list[Block] = [Table(name, headers, rows(economy, said), words=2)]
-    if isinstance(cost, Cost):
-        blocks.append(_chart(cost))
-    return Section("cost", name, blocks, short="cost")
-
-
-def rows(economy: Economy, said: Lines) -> list[Row]:
-    """A row each for cost (with that of tokens beneath), efficiency and value."""
+    """A row each for cost (with that of tokens beneath), efficiency and value; ``said`` as ``lines`` gives it."""
     cost, energy, value = economy.cost, economy.energy, economy.value
     how = {name: line.removeprefix(DASH).strip() for name, line in said}  # the figure beside it has the dash
-    found: list[Row]
+    rows: list[Row] = [["cost of a request", how["cost"], Figure(None, "usd"), DASH]]
     if isinstance(cost, Cost):
-        many, _ = words.many_requests(cost.per_request_usd)
-        million, output, total = "cost of a million", "per_million_output_tokens_usd", "per_million_total_tokens_usd"
-        found = [
-            [f"{million} requests" if many > 1 else "cost of a request", how["cost"],
-             Figure(many * cost.per_request_usd, "usd"), between(cost.per_request_usd_ci, many)],
-            [f"{million} output tokens", "",
-             Figure(cost.per_million_output_tokens_usd, "usd", f"cost.{output}"),
-             between(cost.per_million_output_tokens_usd_ci)],
-            [f"{million} tokens", "", Figure(cost.per_million_total_tokens_usd, "usd", f"cost.{total}"),
-             between(cost.per_million_total_tokens_usd_ci)],
-        ]  # fmt: skip
-    else:
-        found = [["cost of a request", how["cost"], Figure(None, "usd"), DASH]]
+        many, _ = many_requests(cost.per_request_usd)
+        each = Figure(many * cost.per_request_usd, "usd")
+        what = "cost of a million requests" if many > 1 else "cost of a request"
+        rows = [[what, how["cost"], each, between(cost.per_request_usd_ci, many)]]
+        for what, key in (
+            ("output tokens", "per_million_output_tokens_usd"),
+            ("tokens", "per_million_total_tokens_usd"),
+        ):
+            figure = Figure(getattr(cost, key), "usd", f"cost.{key}")
+            rows.append([f"cost of a million {what}", "", figure, between(getattr(cost, f"{key}_ci"))])
     low, high = (energy.tokens_per_watt_ci or (None, None)) if isinstance(energy, Energy) else (None, None)
     spread = DASH if low is None or high is None else f"{significant(low)} .. {significant(high)}"
     tokens = Figure(energy.tokens_per_watt, "number", "energy.tokens_per_watt")
     worth = Figure(value.good_requests_per_usd, "large", "value.good_requests_per_usd")
-    return [
-        *found,
-        ["efficiency: output tokens per joule", how["energy"], tokens, spread],
-        ["value: good requests for $1", how["value"], worth, DASH],
-    ]
+    rows.append(["efficiency: output tokens per joule", how["energy"], tokens, spread])
+    rows.append(["value: good requests for $1", how["value"], worth, DASH])
+    name, interval = "Cost, efficiency and value", Column("95 % interval", "interval")
+    table = Table(name, ["what", Column("how, or why not", "how"), "figure", interval], rows, words=2)
+    blocks: list[Block] = [table, _chart(cost)] if isinstance(cost, Cost) else [table]
+    return Section("cost", name, blocks, short="cost")
 
 
 def between(ends: Ends | None, many: float = 1.0) -> str:
@@ -82,21 +123,16 @@ def between(ends: Ends | None, many: float = 1.0) -> str:
 
 
 def _chart(cost: Cost) -> Chart:
-    many, who = words.many_requests(cost.per_request_usd)
+    rate, price = cost.rate, cost.price
+    many, who = many_requests(cost.per_request_usd)
     low, high = (None if end is None else many * end for end in cost.per_request_usd_ci)
     assert high is not None  # a cost has an upper end, or there is none
-    range_ = CostRange(
-        "Cost of a request at the SLA", f"{between(cost.per_request_usd_ci, many)} {who}", many * cost.per_request_usd,
-        low, high,
-    )  # fmt: skip
-    return Chart("cost-of-a-request", range_, _caption(cost, who))
-
-
-def _caption(cost: Cost, who: str) -> str:
-    rate, price = cost.rate, cost.price
-    lower = "The left end was not looked for. " if cost.per_request_usd_ci[0] is None else ""
+    said = f"{between(cost.per_request_usd_ci, many)} {who}"
+    picture = CostRange("Cost of a request at the SLA", said, many * cost.per_request_usd, low, high)
+    lower = "The left end was not looked for. " if low is None else ""
     upper = "" if rate.high is None else f", at most at {significant(rate.high)}"
     default = f" It is {price.source}; say yours with cost.usd_per_hour." if price.is_default else ""
     held, hour = f"{significant(rate.low)} req/s", f"{usd(price.usd_per_unit_hour)} an hour"
     formula = f"{price.units} x {hour} / (3600 x {held} x {price.utilisation:g})"
-    return f"USD {who}, logarithmic. {lower}A request: {formula}. The SLOs hold at {held} or more{upper}.{default}"
+    caption = f"USD {who}, logarithmic. {lower}A request: {formula}. The SLOs hold at {held} or more{upper}.{default}"
+    return Chart("cost-of-a-request", picture, caption)

@@ -57,40 +57,41 @@ class Curve:
     def draw(self, name: str, stamp: str | None) -> Fragment:
         deepest, height = float(self.p[-1]), 190
         x = Axis(Scale.hdr(deepest, *(p for p, _, _ in self.limits if p < 1)))
-        plot = Plot(x, Axis(self._scale(), "ms", about=5), height)
-        dots = [Point(one.p, one.value_ms, size=3.5, title=_title(one),
-                      data={"data_key": one.key, "data_value": repr(one.value_ms)}) for one in self.named]  # fmt: skip
-        sent = line(plot, zip(self.p, self.sent_ms, strict=True), "curve sent") if self.sent_ms is not None else NOTHING
-        return plot.chart(
-            name, f"{self.metric} by percentile", self._sentence(),
-            *(band(plot, piece) for piece in self._supported()), sent,
-            line(plot, zip(self.p, self.value_ms, strict=True)), _end(plot, deepest),
-            *self._objectives(plot), points(plot, dots), stamp=stamp,
-        )  # fmt: skip
-
-    def _objectives(self, plot: Plot) -> list[Fragment]:
-        """A step each, and their names on one line."""
-        named = [words + ("" if plot.y.scale.holds(ms) else ", above this axis ↑") for _, ms, words in self.limits]
-        names = el("text", f"SLO {'; '.join(named)}", x="100%", y=-6, class_="limit end halo") if named else NOTHING
-        return [*(limit(plot, "", x=p, y=ms) for p, ms, _ in self.limits if plot.y.scale.holds(ms)), names]
-
-    def _scale(self) -> Scale:
-        """In proportion, or by the logarithm where the largest value is over twenty times the median."""
         known = [float(v) for v in (*self.low_ms, *self.value_ms, *self.high_ms) if math.isfinite(v)]
         known += [ms for _, ms, _ in self.limits if ms <= 2.5 * max(known)]
-        far = max(known) > 20 * float(np.interp(0.5, self.p, self.value_ms))
-        return Scale.log(known, room=1.1) if far and min(known) > 0 else Scale.linear(known)
-
-    def _sentence(self) -> str:
+        # In proportion, or by the logarithm where the largest value is over twenty times the median.
+        far = max(known) > 20 * float(np.interp(0.5, self.p, self.value_ms)) and min(known) > 0
+        plot = Plot(x, Axis(Scale.log(known, room=1.1) if far else Scale.linear(known), "ms", about=5), height)
+        dots = []
+        for one in self.named:
+            ends = (
+                f" (95 % interval {duration(one.low_ms)} to {duration(one.high_ms)})" if one.low_ms is not None else ""
+            )
+            title = f"p{_nines(one.p)}: {duration(one.value_ms)}{ends}"
+            data = {"data_key": one.key, "data_value": repr(one.value_ms)}
+            dots.append(Point(one.p, one.value_ms, size=3.5, title=title, data=data))
         said = ", ".join(f"p{_nines(one.p)} {duration(one.value_ms)}" for one in self.named)
-        return f"{self.metric} of {self.count:,} samples: {said}; largest {duration(self.max_ms)}."
-
-    def _supported(self) -> list[list[tuple[float, float, float]]]:
-        """The interval, interrupted where percentiles between are not supported."""
+        sent = line(plot, zip(self.p, self.sent_ms, strict=True), "curve sent") if self.sent_ms is not None else NOTHING
+        # The interval is interrupted where percentiles between are not supported.
         steps = np.diff(-np.log10(1 - self.p))
         breaks = np.flatnonzero(steps > 1.5 * np.median(steps)) + 1
-        corners = np.column_stack([self.p, self.low_ms, self.high_ms])
-        return [[(a, b, c) for a, b, c in piece.tolist()] for piece in np.split(corners, breaks)]
+        corners = np.split(np.column_stack([self.p, self.low_ms, self.high_ms]), breaks)
+        at = plot.across(deepest)
+        side, dx = ("start", 5) if at < 0.65 else ("end", -5)
+        words, css = f"supported to p{_nines(deepest)}", f"note {side}"
+        end = el("line", x1=percent(at), x2=percent(at), y1=0, y2=height, class_="supported")
+        # A step for each objective, and their names on one line.
+        objectives = [limit(plot, "", x=p, y=ms) for p, ms, _ in self.limits if plot.y.scale.holds(ms)]
+        named = [words + ("" if plot.y.scale.holds(ms) else ", above this axis ↑") for _, ms, words in self.limits]
+        names = el("text", f"SLO {'; '.join(named)}", x="100%", y=-6, class_="limit end halo") if named else NOTHING
+        return plot.chart(
+            name, f"{self.metric} by percentile",
+            f"{self.metric} of {self.count:,} samples: {said}; largest {duration(self.max_ms)}.",
+            *(band(plot, map(tuple, piece.tolist())) for piece in corners), sent,
+            line(plot, zip(self.p, self.value_ms, strict=True)),
+            el("g", end, el("text", words, x=percent(at), y=height - 6, dx=dx, class_=css)),
+            *objectives, names, points(plot, dots), stamp=stamp,
+        )  # fmt: skip
 
     def caption(self) -> str:
         worth = "" if self.n_eff >= 0.95 * self.count else f", worth {count(self.n_eff)} independent ones"
@@ -105,21 +106,6 @@ class Curve:
         rows.append(["max", Figure(self.max_ms), "", ""])
         headers: Headers = ["percentile", *in_ms("value", "from", "to")]
         return Chart(key, self, caption, Table(f"{self.metric} by percentile", headers, rows), "levels")
-
-
-def _title(one: Named) -> str:
-    ends = f" (95 % interval {duration(one.low_ms)} to {duration(one.high_ms)})" if one.low_ms is not None else ""
-    return f"p{_nines(one.p)}: {duration(one.value_ms)}{ends}"
-
-
-def _end(plot: Plot, deepest: float) -> Fragment:
-    """Where the sample supports no higher percentile."""
-    at = plot.across(deepest)
-    side, dx = ("start", 5) if at < 0.65 else ("end", -5)
-    words = el(
-        "text", f"supported to p{_nines(deepest)}", x=percent(at), y=plot.height - 6, dx=dx, class_=f"note {side}"
-    )
-    return el("g", el("line", x1=percent(at), x2=percent(at), y1=0, y2=plot.height, class_="supported"), words)
 
 
 def named_of(figures: Distribution, key: str) -> list[Named]:
@@ -145,26 +131,15 @@ def curve_of(
         return None
     p = np.array([percentile / 100 for percentile, _ in found])
     value_ms, low_ms, high_ms = np.array([known for _, known in found]).T / 1e6
+    sent_ms = None
+    if sent is not None and sent.count:
+        rank = np.minimum(np.ceil(p * sent.count).astype(int), len(sent.ordered)) - 1
+        sent_ms = np.asarray(sent.ordered[rank] / 1e6)
+    unanswered = values.count - len(answered)
     return Curve(
-        metric=metric,
-        count=values.count,
-        n_eff=values.worth.tail,
-        p=p,
-        value_ms=value_ms,
-        low_ms=low_ms,
-        high_ms=high_ms,
-        max_ms=float(answered[-1]) / 1e6,
-        unanswered=values.count - len(answered),
-        limits=limits,
-        named=named,
-        sent_ms=None if sent is None or not sent.count else _at(sent, p),
-    )
-
-
-def _at(values: Series, p: Floats) -> Floats:
-    """Values in ms at fractions of a sample."""
-    rank = np.minimum(np.ceil(p * values.count).astype(int), len(values.ordered)) - 1
-    return np.asarray(values.ordered[rank] / 1e6)
+        metric, values.count, values.worth.tail, p, value_ms, low_ms, high_ms, float(answered[-1]) / 1e6, unanswered,
+        limits, named, sent_ms,
+    )  # fmt: skip
 
 
 def _nines(p: float) -> str:

@@ -3,20 +3,14 @@
 A document is a verdict and sections; a section is blocks. Figures stay figures until a renderer writes them::
 
     missed, measured = Mark("missed", "bad", sign="x"), Figure(612.0, "ms", key="slo.0.value_ms")
-    slo = Table("Objectives", ["answer", "objective", Column("measured", csv="measured (ms)")],
-                [[missed, Code("ttft p99 <= 500 ms"), measured]], words=2)
+    rows = [[missed, Code("ttft p99 <= 500 ms"), measured]]
+    slo = Table("Objectives", ["answer", "objective", *in_ms("measured")], rows, words=2)
     curve = Chart("curve-ttft", PercentileCurve(values), caption="900 samples", table=percentiles, margin="levels")
-    return Document(
-        title="chat-p99",
-        header=Header("chat-p99 @ vllm 0.32.0", "16 req/s open loop, 120 s, n = 900"),
-        verdict=Verdict("FAIL", "bad", "p99 TTFT 612 ms is beyond the limit of 500 ms."),
-        sections=[
-            Section("slo", "Service level objectives", [slo], short="objectives", on=EVERYWHERE),
-            Section("percentiles", "Percentiles", [curve], lead="Counted from when a request was due."),
-            Section("trust", "", [Facts([("trust", "valid: lag p99 0.2 ms")])], on=TERMINAL),
-        ],
-        provenance=provenance,
-    )
+    header = Header("chat-p99 @ vllm 0.32.0", "16 req/s open loop, 120 s, n = 900")
+    verdict = Verdict("FAIL", "bad", "p99 TTFT 612 ms is beyond the limit of 500 ms.")
+    objectives = Section("slo", "Service level objectives", [slo], short="objectives", on=EVERYWHERE)
+    percentiles = Section("percentiles", "Percentiles", [curve], lead="Counted from when a request was due.")
+    return Document("chat-p99", header, verdict, [objectives, percentiles], provenance)
 
     html.page(document); terminal.text(document, width=80); markdown.text(document)
 
@@ -27,7 +21,7 @@ it draws with); one that has ``sketch`` too is drawn in the terminal, and Markdo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -50,7 +44,7 @@ class Medium(Flag):
     MARKDOWN = 4
 
 
-PAGE, TERMINAL, MARKDOWN = Medium.PAGE, Medium.TERMINAL, Medium.MARKDOWN
+PAGE, TERMINAL, MARKDOWN = Medium
 BRIEF = TERMINAL | MARKDOWN
 EVERYWHERE = PAGE | BRIEF
 
@@ -86,24 +80,56 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmeasured:
-    """Nobody could stamp it; never 0."""
+class _Text:
+    text: str
 
     def __str__(self) -> str:
-        return "unmeasured"
+        return self.text
+
+
+class Code(_Text):
+    """Something to type."""
+
+
+class Line(_Text):
+    """Words that stand on one line: the terminal cuts them to its width, and does not wrap them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Unmeasured(_Text):
+    """Nobody could stamp it; never 0."""
+
+    text: str = "unmeasured"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(_Text):
     """An answer in a word with its tone; ``sign`` stands for it in the terminal, ``status`` in Markdown."""
 
-    word: str
     tone: Tone = ""
     sign: str = ""
     status: str = ""
 
-    def __str__(self) -> str:
-        return self.word
+
+@dataclass(frozen=True, slots=True)
+class Name(_Text):
+    """A name that is not broken over lines: of a request, a rule, a point. ``href`` makes it a link."""
+
+    href: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Open(_Text):
+    """A request's id; ``there``: the page can open it."""
+
+    there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slot(_Text):
+    """Words that the page's script replaces, by their id."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,38 +144,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """A name that is not broken over lines: of a request, a rule, a point. ``href`` makes it a link."""
-
-    text: str
-    href: str = ""
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Something to type."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A request's id; ``there``: the page can open it."""
-
-    request: str
-    there: bool
-
-    def __str__(self) -> str:
-        return self.request
-
-
-@dataclass(frozen=True, slots=True)
 class Bar:
     """One request's stages in ms, drawn on the page as long as they are beside ``longest_ms``."""
 
@@ -160,18 +154,7 @@ class Bar:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Words that the page's script replaces, by their id."""
-
-    key: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot | Line
 Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
 Row = Sequence[Words]
 
@@ -200,17 +183,10 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Words that stand on one line: the terminal cuts them to its width, and does not wrap them."""
-
-    words: Words
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Short names, each with what is said of it: ``("trust", "valid: lag p99 0.2 ms")``, or several lines."""
 
-    rows: Sequence[tuple[Inline, *tuple[Words | Line, ...]]]
+    rows: Sequence[tuple[Inline, *tuple[Words, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +232,10 @@ class Table:
     @property
     def columns(self) -> tuple[Column, ...]:
         return tuple(one if isinstance(one, Column) else Column(one) for one in self.headers)
+
+    def is_right(self, at: int) -> bool:
+        """Whether a column stands to the right, as numbers do."""
+        return at >= self.words and not self.columns[at].wraps
 
 
 class Picture(Protocol):
@@ -377,6 +357,18 @@ class Html:
 Block = (
     Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | RequestView | Html
 )
+
+
+def flat(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks one after the other, for what has no switches: of a choice the panel that is chosen at first."""
+    for block in blocks:
+        match block:
+            case Choice():
+                yield from flat(one for panel in block.panels if block.is_chosen(panel) for one in panel.blocks)
+            case Columns():
+                yield from flat(one for part in block.parts for one in part)
+            case _:
+                yield block
 
 
 # --- the whole

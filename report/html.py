@@ -6,7 +6,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -15,43 +15,9 @@ from markupsafe import Markup
 
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
+from gapmeter.report import document as doc
 from gapmeter.report import marks
-from gapmeter.report.document import (
-    PAGE,
-    Bar,
-    Block,
-    Chart,
-    Choice,
-    Code,
-    Column,
-    Columns,
-    Document,
-    Facts,
-    Figure,
-    Folded,
-    Gauge,
-    Heading,
-    Html,
-    Inline,
-    Key,
-    Line,
-    Mark,
-    Name,
-    Open,
-    Paragraph,
-    Pre,
-    RequestView,
-    Slot,
-    Stage,
-    Switch,
-    Table,
-    Tone,
-    Unmeasured,
-    Verdict,
-    Warnings,
-    Words,
-    plain,
-)
+from gapmeter.report.document import PAGE, Document, Figure, Mark, Table, Tone, Verdict, Words, plain
 from gapmeter.report.pictures import gauge_line, ledger_bar
 from gapmeter.report.svg import NOTHING, Fragment, el, group
 
@@ -66,10 +32,13 @@ def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> s
     ``scripts``: further sources of the page's own; ``policy``: further directives of its content-security policy, for a
     page that a server hands out.
     """
-    printer = _Printer(document.provenance, document.device)
+    printer, header = _Printer(document.provenance, document.device), document.header
+    top = [el("h1", header.title), el("p", header.how) if header.how else NOTHING]
+    top.append(el("p", header.caveat, class_="caveat") if header.caveat else NOTHING)
     sections = document.on(PAGE)
     sources = [asset("report.js"), *scripts]
-    allowed = " ".join(f"'{_digest(source)}'" for source in sources)
+    digests = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in sources]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return fill(
         asset("page.html"),
         title=document.title,
@@ -78,7 +47,7 @@ def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> s
         style=Markup(asset("report.css")),
         scripts=[Markup(source) for source in sources],
         definitions=marks.definitions(),
-        header=_header(document),
+        header=el("header", *top, class_="top") if header.title else NOTHING,
         verdict=printer.verdict(document.verdict) if document.verdict else NOTHING,
         sections=[(section, printer.blocks(section.blocks)) for section in sections],
         origin=printer.origin(),
@@ -103,10 +72,6 @@ def _environment() -> Environment:
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def _digest(source: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
-
-
 def _json(value: Mapping[str, Any]) -> Markup:
     """JSON that cannot end its element: no ``<``, no ``>``, no ``&``."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
@@ -115,83 +80,74 @@ def _json(value: Mapping[str, Any]) -> Markup:
     return Markup(text)  # three signs less, it is no markup
 
 
-def _header(document: Document) -> Fragment:
-    header = document.header
-    caveat = el("p", header.caveat, class_="caveat") if header.caveat else NOTHING
-    how = el("p", header.how) if header.how else NOTHING
-    return el("header", el("h1", header.title), how, caveat, class_="top") if header.title else NOTHING
-
-
 class _Printer:
     """Prints the blocks of one page: each table and chart says where it is from, and an invalid run's are stamped."""
 
     def __init__(self, provenance: Provenance, device: str) -> None:
         self._provenance, self._device = provenance, device
-        self._writers: dict[type, Callable[[Any], Fragment]] = {
-            Paragraph: _paragraph,
-            Heading: lambda block: el("h3", block.text),
-            Facts: _facts,
-            Table: self.table,
-            Chart: self._chart,
-            Key: _key,
-            Warnings: _warnings,
-            Pre: lambda block: el("pre", block.text),
-            Folded: lambda block: el("details", el("summary", block.summary), self.blocks(block.blocks)),
-            Columns: lambda block: el("div", *(el("div", self.blocks(part)) for part in block.parts), class_="grid2"),
-            Choice: self._choice,
-            RequestView: lambda block: fill(
-                asset("request.html"),
-                embedded=f"{block.embedded:,}",
-                all=f"{block.requests:,}",
-                origin=self.origin(),
-            ),
-            Html: lambda block: block.markup,
-        }
 
-    def blocks(self, blocks: Iterable[Block]) -> Fragment:
-        return group(self._writers[type(block)](block) for block in blocks)
+    def blocks(self, blocks: Iterable[doc.Block]) -> Fragment:
+        return group(map(self._block, blocks))
 
     def origin(self) -> Fragment:
         """The small line beneath everything that may be cut out of the page."""
         return el("p", self._provenance.line(), class_="origin")
 
+    def _block(self, block: doc.Block) -> Fragment:
+        match block:
+            case doc.Paragraph(words, tone):
+                css = {"quiet": "lead", "strong": "told", "empty": "empty"}.get(tone)
+                return el("p", _words(words), class_=css)
+            case doc.Heading(text) | doc.Pre(text):
+                return el("h3" if isinstance(block, doc.Heading) else "pre", text)
+            case doc.Facts(rows):
+                terms = [
+                    group([el("dt", _words(name)), *(el("dd", _words(line)) for line in row)]) for name, *row in rows
+                ]
+                return el("dl", *terms)
+            case doc.Table():
+                return self.table(block)
+            case doc.Chart():
+                return self._chart(block)
+            case doc.Key(entries):
+                keys = [el("span", marks.square(paint), words, class_="owner-key") for paint, words in entries]
+                return el("p", *keys, class_="lead key")
+            case doc.Warnings(items):
+                return el("ul", *map(_warning, items), class_="warnings")
+            case doc.Folded(summary, inner):
+                return el("details", el("summary", summary), self.blocks(inner))
+            case doc.Columns(parts):
+                return el("div", *(el("div", self.blocks(part)) for part in parts), class_="grid2")
+            case doc.Choice():
+                return self._choice(block)
+            case doc.RequestView(embedded, requests):
+                counts = {"embedded": f"{embedded:,}", "all": f"{requests:,}"}
+                return fill(asset("request.html"), **counts, origin=self.origin())
+        return block.markup
+
     # --- the first screen
 
     def verdict(self, verdict: Verdict) -> Fragment:
-        reasons = [el("li", reason) for reason in verdict.reasons]
-        said = [
+        parts = [el("p", verdict.word, class_="word") if verdict.word else NOTHING]
+        parts.append(el("p", verdict.sentence, class_="sentence"))
+        parts.append(el("ul", *(el("li", reason) for reason in verdict.reasons)) if verdict.reasons else NOTHING)
+        parts += [
             el("p", marks.swatch(one.stage) if one.stage else "", one.words,
                class_="owner" if one.strong or one.stage else "bracket")
             for one in verdict.more if PAGE in one.on
         ]  # fmt: skip
-        trust = verdict.trust
-        gauges = [_gauge(gauge) for gauge in verdict.gauges]
-        return el(
-            "div",
-            el(
-                "div",
-                el("p", verdict.word, class_="word") if verdict.word else NOTHING,
-                el("p", verdict.sentence, class_="sentence"),
-                el("ul", *reasons) if reasons else NOTHING,
-                *said,
-                class_="said",
-            ),
-            el("ul", *gauges, class_="gauges", aria_label="Objectives") if gauges else NOTHING,
-            el(
-                "p",
-                el("b", trust.word, class_="sound" if trust.sound else "unsound"),
-                f" {trust.words}",
-                class_="trust",
-            )
-            if trust
-            else NOTHING,
-            class_=f"verdict {_TONES[verdict.tone]}".strip(),
-            data_verdict=verdict.word or None,
-        )
+        said = [el("div", *parts, class_="said")]
+        if verdict.gauges:
+            said.append(el("ul", *map(_gauge, verdict.gauges), class_="gauges", aria_label="Objectives"))
+        if trust := verdict.trust:
+            word = el("b", trust.word, class_="sound" if trust.sound else "unsound")
+            said.append(el("p", word, f" {trust.words}", class_="trust"))
+        css = f"verdict {_TONES[verdict.tone]}".strip()
+        return el("div", *said, class_=css, data_verdict=verdict.word or None)
 
     # --- charts and tables
 
-    def _chart(self, block: Chart) -> Fragment:
+    def _chart(self, block: doc.Chart) -> Fragment:
         """A picture with its caption, its legend, where it is from, and its table folded behind it."""
         picture = block.picture.draw(block.key, self._provenance.stamp)
         table = block.table
@@ -207,51 +163,48 @@ class _Printer:
 
     def table(self, table: Table, *, own_line: bool = True) -> Fragment:
         """With its button, and with a line that says where it is from unless its chart has said so."""
-        columns = table.columns
-        numeric = [_is_numeric(table, columns[i], i) for i in range(len(columns))]
-        head = el("tr", *(_column(column, number) for column, number in zip(columns, numeric, strict=True)))
+        numeric = [_is_numeric(table, at) for at in range(len(table.columns))]
+        head = [
+            el("th", column.title, scope="col", class_="n" if number else None, data_csv=column.csv or None)
+            for column, number in zip(table.columns, numeric, strict=True)
+        ]
         body = [
-            el("tr", *(_cell(cell, number) for cell, number in zip(row, numeric, strict=True)),
-               class_="group" if at in table.groups else None)
+            el("tr", *map(_cell, row, numeric), class_="group" if at in table.groups else None)
             for at, row in enumerate(table.rows)
-        ]  # fmt: skip
-        grid = el(
-            "table",
-            el("thead", head),
-            el("tbody", *body, id=table.key or None),
-            aria_label=table.name,
-            class_=table.css or None,
-        )
+        ]
+        css, stamp = table.css or None, self._provenance.stamp
+        rows = el("tbody", *body, id=table.key or None)
+        grid = el("table", el("thead", el("tr", *head)), rows, aria_label=table.name, class_=css)
+        if stamp is not None:  # across it, once every dozen rows
+            across = [el("span", stamp) for _ in range(1 + len(table.rows) // 12)]
+            hidden = el("p", f"{stamp}. ", class_="hidden")
+            grid = el("div", hidden, grid, el("div", *across, class_="across", aria_hidden="true"), class_="stamped")
         return el(
             "div",
-            el("div", stamped(grid, len(table.rows), self._provenance.stamp), class_="wide", tabindex=0, role="region",
-               aria_label=f"{table.name}, as a table"),
+            el("div", grid, class_="wide", tabindex=0, role="region", aria_label=f"{table.name}, as a table"),
             el("button", "copy as CSV", type="button", class_="copy"),
             self.origin() if own_line else NOTHING,
             class_="table",
-        )  # fmt: skip
+        )
 
     def _legend(self, stages: Sequence[str]) -> Fragment:
         """The stages by owner, each with a swatch and its name; buttons, so that they can be picked by keyboard too."""
         order = [owner_words(name, self._device) for name in OWNER_COLOURS]
-        owners = dict.fromkeys(marks.owner(stage, self._device) for stage in stages)
-        groups = [
-            el("div", el("span", owner, class_="whose"),
-               *(self._entry(stage) for stage in stages if marks.owner(stage, self._device) == owner))
-            for owner in sorted(owners, key=lambda name: order.index(name) if name in order else len(order))
-        ]  # fmt: skip
-        return el("div", *groups, class_="legend", role="group", aria_label="Stages, by owner")
-
-    def _entry(self, stage: str) -> Fragment:
-        words = marks.words(stage)
-        return el(
-            "button", marks.swatch(stage), words, type="button", data_stage=stage, aria_pressed="false",
-            title=f"{words}: owner {marks.owner(stage, self._device)}, {marks.kind(stage)}",
-        )  # fmt: skip
+        groups: dict[str, list[Fragment]] = {}
+        for stage in stages:
+            words, owner = marks.words(stage), marks.owner(stage, self._device)
+            title = f"{words}: owner {owner}, {marks.kind(stage)}"
+            entry = {"type": "button", "data_stage": stage, "aria_pressed": "false", "title": title}
+            groups.setdefault(owner, []).append(el("button", marks.swatch(stage), words, **entry))
+        drawn = [
+            el("div", el("span", owner, class_="whose"), *groups[owner])
+            for owner in sorted(groups, key=lambda name: order.index(name) if name in order else len(order))
+        ]
+        return el("div", *drawn, class_="legend", role="group", aria_label="Stages, by owner")
 
     # --- what is seen on demand
 
-    def _choice(self, block: Choice) -> Fragment:
+    def _choice(self, block: doc.Choice) -> Fragment:
         switches = el("div", *map(_switch, block.switches), class_="switches")
         panels = [
             el("div", self.blocks(panel.blocks), class_="panel",
@@ -262,123 +215,82 @@ class _Printer:
         return group([switches, *panels])
 
 
-def stamped(grid: Fragment, rows: int, stamp: str | None) -> Fragment:
-    """A table with what must be written across it: INVALID, once every dozen rows; a valid run's as it is."""
-    if stamp is None:
-        return grid
-    across = el("div", *(el("span", stamp) for _ in range(1 + rows // 12)), class_="across", aria_hidden="true")
-    return el("div", el("p", f"{stamp}. ", class_="hidden"), grid, across, class_="stamped")
-
-
-def _is_numeric(table: Table, column: Column, at: int) -> bool:
+def _is_numeric(table: Table, at: int) -> bool:
     """Whether a column is set as numbers: to the right, unbroken. Sentences behind the numbers are not."""
-    longest = max((len(plain(row[at])) for row in table.rows), default=0)
-    return at >= table.words and not column.wraps and longest <= _LONGEST_NUMBER
-
-
-def _column(column: Column, numeric: bool) -> Fragment:
-    return el("th", column.title, scope="col", class_="n" if numeric else None, data_csv=column.csv or None)
+    return table.is_right(at) and max((len(plain(row[at])) for row in table.rows), default=0) <= _LONGEST_NUMBER
 
 
 def _cell(cell: Words, numeric: bool) -> Fragment:
+    """A figure's has its value with all digits, and where it stands in the result."""
     css, attributes = ["n"] if numeric else [], dict[str, Any]()
     match cell:
-        case Figure():
-            attributes = _raw(cell)
-            css += ["zero"] if cell.value == 0 and cell.unit == "ms" and not cell.text else []
-        case Unmeasured():
+        case Figure(value, unit, key, hint, text):
+            raw = json.dumps(value) if value is not None or key else ""
+            attributes = {"data_value": raw, "data_key": key or None, "title": hint or None}
+            css += ["zero"] if value == 0 and unit == "ms" and not text else []
+        case doc.Unmeasured():
             css, attributes = [*css, "unmeasured"], {"data_value": "unmeasured"}
         case Mark():
             css.append(_MARKS[cell.tone])
-        case Name():
+        case doc.Name():
             css.append("name")
-        case Stage():
+        case doc.Stage():
             attributes = {"title": cell.meaning or None}
-        case Bar():
+        case doc.Bar():
             css.append("bar")
-    inside = plain(cell) if isinstance(cell, Mark) else _words(cell)
+    inside = cell.text if isinstance(cell, Mark) else _words(cell)
     return el("td", inside, class_=" ".join(css) or None, **attributes)
-
-
-def _raw(figure: Figure) -> dict[str, Any]:
-    """A figure's value with all its digits, and where it stands in the result."""
-    value = "null" if figure.value is None and figure.key else "" if figure.value is None else json.dumps(figure.value)
-    return {"data_value": value, "data_key": figure.key or None, "title": figure.hint or None}
 
 
 def _words(words: Words) -> Fragment:
     return group(map(_inline, words if isinstance(words, tuple) else (words,)))
 
 
-def _inline(part: Inline) -> Fragment:
+def _inline(part: doc.Inline) -> Fragment:
     match part:
-        case Code(text):
+        case doc.Code(text):
             return el("code", text)
         case Mark(word, tone):
             return el("b", word, class_=_MARKS[tone])
-        case Name(text, href) if href:
+        case doc.Name(text, href) if href:
             return el("a", text, href=href)
-        case Open(request, there) if there:
+        case doc.Open(request, there) if there:
             return el("button", request, type="button", class_="open", data_request=request)
-        case Open(request):
+        case doc.Open(request):
             return el("span", request, title="not embedded in this page; its ledger is in ledger.parquet")
-        case Bar(parts, longest):
+        case doc.Bar(parts, longest):
             return el("svg", ledger_bar(parts, longest), width="100%", height=16, aria_hidden="true")
-        case Slot(key, text):
+        case doc.Slot(text, key):
             return el("span", text, id=key)
-        case Stage(name):
+        case doc.Stage(name):
             return group([marks.swatch(name), el("span", marks.words(name))])
-    return Markup.escape(plain(part))
+    return Markup.escape(str(part))
 
 
-def _paragraph(block: Paragraph) -> Fragment:
-    css = {"quiet": "lead", "strong": "told", "empty": "empty"}.get(block.tone)
-    return el("p", _words(block.words), class_=css)
-
-
-def _facts(block: Facts) -> Fragment:
-    rows: list[Fragment] = []
-    for name, *lines in block.rows:
-        told = [_words(line.words if isinstance(line, Line) else line) for line in lines]
-        rows += [el("dt", _words(name)), *(el("dd", line) for line in told)]
-    return el("dl", *rows)
-
-
-def _gauge(gauge: Gauge) -> Fragment:
+def _gauge(gauge: doc.Gauge) -> Fragment:
     known = gauge.interval if gauge.value is None and not gauge.never else gauge.measured
     spoken = el("i", f", 95 % interval {gauge.interval}", class_="hidden")
-    mark = el("b", gauge.mark.word, class_=_MARKS[gauge.mark.tone])
-    return el("li", el("p", mark, f" {gauge.objective}", el("span", known), spoken), gauge_line(gauge))
+    return el("li", el("p", _inline(gauge.mark), f" {gauge.objective}", el("span", known), spoken), gauge_line(gauge))
 
 
-def _key(block: Key) -> Fragment:
-    entries = [el("span", marks.square(paint), words, class_="owner-key") for paint, words in block.entries]
-    return el("p", *entries, class_="lead key")
+def _warning(one: doc.Warned) -> Fragment:
+    tried = el("span", "Try ", el("code", one.flag), class_="try") if one.flag else ""
+    return el("li", " ".join(filter(None, (one.text, one.cause))), tried)
 
 
-def _warnings(block: Warnings) -> Fragment:
-    items = [
-        el("li", " ".join(filter(None, (one.text, one.cause))),
-           el("span", "Try ", el("code", one.flag), class_="try") if one.flag else "")
-        for one in block.items
-    ]  # fmt: skip
-    return el("ul", *items, class_="warnings")
-
-
-def _switch(switch: Switch) -> Fragment:
+def _switch(switch: doc.Switch) -> Fragment:
     """Radio buttons, which arrows move; or a list to choose from."""
+    name, chosen = switch.name, switch.chosen
     if switch.list:
         entries = [
-            el("option", words, value=value, selected="selected" if value == switch.chosen else None)
+            el("option", words, value=value, selected="selected" if value == chosen else None)
             for value, words in switch.options
         ]
-        chosen = el("select", *entries, name=switch.name, data_switch=switch.name)
-        return el("label", switch.legend, chosen, class_="chooser")
+        return el("label", switch.legend, el("select", *entries, name=name, data_switch=name), class_="chooser")
     buttons = [
         el("label",
-           el("input", type="radio", name=switch.name, value=value,
-              checked="checked" if value == switch.chosen else None),
+           el("input", type="radio", name=name, value=value, checked="checked" if value == chosen else None),
            el("span", words))
         for value, words in switch.options
     ]  # fmt: skip
-    return el("fieldset", el("legend", switch.legend), *buttons, class_="switch", data_switch=switch.name)
+    return el("fieldset", el("legend", switch.legend), *buttons, class_="switch", data_switch=name)

@@ -5,97 +5,64 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gapmeter.report.document import (
-    MARKDOWN,
-    Block,
-    Chart,
-    Choice,
-    Code,
-    Column,
-    Columns,
-    Document,
-    Facts,
-    Line,
-    Mark,
-    Name,
-    Paragraph,
-    Pre,
-    Table,
-    Warnings,
-    Words,
-)
+from gapmeter.report import document as doc
+from gapmeter.report.document import Document, Table, Words
 
 
 def text(document: Document) -> str:
     """A heading with the verdict, then the sections, then where the figures are from. Ends with a line feed."""
     verdict, header = document.verdict, document.header
-    word = verdict.word if verdict else ""
-    parts = [f"### {': '.join(filter(None, (word, escaped(header.title))))}"]
+    parts = [f"### {': '.join(filter(None, (verdict.word if verdict else '', escaped(header.title))))}"]
     parts.append(escaped(header.how))
     if verdict:
         parts.append(escaped(" ".join([verdict.sentence, *verdict.reasons])))
-        parts += [escaped(one.words) for one in verdict.more if MARKDOWN in one.on]
+        parts += [escaped(one.words) for one in verdict.more if doc.MARKDOWN in one.on]
     parts.append(escaped(header.caveat))
-    parts += [part for section in document.on(MARKDOWN) for block in section.blocks for part in _block(block)]
+    for section in document.on(doc.MARKDOWN):
+        parts += [part for block in doc.flat(section.blocks) for part in _block(block)]
     parts.append(f"<sub>{escaped(document.provenance.line())}</sub>")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _block(block: Block) -> Iterable[str]:
+def _block(block: doc.Block) -> Iterable[str]:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             yield _words(block.words)
-        case Facts():
+        case doc.Facts():
             for name, *lines in block.rows:
-                yield "\n".join([f"**{_words(name)}** {_line(lines[0])}", *(f"  {_line(line)}" for line in lines[1:])])
-        case Table():
-            yield _table(block)
-        case Chart():
-            yield _table(block.table) if block.table else ""
-        case Warnings():
+                yield f"**{_words(name)}** " + "\n  ".join(map(_words, lines))
+        case (Table() as table) | doc.Chart(table=Table() as table):
+            yield _table(table)
+        case doc.Warnings():
             yield "\n".join(
                 " ".join(filter(None, ("-", escaped(one.text), escaped(one.cause), one.flag and f"Try `{one.flag}`.")))
                 for one in block.items
             )
-        case Pre():
+        case doc.Pre():
             yield f"```\n{block.text}\n```"
-        case Choice():
-            for panel in block.panels:
-                if block.is_chosen(panel):
-                    yield from (part for inner in panel.blocks for part in _block(inner))
-        case Columns():
-            yield from (part for column in block.parts for inner in column for part in _block(inner))
 
 
 def _table(table: Table) -> str:
     if not table.rows:
         return ""
     columns = table.columns
-    rule = ["---" if at < table.words or column.wraps else "--:" for at, column in enumerate(columns)]
-    rows = [[_words(cell) for cell in row] for row in table.rows]
-    lines = [[_title(column) for column in columns], rule, *rows]
+    titles = [escaped(column.brief or column.title) for column in columns]
+    rule = ["--:" if table.is_right(at) else "---" for at in range(len(columns))]
+    lines = [titles, rule, *([_words(cell) for cell in row] for row in table.rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _title(column: Column) -> str:
-    return escaped(column.brief or column.title)
-
-
-def _line(line: Words | Line) -> str:
-    return _words(line.words if isinstance(line, Line) else line)
-
-
 def _words(words: Words) -> str:
-    return "".join(_inline(part) for part in (words if isinstance(words, tuple) else (words,)))
+    return "".join(map(_inline, words if isinstance(words, tuple) else (words,)))
 
 
-def _inline(part: object) -> str:
+def _inline(part: doc.Inline) -> str:
     match part:
-        case Code(text):
+        case doc.Code(text):
             return f"`{text}`"
-        case Mark() if part.status:
+        case doc.Mark() if part.status:
             return part.status
-        case Name(text, href) if href:
+        case doc.Name(text, href) if href:
             return f"[{escaped(text)}]({href})"
     return escaped(str(part))
 

@@ -13,10 +13,12 @@ from gapmeter.report import bars, marks
 from gapmeter.report.charts import Axis, Plot, Point, Scale, Segment, after, bar, head, limit, points, shade
 from gapmeter.report.document import Gauge
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
+from gapmeter.report.words import Interval, both, shares
 
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
 _BEHIND = 0.16  # of the longest bar, kept free for the number behind it
+_ONE_ROW = Axis(Scale.categories([("",)]), labels=False)
 _LABEL = 27  # columns of the terminal before a bar
 
 
@@ -178,8 +180,7 @@ class Part:
     ink: str
     ms: float
     share: float
-    low: float | None
-    high: float | None
+    ends: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +197,16 @@ class Shares:
         plot = Plot(Axis(Scale("linear", 0.0, 1.0), "share", about=5), scale, height=58 * len(self.rows))
         drawn = []
         for at, (row, total_ms, count, parts) in enumerate(self.rows):
-            drawn.append(bar(plot, at, [_share_segment(part, count) for part in parts if part.share > 0], thick))
+            pieces = []
+            for part in (part for part in parts if part.share > 0):
+                label, ends = share(part.share), f" (95 %: {said})" if (said := shares(part.ends)) else ""
+                title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
+                data = {"data_part": part.key, "data_share": f"{part.share:.7g}"}
+                label = label if part.share > 0.05 else ""
+                pieces.append(Segment(part.share, part.paint, label, title, part.ink, "part", data=data))
+            drawn.append(bar(plot, at, pieces, thick))
             drawn.append(head(plot, at, thick, f"{row} {duration(total_ms)}", f"mean of {count:,}"))
         return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
-
-
-def _share_segment(part: Part, count: int) -> Segment:
-    label = share(part.share)
-    ends = f" (95 %: {share(part.low)} to {share(part.high)})" if part.low is not None else ""
-    title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
-    data = {"data_part": part.key, "data_share": f"{part.share:.7g}"}
-    return Segment(part.share, part.paint, label if part.share > 0.05 else "", title, part.ink, "part", data=data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +215,7 @@ class StageChange:
 
     stage: str
     ms: float
-    low_ms: float | None
-    high_ms: float | None
+    ends_ms: Interval
     behind: str = ""
     title: str = ""
 
@@ -231,16 +230,17 @@ class Changes:
     device: str
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        ends = [end for one in self.rows for end in (one.ms, one.low_ms, one.high_ms) if end is not None]
+        ends = [end for one in self.rows for end in (one.ms, *(one.ends_ms or ())) if end is not None]
         names = Axis(Scale.categories([[marks.words(one.stage) for one in self.rows]]))
         plot = Plot(Axis(Scale.linear(ends, room=0.14), "ms", signed=True), names, height=30 * len(self.rows))
         drawn = []
         for row, one in enumerate(self.rows):
             piece = segment(one.stage, one.ms, self.device, one.title)
             drawn.append(bar(plot, row, [piece], 18))
-            if one.low_ms is not None and one.high_ms is not None:
-                drawn.append(points(plot, [Point(one.ms, row, (one.low_ms, one.high_ms), size=0)], "whisker ink"))
-            drawn.append(after(plot, max(one.ms, one.high_ms or 0.0, 0.0), row, duration(one.ms), one.behind))
+            if known := both(one.ends_ms):
+                drawn.append(points(plot, [Point(one.ms, row, known, size=0)], "whisker ink"))
+            _, high_ms = one.ends_ms or (None, None)
+            drawn.append(after(plot, max(one.ms, high_ms or 0.0, 0.0), row, duration(one.ms), one.behind))
         return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
 
 
@@ -288,7 +288,7 @@ class CostRange:
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         x = Axis(Scale.log([self.low or self.value / 10, self.value, self.high], room=1.4), "$")
-        plot = Plot(x, Axis(Scale.categories([("",)]), labels=False), height=32)
+        plot = Plot(x, _ONE_ROW, height=32)
         band = shade(
             plot, self.low or x.scale.low, self.high, row=0, thick=12, css="band" if self.low else "band maybe"
         )
@@ -299,7 +299,7 @@ class CostRange:
 def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:
     """One request's stages as a bar in a row of a list, on the axis of the longest."""
     scale = Axis(Scale("linear", 0.0, longest_ms), labels=False)
-    plot = Plot(scale, Axis(Scale.categories([("",)]), labels=False), height=16)
+    plot = Plot(scale, _ONE_ROW, height=16)
     pieces = [
         Segment(ms, marks.fill(stage), title=f"{marks.words(stage)}: {duration(ms)}",
                 data={"data_stage": stage, "data_ms": f"{ms:.6g}"})
@@ -316,7 +316,7 @@ def gauge_line(gauge: Gauge) -> Fragment:
     limit = gauge.limit.value or 0.0
     top = limit / _LIMIT_AT if limit > 0 else 1.0
     scale = Axis(Scale("linear", 0.0, top), labels=False)
-    plot = Plot(scale, Axis(Scale.categories([("",)]), labels=False), height=20)
+    plot = Plot(scale, _ONE_ROW, height=20)
     parts = [shade(plot, 0.0, top, "track", row=0, thick=6), shade(plot, limit, top, "beyond", row=0, thick=6)]
     if gauge.low is not None:
         high, css = (top, "sure open") if gauge.high is None else (gauge.high, "sure")

@@ -13,25 +13,10 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.report import document as doc
 from gapmeter.report import marks
-from gapmeter.report.document import (
-    Bar,
-    Block,
-    Column,
-    Figure,
-    Folded,
-    Headers,
-    Name,
-    Open,
-    Paragraph,
-    RequestView,
-    Row,
-    Section,
-    Slot,
-    Table,
-    in_ms,
-)
-from gapmeter.report.run_folder import Run
+from gapmeter.report.document import Block, Figure, Name, Paragraph, Row, Section, Table, in_ms
+from gapmeter.report.run_folder import Run, whole
 
 _LISTED = 25
 _SLOWEST = 100  # by each of the two events
@@ -43,37 +28,35 @@ _IN_STEP = ("requests", "prompt_tokens", "decode_tokens", "waiting")
 _INDEX = {name: i for i, name in enumerate(STAGE_NAMES)}
 _LEAD = (
     "The slowest, each with its own ledger, ",
-    Slot("slow-order", "slowest first"),
+    doc.Slot("slowest first", "slow-order"),
     ". Pick a stage in any picture to sort by it; press a request to see what happened when, and beside whom.",
 )
 
 
-def section(run: Run, event: str) -> Section | None:
-    """The list by the wait for ``event`` (first_token or last_token), and the view that opens the embedded ones."""
-    slowest = _slowest(run, event)
-    if not len(slowest):
+def one_request(run: Run) -> Section | None:
+    """The slowest requests, one by one, and the view that opens the embedded ones."""
+    if not run.result.stages:  # a ledger that was refused is not shown
+        return None
+    # Listed are the slowest by the metric that the tail is told of; for token gaps by E2E.
+    event = "first_token" if run.result.tail.metric in ("ttft", None) else "last_token"
+    ledger = run.of_event(event)
+    if len(ledger):  # of the measured ones that succeeded
+        measured = run.requests.loc[run.requests["measured"], "request_id"]
+        ledger = ledger[ledger["request_id"].isin(measured)].nlargest(_LISTED, "total_ns")
+    if not len(ledger):
         return None
     names = picked(run)
     until = f"to the {event.replace('_', ' ')}"
     blocks: list[Block] = [
         Paragraph(_LEAD, "quiet"),
-        _list(run, slowest, frozenset(names), until),
-        Folded("as a table, by stage", [_by_stage(slowest, until)]),
+        _list(run, ledger, frozenset(names), until),
+        doc.Folded("as a table, by stage", [_by_stage(ledger, until)]),
     ]
     if not names:
         return Section("requests", "One request", blocks, short="one request")
-    blocks.append(RequestView(len(names), len(run.requests)))
-    data = request_data(run, names) | _looks(run.device)
+    blocks.append(doc.RequestView(len(names), len(run.requests)))
+    data = request_data(run, names)
     return Section("requests", "One request", blocks, short="one request", data=data)
-
-
-def _slowest(run: Run, event: str) -> pd.DataFrame:
-    """The ledgers of those that waited longest, of the measured ones that succeeded."""
-    ledger = run.of_event(event)
-    if not len(ledger):
-        return ledger
-    measured = run.requests.loc[run.requests["measured"], "request_id"]
-    return ledger[ledger["request_id"].isin(measured)].nlargest(_LISTED, "total_ns")
 
 
 def _list(run: Run, slowest: pd.DataFrame, openable: frozenset[str], until: str) -> Table:
@@ -86,11 +69,11 @@ def _list(run: Run, slowest: pd.DataFrame, openable: frozenset[str], until: str)
         first, last = ((float(request[stamp]) - due) / 1e6 for stamp in ("first_token_ns", "last_token_ns"))
         tokens = f"{_written(request['prompt_tokens'])} in, {_written(request['output_tokens'])} out"
         rows.append([
-            Open(name, name in openable), Figure(at_s, text=f"{at_s:.2f} s"), Figure(first), Figure(last), Name(tokens),
-            Bar(parts, longest_ms),
+            doc.Open(name, name in openable), Figure(at_s, text=f"{at_s:.2f} s"), Figure(first), Figure(last),
+            Name(tokens), doc.Bar(parts, longest_ms),
         ])  # fmt: skip
-    words = [Column("tokens", wraps=True), Column(until, wraps=True)]
-    headers: Headers = ["request", Column("due at", "due at (s)"), *in_ms("TTFT", "E2E"), *words]
+    words = [doc.Column("tokens", wraps=True), doc.Column(until, wraps=True)]
+    headers: doc.Headers = ["request", doc.Column("due at", "due at (s)"), *in_ms("TTFT", "E2E"), *words]
     return Table("The slowest requests", headers, rows, css="slow", key="slow-requests")
 
 
@@ -98,7 +81,7 @@ def _by_stage(slowest: pd.DataFrame, until: str) -> Table:
     found = _parts_ms(slowest)
     stages = list(dict.fromkeys(stage for _, parts in found for stage in parts))
     rows: list[Row] = [[name, *(Figure(parts.get(stage)) for stage in stages)] for name, parts in found]
-    headers: Headers = ["request", *(Column(marks.words(stage), f"{stage} (ms)") for stage in stages)]
+    headers: doc.Headers = ["request", *(doc.Column(marks.words(stage), f"{stage} (ms)") for stage in stages)]
     return Table(f"The slowest requests {until}, by stage", headers, rows)
 
 
@@ -139,9 +122,9 @@ def picked(run: Run) -> list[str]:
 
 
 def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """For the script: stages, the picked requests with their stretches, the engine's steps, who was in them.
+    """For the script: stages and their looks, the picked requests with their stretches, the steps.
 
-    Times are microseconds from due (of a request) or from the first due time (of a step).
+    Times are microseconds from due (of a request) or from the first due time (of a step). ``sharing``: who was in them.
     """
     stretches = dict(list(run.timeline[run.timeline["request_id"].isin(names)].groupby("request_id")))
     requests, sums = run.requests.set_index("request_id"), _sums(run)
@@ -154,14 +137,8 @@ def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
         },
         "steps": steps,
         "sharing": _sharing(run, steps),
-    }
-
-
-def _looks(device: str) -> dict[str, Any]:
-    """Words, owners and paints of the stages, for the script."""
-    return {
         "words": [marks.words(stage) for stage in STAGE_NAMES],
-        "owners": [marks.owner(stage, device) for stage in STAGE_NAMES],
+        "owners": [marks.owner(stage, run.device) for stage in STAGE_NAMES],
         "kinds": [marks.kind(stage) for stage in STAGE_NAMES],
         "paints": [marks.fill(stage) for stage in STAGE_NAMES],
         "inks": [marks.ink(stage) for stage in STAGE_NAMES],
@@ -180,21 +157,13 @@ def _request(
         "due": (due - origin) // 1000,
         "first": (int(row["first_token_ns"]) - due) // 1000,
         "last": (int(row["last_token_ns"]) - due) // 1000,
-        "in": _whole(row["prompt_tokens"]),
-        "out": _whole(row["output_tokens"]),
-        "parts": [n for pair in zip(_codes(stretches), lengths, strict=True) for n in pair],
+        "in": whole(row["prompt_tokens"]),
+        "out": whole(row["output_tokens"]),
+        "parts": [n for pair in zip(stretches["stage"].map(_INDEX), lengths, strict=True) for n in pair],
         "sums": sums,
         "tokens": np.diff([0, *arrivals]).tolist(),
         "steps": span,
     }
-
-
-def _codes(stretches: pd.DataFrame) -> list[int]:
-    return [_INDEX[stage] for stage in stretches["stage"]]
-
-
-def _whole(value: object) -> int | None:
-    return None if pd.isna(value) else int(value)  # type: ignore[call-overload]
 
 
 def _sums(run: Run) -> dict[str, list[Any]]:

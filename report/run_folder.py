@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -53,3 +54,8 @@ class Run:
 
 def _frame(path: Path) -> pd.DataFrame:
     return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+
+
+def whole(value: Any) -> int | None:
+    """A cell of a column of whole numbers, of which some are unknown."""
+    return None if pd.isna(value) else int(value)

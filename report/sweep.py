@@ -2,77 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from gapmeter.analysis.numbers import DASH, bounds, share, significant
+from gapmeter.analysis.numbers import DASH, significant
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import SweepManifest
 from gapmeter.analysis.results.sweep import (
     FAILED,
-    Growth,
     LostPoint,
     Point,
-    PointFacts,
+    PointWords,
     SweepFigures,
     SweepResult,
-    figure_name,
+    SweepWords,
     level_key,
 )
-from gapmeter.analysis.stages import owner_words
-from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.records import RunFolder
-from gapmeter.report import html, marks
+from gapmeter.report import document as doc
+from gapmeter.report import growth, html, marks
+from gapmeter.report.cost import cost_sentence, price_words, value_sentence
 from gapmeter.report.document import (
     BRIEF,
     Block,
     Chart,
     Column,
-    Document,
     Figure,
-    Folded,
-    Header,
-    Headers,
     Heading,
     Mark,
     Name,
     Paragraph,
-    Pre,
     Row,
-    Said,
     Section,
     Stage,
     Table,
-    Tone,
-    Trust,
-    Verdict,
-    Warned,
-    Warnings,
     Words,
     in_ms,
 )
-from gapmeter.report.run_words import as_sentence
+from gapmeter.report.growth import growth_sentence, headline
+from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import Curves, PointByPoint, Tradeoff
-from gapmeter.report.sweep_words import headline, knee_details, price_note, words_of
+from gapmeter.report.words import METRICS, as_sentence, both, interval, reproduce, tone
 
-_NAMES = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
-_TONES: dict[str, Tone] = {"PASS": "good", "FAIL": "bad", "INVALID": "bad", "FAILED": "bad"}
+_METRICS = tuple(_STACKS)
 _MILLION = 1_000_000
 _DOTS = (
     "Horizontal ones: that of throughput. Small dots: from repeat to repeat. Green: SLOs met; red: missed; hollow: "
     "undecided; ✕: not valid as a measurement."
-)
-_GROWTH = (
-    "From each point to the next, and which stage makes up most of it. Intervals draw stretches of consecutive "
-    "requests, since neighbors in a queue are alike. More than 100 %: the other stages together went the other way."
-)
-_KNEE = (
-    "The knee is one of the measured points: where throughput stops to grow (doubling the load brings less than 15 % "
-    "more), or where latency begins to climb (furthest below the line between the curve's ends: Kneedle, Satopää and "
-    "others 2011). It is named only where 95 % of what the points might as well have been have one."
 )
 _BINDS = (
     "The resource on which most of the mean answer is spent. A queue only says that something else is busy: what that "
@@ -93,19 +71,38 @@ def write(folder: RunFolder, result: SweepResult) -> SweepResult:
     return told
 
 
-def document(result: SweepResult, manifest: SweepManifest) -> Document:
+def words_of(result: SweepResult) -> SweepWords:
+    """Every sentence of a sweep, for its file."""
+    points = [_words_of(point) if isinstance(point, Point) else None for point in result.sweep.points]
+    return SweepWords(
+        headline=tuple(headline(result.sweep, result.device)),
+        growth=tuple(growth_sentence(each, result.device) for each in result.sweep.growth),
+        points=tuple(points),
+    )
+
+
+def _words_of(point: Point) -> PointWords:
+    cost, value = point.economy.cost, point.economy.value
+    worth = value.good_requests_per_usd
+    # The share of requests within their limits that the value rests on: at least so many.
+    good = (worth * cost.per_request_usd, 1.0) if isinstance(cost, Cost) and worth is not None else None
+    answers = tuple(slo_sentence(answer) for answer in point.slo)
+    return PointWords(slo=answers, cost=cost_sentence(cost), value=value_sentence(value, good))
+
+
+def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
     """The page, and in short the terminal's table and Markdown."""
     sweep, title = result.sweep, f"{result.name}: {len(result.sweep.points)} points"
-    return Document(
+    return doc.Document(
         title=f"sweep · {result.name} · gapmeter",
-        header=Header(title, result.provenance.load),
+        header=doc.Header(title, result.provenance.load),
         verdict=_answer(result),
         sections=[
             _brief(sweep),
             _tradeoff(result),
             _stages(result),
             _points(sweep),
-            _growth(result),
+            growth.section(result),
             _binding(sweep),
             _economy(sweep),
             _how(manifest),
@@ -116,20 +113,16 @@ def document(result: SweepResult, manifest: SweepManifest) -> Document:
     )
 
 
-def _answer(result: SweepResult) -> Verdict:
+def _answer(result: SweepResult) -> doc.Verdict:
     first, *more = headline(result.sweep, result.device) or ["The points are below."]
-    unfinished = Trust(sound=False, word="Not finished.", words="Some points have not been run.")
-    return Verdict(
+    unfinished = doc.Trust(sound=False, word="Not finished.", words="Some points have not been run.")
+    return doc.Verdict(
         word="",
         tone="open" if result.exit_code else "",
         sentence=first,
-        more=[Said(line, strong=True) for line in more],
+        more=[doc.Said(line, strong=True) for line in more],
         trust=unfinished if result.status != "complete" else None,
     )
-
-
-def _mark(point: Point | LostPoint) -> Mark:
-    return Mark(point.verdict, _TONES.get(point.verdict, "open"))
 
 
 def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, str]:
@@ -137,23 +130,23 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
     level = sweep.levels[metric]
     found = point.metrics[metric].at_level(level)
     key = f"sweep.points.{point.index}.metrics.{metric}.{level_key(level)}_ms"
-    return Figure(found.value_ms, "ms", key), bounds(*(found.ci_ms or (None, None)))
+    return Figure(found.value_ms, "ms", key), interval(found.ci_ms)
 
 
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
     heads: list[str | Column] = []
     for metric in metrics:
-        heads += [*in_ms(f"{_NAMES[metric]} {level_key(sweep.levels[metric])}"), "95 % interval"]
+        heads += [*in_ms(f"{METRICS[metric]} {level_key(sweep.levels[metric])}"), "95 % interval"]
     return heads
 
 
 def _tokens(point: Point) -> Figure:
     """Output tokens a second with half the width of the 95 % interval: ``867 ± 12``."""
-    found, (low, high) = point.tokens_per_s, point.throughput.steady_ci or (None, None)
-    if found is None or low is None or high is None:
+    found, ends = point.tokens_per_s, both(point.throughput.steady_ci)
+    if found is None or ends is None:
         return Figure(found, "number")
-    half = (high - low) / 2
+    half = (ends[1] - ends[0]) / 2
     decimals = min(max(0, 1 - math.floor(math.log10(half))) if half > 0 else 0, 2)
     return Figure(found, "number", text=f"{found:,.{decimals}f} ± {half:,.{decimals}f}")
 
@@ -170,7 +163,7 @@ def _brief(sweep: SweepFigures) -> Section:
     rows: list[Row] = []
     for point in sweep.in_order():
         if isinstance(point, LostPoint):
-            rows.append([point.label, *[DASH] * (6 + beside), _mark(point), ""])
+            rows.append([point.label, *[DASH] * (6 + beside), Mark(point.verdict, tone(point.verdict)), ""])
             continue
         stages = point.stages["e2e"].stages_ms if "e2e" in point.stages else {}
         largest = f" ({marks.words(max(stages, key=lambda stage: stages[stage]))})" if stages else ""
@@ -178,15 +171,15 @@ def _brief(sweep: SweepFigures) -> Section:
             point.label, _tokens(point), Figure(point.batch.running, "number"),
             *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
             *_at_level(sweep, point, "ttft"), *_at_level(sweep, point, "itl"),
-            _mark(point), f"{_binds(point)}{largest}",
+            Mark(point.verdict, tone(point.verdict)), f"{_binds(point)}{largest}",
         ])  # fmt: skip
-    headers: Headers = [
+    headers: doc.Headers = [
         "point", "tokens/s", "batch", *(["TTFT p50"] if beside else []), f"TTFT {ttft}", "95 % interval",
         f"ITL {itl}", "95 % interval", Column("verdict", wraps=True), Column("binds", wraps=True),
     ]  # fmt: skip
-    reasons = [Warned(f"{p.label}: {p.verdict.lower()}: {p.reason}") for p in sweep.points if p.reason]
+    reasons = [doc.Warned(f"{p.label}: {p.verdict.lower()}: {p.reason}") for p in sweep.points if p.reason]
     blocks: list[Block] = [Table("Points", headers, rows, words=1, whole=True)]
-    return Section("brief", "", [*blocks, Warnings(reasons)] if reasons else blocks, on=BRIEF)
+    return Section("brief", "", [*blocks, doc.Warnings(reasons)] if reasons else blocks, on=BRIEF)
 
 
 def _tradeoff(result: SweepResult) -> Section | None:
@@ -197,7 +190,7 @@ def _tradeoff(result: SweepResult) -> Section | None:
         [point.label, point.verdict, Figure(point.tokens_per_s, "number"), *_at_level(sweep, point, curves.metric)]
         for point in curves.points
     ]
-    headers: Headers = ["point", "verdict", "output tokens/s", *in_ms(curves.name), "95 % interval"]
+    headers: doc.Headers = ["point", "verdict", "output tokens/s", *in_ms(curves.name), "95 % interval"]
     table = Table(f"Throughput against {curves.name}", headers, rows, words=2)
     why = ", the highest percentile that every point's sample supports"
     if curves.level is None:
@@ -206,7 +199,7 @@ def _tradeoff(result: SweepResult) -> Section | None:
         f"Every point is one setting; lines join points of one curve in their order, and never a closed loop with an "
         f"open one. Vertical bars: the 95 % interval of {curves.name}{why}. {_DOTS}"
     )
-    title = f"Throughput against {_NAMES[curves.metric]}"
+    title = f"Throughput against {METRICS[curves.metric]}"
     chart = Chart("tradeoff", Tradeoff(curves), table=table, margin="levels")
     return Section("tradeoff", title, [chart], lead, "throughput and latency")
 
@@ -214,7 +207,7 @@ def _tradeoff(result: SweepResult) -> Section | None:
 def _stages(result: SweepResult) -> Section | None:
     """Latency point by point, and beneath it on the same order where the mean goes."""
     title = "Where the time goes, point by point"
-    every = [Curves(result, metric) for metric in sorted(_NAMES, key=lambda metric: metric != result.sweep.metric)]
+    every = [Curves(result, metric) for metric in sorted(_METRICS, key=lambda metric: metric != result.sweep.metric)]
     if not every[0].points:
         return None
     known = [(curves, stages) for curves in every if (stages := curves.stages_shown())]
@@ -243,72 +236,43 @@ def _stage_table(curves: Curves, stages: Sequence[str]) -> Table:
     for stage in stages:
         means = [Figure(curves.stages(point).get(stage, 0.0)) for point in shown]
         rows.append([Stage(stage), marks.owner(stage, device), *means])
-    headers: Headers = ["stage", "owner", *in_ms(*(point.label for point in shown))]
-    return Table(f"Mean {_NAMES[curves.metric]} by stage", headers, rows, words=2, groups=frozenset({3}))
+    headers: doc.Headers = ["stage", "owner", *in_ms(*(point.label for point in shown))]
+    return Table(f"Mean {METRICS[curves.metric]} by stage", headers, rows, words=2, groups=frozenset({3}))
 
 
 def _points(sweep: SweepFigures) -> Section:
     beside = sweep.levels["ttft"] != 50
     rows: list[Row] = []
     for point in sweep.in_order():
-        name = Name(point.label, _link(point))
+        # The page of its first run that has one.
+        runs = [run.folder for run in point.repeats if run.verdict != FAILED]
+        name = Name(point.label, quote(f"{runs[0]}/report.html") if runs else "")
         if isinstance(point, LostPoint):
-            rows.append([name, _mark(point), point.reason or "", *[DASH] * (4 + beside + 2 * len(_NAMES))])
+            rows.append(
+                [
+                    name,
+                    Mark(point.verdict, tone(point.verdict)),
+                    point.reason or "",
+                    *[DASH] * (4 + beside + 2 * len(_METRICS)),
+                ]
+            )
             continue
         rows.append([
-            name, _mark(point), Name(_binds(point)), f"{point.metrics['ttft'].count:,}",
+            name, Mark(point.verdict, tone(point.verdict)), Name(_binds(point)), f"{point.metrics['ttft'].count:,}",
             Figure(point.throughput.requests_per_s, "number"), _tokens(point), Figure(point.batch.running, "number"),
             *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
-            *(cell for metric in _NAMES for cell in _at_level(sweep, point, metric)),
+            *(cell for metric in _METRICS for cell in _at_level(sweep, point, metric)),
         ])  # fmt: skip
-    headers: Headers = [
+    headers: doc.Headers = [
         "point", "verdict", "binds", "n", "req/s", "output tokens/s", "mean batch",
         *(in_ms("TTFT p50") if beside else []),
-        *_latency_heads(sweep, *_NAMES),
+        *_latency_heads(sweep, *_METRICS),
     ]  # fmt: skip
     table = Table("Points", headers, rows, words=3, css="dense")
     lead = (
         "Figures over requests that succeeded; each point links to its own report. Behind a queue: what is busy there."
     )
     return Section("points", "Every point", [table], lead, "points")
-
-
-def _link(point: PointFacts) -> str:
-    """The page of its first run that has one."""
-    return next((quote(f"{run.folder}/report.html") for run in point.repeats if run.verdict != FAILED), "")
-
-
-def _growth(result: SweepResult) -> Section | None:
-    """A table for each metric that is compared; None where no two points lie on one curve."""
-    growth, blocks = result.sweep.growth, list[Block]()
-    for metric in dict.fromkeys(each.metric for each in growth):
-        own = [each for each in growth if each.metric == metric]
-        level = own[0].percentile
-        what = figure_name(metric, level)
-        kind = "token gaps" if metric == "itl" else "requests"
-        which = f"the slowest {kind} (p98.5 and up)" if level is not None and level >= SLOW_LEVEL else f"all {kind}"
-        headers: Headers = [
-            "from → to", *in_ms(f"{what} grows by"), "95 % interval", "largest stage", "owner", "its share",
-            "95 % interval",
-        ]  # fmt: skip
-        rows = [_growth_row(each, result.device) for each in own]
-        blocks.append(Heading(f"{what}; stages of the mean over {which}"))
-        blocks.append(Table(f"What grows: {what}", headers, rows, words=1))
-    knees = [Paragraph(knee_details(knee)) for knee in result.sweep.knees]
-    notes = [*knees, Paragraph(_KNEE, "quiet")] if knees else []
-    return Section("growth", "What grows", [*blocks, *notes], _GROWTH, "growth") if blocks else None
-
-
-def _growth_row(growth: Growth, device: str) -> Row:
-    stage, owner = (growth.stage, growth.owner) if growth.is_sure else (None, None)
-    low, high = growth.share_ci or (None, None)
-    known = stage and low is not None and high is not None  # a share without an interval is not told
-    return [
-        f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}", Figure(growth.grows_ms),
-        bounds(*(growth.grows_ci_ms or (None, None))),
-        marks.words(stage) if stage else "not beyond its interval", owner_words(owner, device) if owner else DASH,
-        Figure(growth.share if known else None, "share"), f"{share(low)} .. {share(high)}" if known else DASH,
-    ]  # fmt: skip
 
 
 def _binding(sweep: SweepFigures) -> Section | None:
@@ -331,9 +295,14 @@ def _economy(sweep: SweepFigures) -> Section | None:
     if not shown:
         return None
     if all(p.economy.cost.per_request_usd is None and p.economy.energy.per_request_j is None for p in shown):
-        return Section("economy", name, [Paragraph(_no_cost(shown))], short="cost")
+        reasons: dict[str, list[str]] = {}  # each once, with whose it is where they differ
+        for point in shown:
+            reasons.setdefault(point.economy.cost.reason or "", []).append(point.label)
+        said = [reason if len(reasons) == 1 else f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+        none = f"No point has a cost, and energy was not measured. {as_sentence('; '.join(said))}"
+        return Section("economy", name, [Paragraph(none)], short="cost")
     why = any(point.economy.cost.reason for point in shown)
-    headers: Headers = [
+    headers: doc.Headers = [
         "point", "precision", *(["why there is no cost"] if why else []), "cost of a million requests",
         "of a million output tokens", "J a request", "output tokens per J", "good requests for $1", "SLOs held at",
         *_latency_heads(sweep, "ttft", "itl"),
@@ -341,7 +310,8 @@ def _economy(sweep: SweepFigures) -> Section | None:
     rows = [_economy_row(sweep, point, why=why) for point in shown]
     table = Table(name, headers, rows, words=2 + why, css="dense")
     prices = [point.economy.cost.price for point in shown if isinstance(point.economy.cost, Cost)]
-    price = f" The price is {price_note(prices[0])}." if prices else ""
+    say = "; say yours with cost.usd_per_hour" if prices and prices[0].is_default else ""
+    price = f" The price is {price_words(prices[0])}{say}." if prices else ""
     return Section("economy", name, [table], f"{_COST}{price}", "cost")
 
 
@@ -362,20 +332,10 @@ def _economy_row(sweep: SweepFigures, point: Point, *, why: bool) -> Row:
     ]  # fmt: skip
 
 
-def _no_cost(shown: Sequence[Point]) -> str:
-    """Why no point has a cost, each reason once, with whose it is where they differ."""
-    reasons: dict[str, list[str]] = {}
-    for point in shown:
-        reasons.setdefault(point.economy.cost.reason or "", []).append(point.label)
-    told = [reason if len(reasons) == 1 else f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
-    return f"No point has a cost, and energy was not measured. {as_sentence('; '.join(told))}"
-
-
 def _how(manifest: SweepManifest) -> Section:
     servers, runs = len(manifest.order), sum(map(len, manifest.order))
     text = (
         f"{runs} runs on {servers} server{'s' if servers != 1 else ''}, started one after the other; the points of one "
         f"server in an order drawn from the seed, each repeat in an order of its own."
     )
-    scenario = Folded("the scenario", [Pre(json.dumps(manifest.scenario, indent=2))])
-    return Section("how", "How it was run", [Paragraph(text), Pre(manifest.command), scenario], short="how")
+    return Section("how", "How it was run", [Paragraph(text), *reproduce(manifest)], short="how")

@@ -14,6 +14,7 @@ from gapmeter.report.charts import Point as Dot
 from gapmeter.report.charts import Text as Label
 from gapmeter.report.pictures import Limit, segment
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
+from gapmeter.report.words import both
 
 _DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
 _MARKS = {"PASS": "point met", "FAIL": "point missed"}
@@ -46,6 +47,10 @@ class Curves:
         ]
         return max(known)[1] if known else None
 
+    def objective(self, plot: Plot, near: Sequence[Dot]) -> Fragment:
+        """It as a line; nothing where there is none."""
+        return limit(plot, f"SLO {self.limit[1]}", y=self.limit[0], near=near) if self.limit else NOTHING
+
     @property
     def points(self) -> list[Point]:
         """Those with figures."""
@@ -68,8 +73,7 @@ class Curves:
         return point.metrics[self.metric].mean_ms if value is None else value
 
     def interval(self, point: Point) -> tuple[float, float] | None:
-        low, high = point.metrics[self.metric].at_level(self.level).ci_ms or (None, None)
-        return None if low is None or high is None else (low, high)
+        return both(point.metrics[self.metric].at_level(self.level).ci_ms)
 
     def is_knee(self, point: Point) -> bool:
         return any(knee.point == point.index for knee in self.result.sweep.knees)
@@ -125,7 +129,7 @@ class Tradeoff:
         curves = self.curves
         at = {p.index: rate for p in curves.points if (rate := p.tokens_per_s) and curves.height(p) is not None}
         shown = [point for point in curves.points if point.index in at]
-        steady = {point.index: _ends(point) for point in shown}
+        steady = {point.index: both(point.throughput.steady_ci) for point in shown}
         most = [ends[1] if (ends := steady[index]) else rate for index, rate in at.items()]
         x = Axis(Scale.linear(most, room=0.14), title="output tokens per second")
         plot = Plot(x, Axis(curves.scale(shown), "ms"), height=300)
@@ -141,7 +145,7 @@ class Tradeoff:
         return plot.chart(
             name, f"Throughput against {curves.metric.upper()}",
             f"{curves.name} against output tokens per second, {len(shown)} points.",
-            *drawn, limit(plot, f"SLO {curves.limit[1]}", y=curves.limit[0], near=dots) if curves.limit else NOTHING,
+            *drawn, curves.objective(plot, dots),
             points(plot, [dot for p in shown for dot in curves.repeats(p, at[p.index])]), points(plot, dots),
             self._names(plot, at), stamp=stamp,
         )  # fmt: skip
@@ -155,11 +159,6 @@ class Tradeoff:
                 top = plot.down(self.curves.height(point) or 0.0)
                 names.append([Label(series.name, plot.across(at[point.index]), top - 24, css="strong halo")])
         return written(names)
-
-
-def _ends(point: Point) -> tuple[float, float] | None:
-    low, high = point.throughput.steady_ci or (None, None)
-    return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ class PointByPoint:
         return plot.chart(
             name, f"{curves.metric.upper()} by point",
             f"{curves.name} with its 95 % interval and p50, point by point.",
-            *drawn, limit(plot, f"SLO {curves.limit[1]}", y=curves.limit[0], near=dots) if curves.limit else NOTHING,
+            *drawn, curves.objective(plot, dots),
             points(plot, [dot for p in shown for dot in curves.repeats(p, places[p.index])]), points(plot, dots),
             stamp=stamp,
         )  # fmt: skip

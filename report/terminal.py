@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TextIO
 
+from rich import box
 from rich.console import Console
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from gapmeter.report.document import (
-    TERMINAL,
-    Block,
-    Chart,
-    Choice,
-    Column,
-    Columns,
-    Document,
-    Facts,
-    Folded,
-    Header,
-    Line,
-    Mark,
-    Paragraph,
-    Pre,
-    Sketch,
-    Table,
-    Tone,
-    Verdict,
-    Warnings,
-    Words,
-    plain,
-)
+from gapmeter.report import document as doc
+from gapmeter.report.document import Document, Facts, Mark, Table, Tone, plain
 
 WIDTH = 80
 _LEAST, _MOST = 60, 100  # columns
@@ -54,136 +36,87 @@ def text(document: Document, width: int = WIDTH, *, links: Facts | None = None, 
     ``end``: its last line.
     """
     width = max(_LEAST, min(width, _MOST))
-    parts = [_header(document.header, width)]
-    parts += [_verdict(document.verdict, width)] if document.verdict else []
-    for section in document.on(TERMINAL):
-        drawn = [one for block in section.blocks for one in _block(block, width)]
-        parts += [Text("\n").append_text(_joined(drawn))] if drawn else []
+    parts = [*_head(document, width)]
+    for section in document.on(doc.TERMINAL):
+        drawn = [one for block in doc.flat(section.blocks) for one in _block(block, width)]
+        parts += [Text("\n").append_text(Text("\n").join(drawn))] if drawn else []
     for name, *lines in links.rows if links else ():
-        parts.append(Text(f" {name:<{_MARGIN - 2}} {' '.join(plain(_words_of(line)) for line in lines)}"))
+        parts.append(Text(f" {name:<{_MARGIN - 2}} {' '.join(map(plain, lines))}"))
     parts += [Text(" ").append(end, "bold")] if end else []
-    return _joined(part for part in parts if part.plain)
+    return Text("\n").join(part for part in parts if part.plain)
 
 
-def _joined(parts: Iterable[Text]) -> Text:
-    return Text("\n").join(parts)
-
-
-def _header(header: Header, width: int) -> Text:
-    """The name, and how it was done to the right of it, or beneath where there is no room."""
-    left = header.title.replace(" · ", "  ")
-    if not header.how:
-        return Text(_cut(left, width), "bold")
-    if len(left) + 3 + len(header.how) <= width:
-        return Text.assemble((left, "bold"), " " * (width - len(left) - len(header.how)), header.how)
-    return Text.assemble((_cut(left, width), "bold"), "\n", _wrapped(header.how, width, "  ", "  "))
-
-
-def _verdict(verdict: Verdict, width: int) -> Text:
-    """Its word, and what it is about beside it; without a word the answer itself is bold."""
+def _head(document: Document, width: int) -> Iterator[Text]:
+    """The name, with how it was done to the right of it or beneath where there is no room; then the verdict."""
+    left, how, verdict = document.header.title.replace(" · ", "  "), document.header.how, document.verdict
+    if how and len(left) + 3 + len(how) <= width:
+        yield Text.assemble((left, "bold"), " " * (width - len(left) - len(how)), how)
+    else:
+        yield Text(_cut(left, width), "bold")
+        yield Text(_wrapped(how, width, "  ", "  ") if how else "")
+    if verdict is None:
+        return
     margin = " " * 6 if verdict.word else ""
     first = _wrapped(" ".join([verdict.sentence, *verdict.reasons]), width, f"{verdict.word}  ".lstrip(), margin)
-    style = _STYLES[verdict.tone]
-    said = (
-        Text.assemble((first[: len(verdict.word)], style), first[len(verdict.word) :])
-        if verdict.word
-        else Text(first, "bold")
-    )
+    at = len(verdict.word) or len(first)  # without a word the answer itself is bold
+    yield Text.assemble((first[:at], _STYLES[verdict.tone] if verdict.word else "bold"), first[at:])
     for one in verdict.more:
-        if TERMINAL in one.on:
-            said.append(f"\n{_wrapped(one.words, width, margin, margin)}")
-    return said
+        if doc.TERMINAL in one.on:
+            yield Text(_wrapped(one.words, width, margin, margin))
 
 
-def _block(block: Block, width: int) -> list[Text]:
+def _block(block: doc.Block, width: int) -> Iterator[Text]:
     match block:
-        case Paragraph():
-            return [Text(_wrapped(plain(block.words), width, " ", "   "))]
+        case doc.Paragraph():
+            yield Text(_wrapped(plain(block.words), width, " ", "   "))
         case Facts():
-            return [_fact(plain(name), lines, width) for name, *lines in block.rows]
+            for name, *lines in block.rows:
+                for at, line in enumerate(lines):
+                    first = " " * _MARGIN if at else f" {plain(name):<{_MARGIN - 2}} "
+                    if isinstance(line, doc.Line):
+                        yield Text(first + _cut(" ".join(line.text.split()), width - _MARGIN))
+                    else:
+                        yield Text(_wrapped(plain(line), width, first, " " * _MARGIN))
         case Table():
-            return _table(block, width)
-        case Chart():
-            return [block.picture.sketch(width)] if isinstance(block.picture, Sketch) else []
-        case Warnings():
-            return [
-                Text(_wrapped(" ".join(filter(None, (one.text, one.cause))), width, " ! ", "   "))
-                + Text(f"\n   try {one.flag}" if one.flag else "")
-                for one in block.items
-            ]
-        case Pre():
-            return [Text(block.text)]
-        case Choice():
-            return [
-                one
-                for panel in block.panels
-                if block.is_chosen(panel)
-                for b in panel.blocks
-                for one in _block(b, width)
-            ]
-        case Folded():
-            return []
-        case Columns():
-            return [one for part in block.parts for b in part for one in _block(b, width)]
-    return []
+            yield from _table(block, width)
+        case doc.Chart(picture=doc.Sketch() as picture):
+            yield picture.sketch(width)
+        case doc.Warnings():
+            for one in block.items:
+                yield Text(_wrapped(" ".join(filter(None, (one.text, one.cause))), width, " ! ", "   "))
+                yield from [Text(f"   try {one.flag}")] if one.flag else []
+        case doc.Pre():
+            yield Text(block.text)
 
 
-def _fact(name: str, lines: Sequence[Words | Line], width: int) -> Text:
-    drawn = []
-    for at, line in enumerate(lines):
-        first = f" {name:<{_MARGIN - 2}} " if not at else " " * _MARGIN
-        if isinstance(line, Line):
-            drawn.append(first + _cut(" ".join(plain(line.words).split()), width - _MARGIN))
-        else:
-            drawn.append(_wrapped(plain(line), width, first, " " * _MARGIN))
-    return Text("\n".join(drawn))
-
-
-def _words_of(line: Words | Line) -> Words:
-    return line.words if isinstance(line, Line) else line
-
-
-def _table(table: Table, width: int) -> list[Text]:
+def _table(table: Table, width: int) -> Iterator[Text]:
     """Columns as wide as their widest cell; the last one is cut. What is ``below`` stands under its row."""
     columns = table.columns
     shown = [at for at, column in enumerate(columns) if not column.below]
-    heads = ["" if _is_sign(table, at) else columns[at].brief or columns[at].title for at in shown]
-    rows = [[_cell(row[at], _is_sign(table, at)) for at in shown] for row in table.rows]
+    signs = {at for at in shown if table.rows and all(isinstance(c := row[at], Mark) and c.sign for row in table.rows)}
+    heads = ["" if at in signs else columns[at].brief or columns[at].title for at in shown]
+    rows = [
+        [cell.sign if at in signs and isinstance(cell := row[at], Mark) else plain(row[at]) for at in shown]
+        for row in table.rows
+    ]
     widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-    right = [_to_the_right(table, columns[at], at) for at in shown]
-    longest = 10_000 if table.whole else width
-    lines = [_row(heads, widths, right, longest, [""] * len(shown))]
+
+    def line(cells: Sequence[str], styles: Sequence[str]) -> Text:
+        drawn = Text(" ")
+        for at, cell, wide, style in zip(shown, cells, widths, styles, strict=True):
+            drawn.append(cell.rjust(wide) if table.is_right(at) else cell.ljust(wide), style)
+            drawn.append(" " if wide == 1 else "  ")
+        drawn.rstrip()
+        if len(drawn) > width and not table.whole:
+            drawn.truncate(width - 1)
+            drawn.append("…")
+        return drawn
+
+    yield line(heads, [""] * len(shown))
     for row, cells in zip(table.rows, rows, strict=True):
-        styles = [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown]
-        lines.append(_row(cells, widths, right, longest, styles))
+        yield line(cells, [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown])
         below = [plain(row[at]) for at, column in enumerate(columns) if column.below and plain(row[at])]
-        lines += [Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below]
-    return lines
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], width: int, styles: Sequence[str]) -> Text:
-    line = Text(" ")
-    for cell, wide, to_the_right, style in zip(cells, widths, right, styles, strict=True):
-        line.append(cell.rjust(wide) if to_the_right else cell.ljust(wide), style)
-        line.append(" " if wide == 1 else "  ")
-    line.rstrip()
-    if len(line) > width:
-        line.truncate(width - 1)
-        line.append("…")
-    return line
-
-
-def _is_sign(table: Table, at: int) -> bool:
-    """Whether a column's answers are shown as signs."""
-    return all(isinstance(cell := row[at], Mark) and bool(cell.sign) for row in table.rows) and bool(table.rows)
-
-
-def _cell(cell: Words, sign: bool) -> str:
-    return cell.sign if sign and isinstance(cell, Mark) else plain(cell)
-
-
-def _to_the_right(table: Table, column: Column, at: int) -> bool:
-    return at >= table.words and not column.wraps
+        yield from (Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below)
 
 
 def _wrapped(words: str, width: int, first: str, later: str) -> str:
@@ -197,3 +130,16 @@ def _wrapped(words: str, width: int, first: str, later: str) -> str:
 
 def _cut(words: str, width: int) -> str:
     return words if len(words) <= width else f"{words[: width - 1]}…"
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    """Rows on standard output, as wide as their content, so that nothing is cut in a pipe.
+
+    Columns in ``right`` are set to the right. On a terminal, text beyond its width is folded, not cut.
+    """
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="right" if i in right else "left", overflow="fold", no_wrap=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(table)

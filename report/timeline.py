@@ -7,7 +7,7 @@ at most twenty-one stretches of the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,14 +16,20 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.numbers import duration, significant, ticks
+from gapmeter.analysis.requests.metrics import final
 from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points, shade, stairs
-from gapmeter.report.document import Column, Figure, Headers, Row, Table
+from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
+from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Limit
+from gapmeter.report.requests import picked
+from gapmeter.report.run_folder import Run
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
+from gapmeter.report.words import METRICS
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
 _ENDED = ("ok", "unsent", "abandoned")  # outcomes that are no failure
+_OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 Floats = NDArray[np.float64]
 
 
@@ -74,6 +80,50 @@ def _exact(value: float | None) -> Figure:
     return Figure(value, "number", text=text)
 
 
+def over_time(run: Run) -> Section:
+    """TTFT and E2E by due time, arrivals, requests in flight, and what the engine held."""
+    requests, origin = final(run.requests), run.origin_ns
+    span = span_of(requests, origin)
+    openable = frozenset(picked(run)) if run.result.stages else frozenset()
+    blocks: list[Block] = []
+    for metric, stamp in (("ttft", "first_token_ns"), ("e2e", "last_token_ns")):
+        limit = main_limit(run.result, metric)
+        dots = dots_of(METRICS[metric], requests, span, origin, stamp, openable, limit)
+        table = dots.table()
+        chart = Chart(f"timeline-{metric}", dots, _OPEN if openable else "", table, "levels")
+        blocks += [Heading(table.name), chart]
+    for key, counts in _counts(run, requests, span).items():
+        blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
+    failed = int((~requests["outcome"].isin(("ok", "unsent", "abandoned"))).sum())
+    lead = f"Seconds from the first due time; {len(requests):,} requests were issued"
+    lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
+    if span.warmup_s > 0:
+        lead += f" Gray: the warm-up, {span.warmup_s:.1f} s, left out of every figure."
+    lead += " Tinted: what was measured. Every value axis starts at zero."
+    return Section("time", "Over time", blocks, lead, "over time")
+
+
+def _counts(run: Run, requests: pd.DataFrame, span: Span) -> dict[str, Counts]:
+    flying = in_flight(run.requests, run.origin_ns)
+    found = {
+        "arrivals": arrivals(requests, span, run.origin_ns),
+        "in-flight": Counts("Requests in flight", "req", span, *flying),
+    }
+    if not len(run.steps):
+        return found
+    at = (run.steps["schedule_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
+
+    def of(column: str) -> Floats:
+        return np.asarray(run.steps[column].to_numpy(dtype=np.float64, na_value=0.0))
+
+    found["waiting"] = Counts("Waiting in the scheduler's queue", "req", span, at, of("waiting"))
+    found["running"] = Counts("Batch: requests in a step", "req", span, at, of("running"))
+    if "free_blocks" in run.steps and (most := of("free_blocks").max(initial=0)) > 0:
+        note = f"of {most:,.0f} that were ever free at once"
+        found["kv"] = Counts("KV cache: blocks in use", "blocks", span, at, most - of("free_blocks"), note)
+    return found
+
+
 # --- requests
 
 
@@ -98,7 +148,17 @@ class Dots:
         plot = Plot(self.span.axis(), Axis(Scale.linear([largest, *near], room=0.06), "ms", about=5), height=170)
         dots = [self._dot(row) for row in self._drawn().tolist()]
         failed = np.flatnonzero(self.failed)
-        crosses = [_cross(plot, float(self.at_s[i]), self.outcome[i]) for i in failed.tolist()[:_FAILED]]
+        crosses = [  # a mark and its word, never by colour alone
+            el("text", el("title", f"{self.outcome[i]} at {at:.2f} s"), "✕", x=percent(plot.across(at)), y=-5,
+               class_="failed middle")
+            for i, at in ((i, float(self.at_s[i])) for i in failed.tolist()[:_FAILED])
+        ]  # fmt: skip
+        objective = NOTHING
+        if self.limit is not None:
+            ms, words = self.limit
+            objective = limit(plot, f"SLO {words}", y=ms, near=dots[:400])
+            if len(failed) and not plot.y.scale.holds(ms):  # inside, since failed requests are marked above
+                objective = el("text", f"SLO {words}, above this axis ↑", x="100%", y=14, class_="limit end halo")
         none = el("text", "no request was answered", x="50%", y=plot.height / 2, class_="faint middle")
         said = (
             f"{self.metric} of {len(answered):,} requests over time, largest {duration(largest)}; {len(failed)} failed."
@@ -106,18 +166,9 @@ class Dots:
         return plot.chart(
             name, f"{self.metric} over time", said, self.span.shades(plot),
             NOTHING if len(answered) else none,
-            self._objective(plot, dots[:400]),
+            objective,
             el("g", points(plot, dots), class_="dots", data_metric_dots=self.metric), *crosses, stamp=stamp,
         )  # fmt: skip
-
-    def _objective(self, plot: Plot, near: Sequence[Point]) -> Fragment:
-        """Named inside of the plot where it lies beyond it and failed requests are marked above."""
-        if self.limit is None:
-            return NOTHING
-        ms, words = self.limit
-        if self.failed.any() and not plot.y.scale.holds(ms):
-            return el("text", f"SLO {words}, above this axis ↑", x="100%", y=14, class_="limit end halo")
-        return limit(plot, f"SLO {words}", y=ms, near=near)
 
     @property
     def failed(self) -> NDArray[np.bool_]:
@@ -163,12 +214,6 @@ def dots_of(
     good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
     outcomes, ids = [str(o) for o in requests["outcome"]], [str(i) for i in requests["request_id"]]
     return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit)
-
-
-def _cross(plot: Plot, at: float, outcome: str) -> Fragment:
-    """A failed request along the top: a mark and its word, never by colour alone."""
-    title = el("title", f"{outcome} at {at:.2f} s")
-    return el("text", title, "✕", x=percent(plot.across(at)), y=-5, class_="failed middle")
 
 
 def thin(at: Floats, value: Floats, length: float) -> NDArray[np.int64]:
@@ -304,24 +349,19 @@ class Levels:
 
     def table(self) -> Table:
         """Of each stretch: the mean of every level's samples in it, and the largest; a dash where there was none."""
-        rows: list[Row] = [
-            [
-                *_times(low, high),
-                *(_exact(value) for level in self.levels for value in _mean_and_most(level, low, high)),
-            ]
-            for low, high in stretches(self.span.length_s)
-        ]
-        headers = [
+        rows: list[Row] = []
+        for low, high in stretches(self.span.length_s):
+            row = [*_times(low, high)]
+            for level in self.levels:
+                inside = level.value[(level.at_s >= low) & (level.at_s < high) & np.isfinite(level.value)]
+                row += map(_exact, (float(inside.mean()), float(inside.max())) if len(inside) else (None, None))
+            rows.append(row)
+        headers: Headers = [
             column
             for level in self.levels
             for column in (Column(level.name, f"{level.name}: mean"), Column("largest", f"{level.name}: largest"))
         ]
         return Table("Samples over time, means and largest", [*_FROM_TO, *headers], rows, words=0, css="dense")
-
-
-def _mean_and_most(level: Level, low: float, high: float) -> tuple[float | None, float | None]:
-    inside = level.value[(level.at_s >= low) & (level.at_s < high) & np.isfinite(level.value)]
-    return (float(inside.mean()), float(inside.max())) if len(inside) else (None, None)
 
 
 def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool) -> Fragment:
@@ -336,19 +376,12 @@ def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool
     mean = f"mean {significant(float(value.mean()))}, largest {significant(largest)}" if len(value) else "none"
     gone = f"; {len(gaps)} gaps, {sum(high - low for low, high in gaps):.1f} s in all" if gaps else ""
     said = f"{level.title}, {level.unit or 'count'}: {mean}, {len(value):,} samples{gone}."
-    samples = line(plot, _broken(at, value, gaps, span.length_s), "curve thin")
+    kept = thin(at, value, span.length_s)
+    breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]  # no number in a gap: there the line breaks
+    samples = line(plot, sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks]), "curve thin")
     return plot.chart(name, level.title, said, *shown, samples, stamp=stamp)
 
 
 def missing(at_s: Floats, usual_s: float, length_s: float) -> list[tuple[float, float]]:
     """Stretches of the axis, in seconds, that have no sample where there should have been one (1.9 distances)."""
     return [(low, high) for low, high in pairwise([0.0, *at_s.tolist(), length_s]) if high - low > 1.9 * usual_s]
-
-
-def _broken(
-    at: Floats, value: Floats, gaps: Sequence[tuple[float, float]], length_s: float
-) -> Iterable[tuple[float, float]]:
-    """The samples to draw, with something that is no number in each gap, where the line breaks."""
-    kept = thin(at, value, length_s)
-    breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]
-    return sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks])

@@ -12,7 +12,7 @@ from gapmeter.analysis.results.latency import Compute
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import LedgerFacts, MadeBy, RunFigures, RunResult
 from gapmeter.analysis.results.trust import Drift, Steady, SteadyMethods
-from gapmeter.report.words import words_of
+from gapmeter.report.run import words_of
 
 WEIGHTS = Weights(
     parameters=1200, step_parameters=1000, step_bytes=4000.0, head_parameters=200, layers=2, attention_heads=2,

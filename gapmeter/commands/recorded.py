@@ -173,7 +173,7 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 def _list_runs(arguments: argparse.Namespace) -> int:
     from gapmeter.analysis.numbers import DASH, count, duration
-    from gapmeter.report.sheet import print_table
+    from gapmeter.report.terminal import print_table
     from gapmeter.runs.listing import list_runs
 
     listed = list_runs(arguments.runs)
@@ -195,7 +195,7 @@ def _list_runs(arguments: argparse.Namespace) -> int:
 
 
 def _sql(arguments: argparse.Namespace) -> int:
-    from gapmeter.report.sheet import print_table
+    from gapmeter.report.terminal import print_table
     from gapmeter.runs.sql import ask
 
     headers, rows = ask(arguments.query, arguments.runs)

@@ -25,7 +25,7 @@ from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
-from gapmeter.report.words import difference_sentence
+from gapmeter.report.explore import difference_sentence
 from gapmeter.runs.run import rederivable
 from gapmeter.runs.run import Run, require_one_run
 from gapmeter.runs.sql import one_sentence

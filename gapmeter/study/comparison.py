@@ -175,7 +175,7 @@ def _judged(
 ) -> Conclusion[RunResult]:
     from gapmeter.analysis.compare.claims import judge_regression
     from gapmeter.analysis.results.comparison import NOT_COMPARABLE, REGRESSED
-    from gapmeter.report.comparison_words import with_sentences
+    from gapmeter.report.comparison import with_sentences
 
     compared = compare_runs([[baseline.folder], folders], baseline.factors, runs=runs)
     slos = [(slo.metric, slo.percentile) for slo in run.result.slo if slo.percentile is not None]

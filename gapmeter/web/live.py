@@ -12,9 +12,11 @@ from typing import Any
 from aiohttp import web
 from markupsafe import Markup
 
+from gapmeter.analysis.results.codec import NotReadable
+from gapmeter.analysis.results.manifest import Manifest, Slo
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
-from gapmeter.records.follow import Answered, Follower, follow_run, phase
+from gapmeter.records.follow import Follower, follow_run, phase
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
 
@@ -79,8 +81,8 @@ class LiveRun:
 
     def page(self) -> str:
         """The page's markup, before anything has happened."""
-        manifest = self._folder.read_manifest()
-        name = str(manifest["scenario"]["name"])
+        manifest = Manifest.read(self._folder.path)
+        name = manifest.asked.name
         assets = files("gapmeter.web") / "assets"
         body = Markup((assets / "live.html").read_text(encoding="utf-8"))
         script = (assets / "live.js").read_text(encoding="utf-8")
@@ -94,73 +96,67 @@ class LiveState:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._plan: dict[str, Any] = {}
-        self._slos: list[dict[str, Any]] = []
-        self._rate: float | None = None
-        self._follower: Follower | None = None
+        self._begun: tuple[Manifest, Follower, int] | None = None  # since ``t0_ns``
         self._dots: list[list[Any]] = []
         self._last: dict[str, Any] = {"phase": "starting"}
 
     def update(self) -> dict[str, Any]:
         """The state now; ``dots`` are those since the last call: [seconds, TTFT in ms or null, outcome]."""
-        if self._follower is None and not self._begin():
+        self._begun = self._begun or self._begin()
+        if self._begun is None:
             return {"phase": "starting", "dots": []}
-        assert self._follower is not None
-        dots = [self._dot(answered) for answered in self._follower.poll()]
+        manifest, follower, t0_ns = self._begun
+        dots: list[list[Any]] = []
+        for answered in follower.poll():
+            ttft_ms = None if answered.ttft_ns is None else round(answered.ttft_ns / 1e6, 3)
+            dots.append([round((answered.due_ns - t0_ns) / 1e9, 3), ttft_ms, answered.outcome.name.lower()])
         self._dots = _thinned(self._dots + dots)
-        self._last = self._state(self._follower, time.monotonic_ns())
+        self._last = _state(manifest, follower, t0_ns, time.monotonic_ns())
         return {**self._last, "dots": dots}
 
     def all_so_far(self) -> dict[str, Any]:
         """The last state, with every dot that is kept."""
         return {**self._last, "dots": self._dots}
 
-    def _begin(self) -> bool:
-        """Whether the load has begun; before, the manifest has no start."""
+    def _begin(self) -> tuple[Manifest, Follower, int] | None:
+        """None before the load has begun: the manifest has no start, or there is no record yet."""
         try:
-            manifest = self._folder.read_manifest()
-        except (OSError, ValueError):
-            return False
-        self._plan, self._slos = manifest["plan"], manifest["slo"]
-        self._rate = manifest["scenario"]["load"].get("rate")
-        t0_ns = self._plan.get("t0_ns")
-        if t0_ns is None:
-            return False
-        self._follower = follow_run(self._folder, t0_ns, whole=True)
-        return True
-
-    def _dot(self, answered: Answered) -> list[Any]:
-        at_s = (answered.due_ns - self._plan["t0_ns"]) / 1e9
-        ttft_ms = None if answered.ttft_ns is None else round(answered.ttft_ns / 1e6, 3)
-        return [round(at_s, 3), ttft_ms, answered.outcome.name.lower()]
-
-    def _state(self, seen: Follower, now_ns: int) -> dict[str, Any]:
-        t0_ns, end_ns, warmup_ns = self._plan["t0_ns"], self._plan.get("end_ns", 0), self._plan["warmup_ns"]
-        return {
-            "phase": phase(now_ns, t0_ns, warmup_ns, end_ns),
-            "elapsed_s": round((now_ns - t0_ns) / 1e9, 1),
-            "end_s": end_ns / 1e9 if end_ns else None,
-            "warmup_s": warmup_ns / 1e9,
-            "asked_per_s": self._rate,
-            "sent_per_s": round(seen.sent_per_s(now_ns), 2),
-            "done_per_s": round(seen.done_per_s(now_ns), 2),
-            "in_flight": seen.in_flight,
-            "issued": seen.issued,
-            "done": seen.done,
-            "failed": dict(seen.failed),
-            "lag_p99_ms": seen.percentile("lag", 99),
-            "metrics": {name: {f"p{p}": seen.percentile(name, p) for p in (50, 99)} for name in _METRICS},
-            "slo": [_slo(seen, slo) for slo in self._slos],
-        }
+            manifest = Manifest.read(self._folder.path)
+        except (OSError, NotReadable):
+            return None
+        t0_ns = manifest.plan.t0_ns
+        return None if t0_ns is None else (manifest, follow_run(self._folder, t0_ns, whole=True), t0_ns)
 
 
-def _slo(seen: Follower, slo: dict[str, Any]) -> dict[str, Any]:
+def _state(manifest: Manifest, seen: Follower, t0_ns: int, now_ns: int) -> dict[str, Any]:
+    end_ns, warmup_ns = manifest.plan.end_ns, manifest.plan.warmup_ns
+    return {
+        "phase": phase(now_ns, t0_ns, warmup_ns, end_ns),
+        "elapsed_s": round((now_ns - t0_ns) / 1e9, 1),
+        "end_s": end_ns / 1e9 if end_ns else None,
+        "warmup_s": warmup_ns / 1e9,
+        "asked_per_s": manifest.asked.load.rate,
+        "sent_per_s": round(seen.sent_per_s(now_ns), 2),
+        "done_per_s": round(seen.done_per_s(now_ns), 2),
+        "in_flight": seen.in_flight,
+        "issued": seen.issued,
+        "done": seen.done,
+        "failed": dict(seen.failed),
+        "lag_p99_ms": seen.percentile("lag", 99),
+        "metrics": {name: {f"p{p}": seen.percentile(name, p) for p in (50, 99)} for name in _METRICS},
+        "slo": [_slo(seen, slo) for slo in manifest.slo],
+    }
+
+
+def _slo(seen: Follower, slo: Slo) -> dict[str, Any]:
     """An SLO beside what has been seen of the last thousand requests: no verdict yet."""
-    if slo["metric"] == "errors":
+    if slo.limit_ns is None:
         share = seen.failed.total() / seen.done if seen.done else None
-        return {"text": slo["text"], "value_share": share, "limit_share": slo["limit_share"]}
-    value_ms = seen.percentile(slo["metric"], slo["percentile"]) if slo["metric"] in _METRICS else None
-    return {"text": slo["text"], "value_ms": value_ms, "limit_ms": slo["limit_ns"] / 1e6}
+        return {"text": slo.text, "value_share": share, "limit_share": slo.limit_share}
+    value_ms = None
+    if slo.percentile is not None and slo.metric in _METRICS:
+        value_ms = seen.percentile(slo.metric, slo.percentile)
+    return {"text": slo.text, "value_ms": value_ms, "limit_ms": slo.limit_ns / 1e6}
 
 
 def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
@@ -175,13 +171,11 @@ def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
     return dots
 
 
-def _provenance(manifest: dict[str, Any]) -> Provenance:
-    scenario = manifest["scenario"]
-    server, load = scenario["server"], scenario["load"]
-    how = f"{load['rate']:g} req/s, open loop" if load.get("rate") else str(load["arrivals"])
+def _provenance(manifest: Manifest) -> Provenance:
+    scenario, server, load = manifest.asked, manifest.asked.server, manifest.asked.load
     return Provenance(
-        scenario=str(scenario["name"]), digest=str(manifest["scenario_digest"]), model=str(server["model"]),
-        precision=str(server["precision"]), engine=str(server["engine"]), hardware=UNKNOWN, load=how, n=UNKNOWN,
-        validity="not judged yet: the run goes on", date=str(manifest["started_wall"]).partition("T")[0],
-        command=str(manifest["command"]),
+        scenario=scenario.name, digest=manifest.scenario_digest, model=server.model, precision=server.precision,
+        engine=server.engine, hardware=UNKNOWN, load=f"{load.rate:g} req/s, open loop" if load.rate else load.arrivals,
+        n=UNKNOWN, validity="not judged yet: the run goes on", date=manifest.started_wall.partition("T")[0],
+        command=manifest.command,
     )  # fmt: skip

@@ -17,8 +17,7 @@ from gapmeter.analysis.results.capacity import CapacityResult
 from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.results.sweep import Point, SweepResult
-from gapmeter.report.run_words import slo_interval, slo_value
-from gapmeter.report.words import slo_sentence
+from gapmeter.report.slo import slo_interval, slo_sentence, slo_value
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Outcome = Literal["passed", "failure", "error", "skipped"]
@@ -93,24 +92,23 @@ def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str]) -> list[Case]:
     if not slos:
         name = "the run is a valid measurement"
         return [Case(name, "error", INVALID, invalid) if invalid else Case(name, "passed")]
-    return [_case(slo, invalid) for slo in slos]
-
-
-def _case(slo: SloAnswer, invalid: str) -> Case:
-    outcomes: dict[str, Outcome] = {PASS: "passed", FAIL: "failure"}
-    outcome = "error" if invalid else outcomes.get(slo.status, "error")
-    return Case(slo.text, outcome, slo.status, slo_sentence(slo), _details(slo), invalid)
+    outcomes: dict[str, Outcome] = {} if invalid else {PASS: "passed", FAIL: "failure"}
+    return [
+        Case(slo.text, outcomes.get(slo.status, "error"), slo.status, slo_sentence(slo), _details(slo), invalid)
+        for slo in slos
+    ]
 
 
 def _details(slo: SloAnswer) -> list[tuple[str, str]]:
-    details = [
+    needs = [("needs", f"about {count(slo.needs.requests)} more requests")] if slo.needs else []
+    return [
         ("expression", slo.text),
         ("value", slo_value(slo)),
         ("95 % interval", slo_interval(slo)),
         ("n", f"{count(slo.count)} (worth {count(slo.n_eff)} independent ones)"),
         ("owner", f"{slo.owner} ({slo.stage})" if slo.owner else "not known"),
+        *needs,
     ]
-    return [*details, ("needs", f"about {count(slo.needs.requests)} more requests")] if slo.needs else details
 
 
 def _regressions(regression: Regression) -> list[Case]:

@@ -10,7 +10,8 @@ The extra ``otel`` brings the SDK that this needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -48,7 +49,8 @@ def send(folder: RunFolder, endpoint: str) -> int:
     exporter = OTLPSpanExporter(address if address.endswith("/v1/traces") else f"{address}/v1/traces")
     sent = 0
     try:
-        for batch in _batches(spans(folder)):
+        all_spans = spans(folder)
+        while batch := list(islice(all_spans, _BATCH)):
             if exporter.export(batch) is not SpanExportResult.SUCCESS:
                 raise NotDelivered(f"{endpoint} did not take spans {sent + 1} to {sent + len(batch)}")
             sent += len(batch)
@@ -61,10 +63,8 @@ def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
     """Every span of a run, each request's followed by its stages'. Raises as ``send``."""
     _need_sdk()
     run = Run.read(folder)
-    timeline = folder.path / "timeline.parquet"
-    stretches = pd.read_parquet(timeline) if timeline.exists() else pd.DataFrame(columns=["request_id"])
     make = _maker(run)
-    by_request = dict(iter(stretches.groupby("request_id"))) if len(stretches) else {}
+    by_request = dict(iter(run.timeline.groupby("request_id"))) if len(run.timeline) else {}
     for row in run.requests.itertuples():
         if pd.isna(row.sent_ns):
             continue
@@ -79,17 +79,6 @@ def _need_sdk() -> None:
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError as error:
         raise NoOpenTelemetry("OpenTelemetry's SDK is missing: pip install 'gapmeter[otel]'") from error
-
-
-def _batches(all_spans: Iterator[ReadableSpan]) -> Iterator[Sequence[ReadableSpan]]:
-    batch: list[ReadableSpan] = []
-    for span in all_spans:
-        batch.append(span)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 Make = Callable[..., "ReadableSpan"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pandas as pd
 from gapmeter.analysis.ledger.ledger import chosen
 from gapmeter.records import RunFolder
 from gapmeter.report import marks
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import Run, whole
 
 FILE = "trace.json.gz"
 _REQUESTS, _STEPS = 500, 20_000  # most that are shown
@@ -42,31 +42,22 @@ def write_trace(folder: RunFolder, file: Path | None = None) -> None:
 
     Raises FileNotFoundError when the run has not been analysed, OSError.
     """
-    run = Run.read(folder)
-    timeline = folder.path / "timeline.parquet"
-    stretches = pd.read_parquet(timeline) if timeline.exists() else pd.DataFrame(columns=["request_id"])
-    document = trace(run, stretches)
-    packed = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    packed = json.dumps(trace(Run.read(folder)), separators=(",", ":"), allow_nan=False).encode()
     (file or folder.path / FILE).write_bytes(gzip.compress(packed, compresslevel=3, mtime=0))
 
 
-def trace(run: Run, timeline: pd.DataFrame) -> dict[str, Any]:
-    """The whole document; ``timeline`` as ``ledger.ledger.timelines`` gives it. Events are in order of time."""
-    origin = run.origin_ns
+def trace(run: Run) -> dict[str, Any]:
+    """The whole document. Events are in order of time."""
     shown = run.requests[chosen(run.requests, _REQUESTS)]
-    timeline = timeline[timeline["request_id"].isin(shown["request_id"])]
-    run = replace(run, steps=_steps_shown(run))
+    timeline = run.timeline
+    if len(timeline):
+        timeline = timeline[timeline["request_id"].isin(shown["request_id"])]
+    run = replace(run, steps=_steps_shown(run), timeline=timeline)
     tracks = {name: number for number, name in enumerate(shown.sort_values("due_ns")["request_id"], start=1)}
-    timed = [
-        *_requests(origin, shown, tracks),
-        *_stages(origin, timeline, tracks, run.device),
-        *_steps(run, origin),
-        *_counters(run, origin),
-        *_flows(run, origin, tracks),
-    ]
+    timed = [*_requests(run, shown, tracks), *_stages(run, tracks), *_steps(run), *_counters(run), *_flows(run, tracks)]
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    about = {"requests in this file": f"{len(tracks)} of {len(run.requests)}", **_about(run)}
-    about |= {"steps in this file": str(len(run.steps))}
+    about = {"requests in this file": f"{len(tracks)} of {len(run.requests)}", "verdict": run.result.verdict}
+    about |= {**run.provenance.facts(), "steps in this file": str(len(run.steps))}
     return {"traceEvents": [*_names(run, shown, tracks), *timed], "displayTimeUnit": "ms", "otherData": about}
 
 
@@ -83,10 +74,6 @@ def _steps_shown(run: Run) -> pd.DataFrame:
             break
         kept[low:high] = True
     return run.steps[kept]
-
-
-def _about(run: Run) -> dict[str, str]:
-    return {"verdict": run.result.verdict, **run.provenance.facts()}
 
 
 def _names(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
@@ -108,57 +95,46 @@ def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _requests(origin: int, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _requests(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
     for row in shown.itertuples():
-        args = {"prompt tokens": _whole(row.prompt_tokens), "output tokens": _whole(row.output_tokens)}
+        args = {"prompt tokens": whole(row.prompt_tokens), "output tokens": whole(row.output_tokens)}
         args |= {"measured": bool(row.measured), "TTFT ms": (row.first_token_ns - row.due_ns) / 1e6}
-        yield _slice(
-            origin, "request", "request", (row.due_ns, row.last_token_ns), REQUESTS, tracks[row.request_id], args
-        )
+        place = (REQUESTS, tracks[row.request_id])
+        yield _slice(run, "request", "request", (row.due_ns, row.last_token_ns), place, args)
 
 
-def _whole(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)
-
-
-def _stages(origin: int, timeline: pd.DataFrame, tracks: Mapping[str, int], device: str) -> Iterator[Event]:
-    for row in timeline.itertuples():
-        owner = marks.owner(row.stage, device)
-        args = {"owner": owner, "kind": row.kind}
-        yield _slice(origin, row.stage, owner, (row.start_ns, row.end_ns), REQUESTS, tracks[row.request_id], args)
+def _stages(run: Run, tracks: Mapping[str, int]) -> Iterator[Event]:
+    for row in run.timeline.itertuples():
+        owner = marks.owner(row.stage, run.device)
+        place, args = (REQUESTS, tracks[row.request_id]), {"owner": owner, "kind": row.kind}
+        yield _slice(run, row.stage, owner, (row.start_ns, row.end_ns), place, args)
 
 
 def _known_parts(run: Run) -> list[str]:
     return [part for part in _PARTS if f"{part}_start_ns" in run.steps.columns]
 
 
-def _steps(run: Run, origin: int) -> Iterator[Event]:
+def _steps(run: Run) -> Iterator[Event]:
     for number, part in enumerate(_known_parts(run), start=1):
         wanted = ["step", "requests", "prompt_tokens", "decode_tokens", f"{part}_start_ns", f"{part}_end_ns"]
         known = run.steps[wanted].dropna(subset=wanted[-2:])
         for step, requests, prompt, decode, start, end in known.itertuples(index=False):
-            args = {"step": int(step), "requests": _whole(requests)}
-            args |= {"prompt tokens": _whole(prompt), "decode tokens": _whole(decode)}
+            args = {"step": int(step), "requests": whole(requests)}
+            args |= {"prompt tokens": whole(prompt), "decode tokens": whole(decode)}
             if end > start:
-                yield _slice(origin, part.replace("_", " "), "step", (start, end), ENGINE, number, args)
+                yield _slice(run, part.replace("_", " "), "step", (start, end), (ENGINE, number), args)
 
 
-def _counters(run: Run, origin: int) -> Iterator[Event]:
+def _counters(run: Run) -> Iterator[Event]:
     for column, title in _COUNTERS.items():
         if column not in run.steps.columns:
             continue
         for at, value in run.steps[["schedule_ns", column]].itertuples(index=False):
-            yield {
-                "ph": "C",
-                "name": title,
-                "pid": ENGINE,
-                "tid": 0,
-                "ts": _us(origin, at),
-                "args": {column: int(value)},
-            }
+            ts = _us(run.origin_ns, at)
+            yield {"ph": "C", "name": title, "pid": ENGINE, "tid": 0, "ts": ts, "args": {column: int(value)}}
 
 
-def _flows(run: Run, origin: int, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _flows(run: Run, tracks: Mapping[str, int]) -> Iterator[Event]:
     """From the forward of the step that made a token to the request's track where that token arrived."""
     if "forward_start_ns" not in run.steps.columns or "last_step" not in run.ledger.columns:
         return
@@ -170,29 +146,17 @@ def _flows(run: Run, origin: int, tracks: Mapping[str, int]) -> Iterator[Event]:
         name = str(row.event).replace("_", " ")
         arrow = {"cat": "token", "name": name, "id": number}
         arrives = int(due[row.request_id]) + int(row.total_ns) - 1  # inside the request's slice, not on its end
-        yield {
-            "ph": "s",
-            **arrow,
-            "pid": ENGINE,
-            "tid": parts.index("forward") + 1,
-            "ts": _us(origin, began[row.last_step]),
-        }
-        yield {
-            "ph": "f",
-            "bp": "e",
-            **arrow,
-            "pid": REQUESTS,
-            "tid": tracks[row.request_id],
-            "ts": _us(origin, arrives),
-        }
+        starts, ends = _us(run.origin_ns, began[row.last_step]), _us(run.origin_ns, arrives)
+        yield {"ph": "s", **arrow, "pid": ENGINE, "tid": parts.index("forward") + 1, "ts": starts}
+        yield {"ph": "f", "bp": "e", **arrow, "pid": REQUESTS, "tid": tracks[row.request_id], "ts": ends}
 
 
 def _slice(
-    origin: int, name: str, category: str, stretch: Iterable[int], pid: int, tid: int, args: Mapping[str, Any]
+    run: Run, name: str, category: str, stretch: tuple[int, int], place: tuple[int, int], args: Mapping[str, Any]
 ) -> Event:
-    start, end = stretch
+    (start, end), (pid, tid) = stretch, place
     return {
-        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": _us(origin, start),
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": _us(run.origin_ns, start),
         "dur": round((int(end) - int(start)) / 1e3, 3), "args": dict(args),
     }  # fmt: skip
 

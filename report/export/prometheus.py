@@ -6,7 +6,7 @@ sample line; its interval's ends stand beside it as ``bound="low"`` and ``bound=
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from gapmeter.analysis.results.run import RunResult
@@ -22,38 +22,35 @@ def prometheus(result: RunResult) -> str:
     """The file's text; every sample carries the scenario, the engine and the verdict as labels."""
     about = result.provenance.facts()
     base = {"scenario": about["scenario"], "engine": about["engine"], "verdict": result.verdict}
-    families = [
-        _family("run_info", "What was measured, as labels.", [(about, 1.0)]),
-        _family("verdict", "1 for the run's verdict.",
-                [({"is": verdict}, float(result.verdict == verdict)) for verdict in _VERDICTS]),
-        _family("latency_seconds", "Percentiles of TTFT, ITL, TPOT, E2E, and their 95 % intervals.", _latency(result)),
-        _family("stage_seconds", "Percentiles of each stage's time to the last token.", _stages(result)),
-        _family("requests", "Requests of the measured window, by outcome.", _requests(result)),
-        _family("rate", "Requests a second: asked for, delivered, good.", _rates(result)),
-        _family("slo_limit", "Limit of each SLO (seconds, or a share).", _slos(result, "limit")),
-        _family("slo_value", "What was measured for each SLO (seconds, or a share).", _slos(result, "value")),
-        _family("residual_share", "Share of a request's wait that no stage explains, at p99.", _residual(result)),
-    ]  # fmt: skip
-    return "".join(family(base) for family in families)
-
-
-def _family(name: str, doc: str, samples: Iterable[Sample]) -> Callable[[Labels], str]:
-    known = [(labels, value) for labels, value in samples if value is not None]
-
-    def text(base: Labels) -> str:
-        lines = [f"# HELP gapmeter_{name} {doc}", f"# TYPE gapmeter_{name} gauge"]
-        lines += [f"gapmeter_{name}{{{_labels({**base, **labels})}}} {value!r}" for labels, value in known]
-        return "\n".join(lines) + "\n" if known else ""
-
-    return text
+    verdicts: list[Sample] = [({"is": verdict}, float(result.verdict == verdict)) for verdict in _VERDICTS]
+    rates = {
+        "requested": result.load.requested_rate, "delivered": result.load.delivered_rate, "good": result.goodput.per_s,
+    }  # fmt: skip
+    families: list[tuple[str, str, Iterable[Sample]]] = [
+        ("run_info", "What was measured, as labels.", [(about, 1.0)]),
+        ("verdict", "1 for the run's verdict.", verdicts),
+        ("latency_seconds", "Percentiles of TTFT, ITL, TPOT, E2E, and their 95 % intervals.", _latency(result)),
+        ("stage_seconds", "Percentiles of each stage's time to the last token.", _stages(result)),
+        ("requests", "Requests of the measured window, by outcome.", _requests(result)),
+        ("rate", "Requests a second: asked for, delivered, good.", [({"of": of}, rate) for of, rate in rates.items()]),
+        ("slo_limit", "Limit of each SLO (seconds, or a share).", _slos(result, "limit")),
+        ("slo_value", "What was measured for each SLO (seconds, or a share).", _slos(result, "value")),
+        ("residual_share", "Share of a request's wait that no stage explains, at p99.", _residual(result)),
+    ]
+    lines: list[str] = []
+    for name, doc, samples in families:
+        known = [
+            f"gapmeter_{name}{{{_labels({**base, **labels})}}} {value!r}"
+            for labels, value in samples
+            if value is not None
+        ]
+        lines += [f"# HELP gapmeter_{name} {doc}", f"# TYPE gapmeter_{name} gauge", *known] if known else []
+    return "\n".join([*lines, ""])
 
 
 def _labels(labels: Labels) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    return ",".join(f'{name}="{str(value).translate(escapes)}"' for name, value in labels.items())
 
 
 def _latency(result: RunResult) -> Iterator[Sample]:
@@ -82,12 +79,6 @@ def _requests(result: RunResult) -> Iterator[Sample]:
     yield {"outcome": "ok"}, float(result.counts.succeeded)
     for outcome, count in result.counts.failed.items():
         yield {"outcome": outcome}, float(count)
-
-
-def _rates(result: RunResult) -> Iterator[Sample]:
-    yield {"of": "requested"}, result.load.requested_rate
-    yield {"of": "delivered"}, result.load.delivered_rate
-    yield {"of": "good"}, result.goodput.per_s
 
 
 def _slos(result: RunResult, which: Literal["limit", "value"]) -> Iterator[Sample]:

@@ -37,8 +37,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.trust import FloorShares
 from gapmeter.report import html, markdown, terminal
-from gapmeter.report.comparison import document
-from gapmeter.report.comparison_words import headline, with_sentences, words_of
+from gapmeter.report.comparison import document, headline, with_sentences, words_of
 from tests import kit
 from tests.analysis.compared import COMMAND, folder, manifest, virtual
 

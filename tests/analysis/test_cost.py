@@ -33,7 +33,7 @@ from gapmeter.analysis.results.requests import Goodput, Throughput
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Steady, SteadyMethods
 from gapmeter.analysis.stats.exact import rate_bounds
-from gapmeter.report.words import cost_sentence, energy_sentence
+from gapmeter.report.cost import cost_sentence, energy_sentence
 from tests import kit
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge.steady import describe_drift
-from gapmeter.report.words import drift_sentence
+from gapmeter.report.trust import drift_sentence
 
 
 def run(seconds: int, slow: float = 1.0, seed: int = 0) -> pd.DataFrame:

@@ -11,7 +11,8 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
-from gapmeter.report.words import compute_sentence, difference_sentence
+from gapmeter.report.compute import compute_sentence
+from gapmeter.report.explore import difference_sentence
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:

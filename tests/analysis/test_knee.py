@@ -31,7 +31,7 @@ from gapmeter.analysis.sweep.curves import (
 )
 from gapmeter.analysis.sweep.growth import growths_of
 from gapmeter.analysis.sweep.read import BLOCKS, Frames, block_rates
-from gapmeter.report.sweep_words import headline
+from gapmeter.report.growth import headline
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 REPEATS = 25

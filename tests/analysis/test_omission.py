@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.requests.load import describe_closed_loop, with_omitted
 from gapmeter.analysis.results.requests import ClosedLoop
-from gapmeter.report.words import CLOSED_LOOP, closed_loop_sentence
+from gapmeter.report.run import CLOSED_LOOP, closed_loop_sentence
 
 MS = 1_000_000
 

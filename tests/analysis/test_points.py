@@ -18,7 +18,7 @@ from gapmeter.analysis.stats.series import level_of_interval
 from gapmeter.analysis.sweep.curves import Seen, axis_of, label, latency_turn
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames
-from gapmeter.report.sweep_words import growth_sentence
+from gapmeter.report.growth import growth_sentence
 
 LOADS = [1, 2, 4, 8, 16, 32]
 

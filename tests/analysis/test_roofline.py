@@ -17,7 +17,7 @@ from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_S
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.device import Experts, PeakRate
 from gapmeter.records import EntryFlag, RunFolder, Span
-from gapmeter.report.words import roofline_sentence
+from gapmeter.report.device import roofline_sentence
 from tests.analysis.test_telemetry import GPU, started, write
 from tests.kit import PEAKS, WEIGHTS, manifest
 

@@ -14,7 +14,7 @@ from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.judge.warnings import growth_warning
 from gapmeter.analysis.results.trust import Steady
-from gapmeter.report.words import steady_sentence
+from gapmeter.report.trust import steady_sentence
 
 Floats = NDArray[np.float64]
 STEADY = Warmup("steady", 0, 0, "ttft", 1.0)

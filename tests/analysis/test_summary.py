@@ -24,7 +24,8 @@ from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures
 from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
-from gapmeter.report.words import headline, trust_sentence
+from gapmeter.report.slo import headline
+from gapmeter.report.trust import trust_sentence
 from tests.analysis.report_frames import Frames, simulate
 from tests.analysis.test_verdict import slo
 from tests.kit import result

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.ledger.tail import anatomy, slow_count
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.report.marks import words
-from gapmeter.report.words import tail_sentence
+from gapmeter.report.waits import tail_sentence
 from tests.analysis.report_frames import simulate
 
 MS = 1e6

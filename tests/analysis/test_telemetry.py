@@ -17,7 +17,7 @@ from gapmeter.analysis.device.telemetry import describe_telemetry, measured_wind
 from gapmeter.analysis.judge.warnings import telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
-from gapmeter.report.words import utilisation_sentence
+from gapmeter.report.device import utilisation_sentence
 from tests.kit import manifest
 
 S = 1_000_000_000

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.requests.load import describe_turns
-from gapmeter.report.words import turns_sentence
+from gapmeter.report.run import turns_sentence
 
 MS = 1_000_000
 

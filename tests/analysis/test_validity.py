@@ -15,7 +15,7 @@ from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
-from gapmeter.report.words import floor_sentence
+from gapmeter.report.trust import floor_sentence
 from tests.kit import manifest
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ from scipy import stats
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
-from gapmeter.report.words import slo_sentence
+from gapmeter.report.slo import slo_sentence
 
 MS = 1_000_000
 

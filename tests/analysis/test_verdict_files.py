@@ -12,7 +12,7 @@ from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report.export.junit import junit, suite_of_run
-from gapmeter.report.words import slo_sentence
+from gapmeter.report.slo import slo_sentence
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_summary import EVIDENCE
 from tests.analysis.test_verdict import slo

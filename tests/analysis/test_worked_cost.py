@@ -14,7 +14,7 @@ from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.cost import describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import TokensPerRequest
-from gapmeter.report.words import cost_sentence, value_sentence
+from gapmeter.report.cost import cost_sentence, value_sentence
 from tests.analysis.report_frames import simulate
 from tests.analysis.test_verdict import slo
 from tests.kit import manifest

@@ -29,7 +29,8 @@ import pytest
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.schema import FOLDER
 from gapmeter.analysis.stages import STAGES
-from gapmeter.report import marks, words
+from gapmeter.report import marks
+from gapmeter.report.device import roofline_line
 from gapmeter.study.comparison import compare_runs
 from gapmeter.study.study import report_again
 
@@ -254,7 +255,7 @@ def _run_with_sentences(result: RunResult) -> dict[str, Any]:
         document["telemetry"]["sentence"] = said.telemetry
         document["telemetry"]["utilisation"]["sentence"] = said.utilisation
     document["roofline"]["sentence"] = said.roofline
-    document["roofline"]["line"] = words.roofline_line(result.roofline)
+    document["roofline"]["line"] = roofline_line(result.roofline)
     return document
 
 

@@ -17,9 +17,9 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import FailureExample, PeerDefinitions, PeerFigures
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
-from gapmeter.report import cost, html, run, run_percentiles, run_words, terminal
+from gapmeter.report import cost, failures, html, percentiles, run, terminal
+from gapmeter.report.device import levels_of
 from gapmeter.report.document import PAGE, Chart, Figure, Table
-from gapmeter.report.run_device import levels_of
 from gapmeter.report.run_folder import Run
 from gapmeter.report.timeline import Span
 from tests.analysis.report_frames import write_run
@@ -62,7 +62,7 @@ def test_the_page_shows_failures_as_text_and_a_percentile_among_them_as_a_bound(
 
 def test_a_run_without_failures_has_no_section_of_them(well: RunFolder) -> None:
     result = RunResult.read(well.path)
-    assert run_words.failed(result) == run_words.censored(result) == ""
+    assert failures.failed(result) is failures.failed_in_short(result) is None
     page = html.page(run.document(well))
     assert "Requests that failed" not in page
     assert "at their time-out</td>" not in page
@@ -81,7 +81,7 @@ def test_a_run_without_failures_has_no_section_of_them(well: RunFolder) -> None:
 )
 def test_what_a_server_said_is_told_without_its_wrapping(sent: str, told: str) -> None:
     example = FailureExample(request_id="r", at_s=0.0, waited_ms=1.0, status=500, tokens=0, error=sent)
-    assert run_words.error(example) == told
+    assert failures.said_by_server(example) == told
 
 
 # --- other tools' definitions
@@ -89,10 +89,10 @@ def test_what_a_server_said_is_told_without_its_wrapping(sent: str, told: str) -
 
 def test_other_tools_definitions_stand_beneath_ours_and_only_where_they_were_asked_for(well: RunFolder) -> None:
     result = RunResult.read(well.path)
-    assert run_percentiles.definitions(result, PAGE) is None
+    assert percentiles.definitions(result, PAGE) is None
     theirs = PeerFigures(differs="otherwise", p50_ms=1.0, p90_ms=None, p95_ms=None, p99_ms=None, mean_ms=2.0, count=60)
     tool = PeerDefinitions(name="bench", version="1.2", ttft=theirs)
-    section = run_percentiles.definitions(result.model_copy(update={"definitions": {"bench": tool}}), PAGE)
+    section = percentiles.definitions(result.model_copy(update={"definitions": {"bench": tool}}), PAGE)
     assert section is not None
     table = section.blocks[0]
     assert isinstance(table, Table)

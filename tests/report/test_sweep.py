@@ -32,8 +32,8 @@ from gapmeter.analysis.results.sweep import (
 )
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.charts import Scale
-from gapmeter.report.sweep import document
-from gapmeter.report.sweep_words import headline, words_of
+from gapmeter.report.growth import headline
+from gapmeter.report.sweep import document, words_of
 from tests import kit
 
 STAGES = {"queue": 30.0, "decode": 60.0, "unexplained": 0.0}

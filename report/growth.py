@@ -1,66 +1,50 @@
-"""What a sweep found, in sentences: where its curves turn, what grows, what was left out."""
+"""What grows from point to point of a sweep, and where its curves turn: sentences, and the section."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.results.cost import Cost, Price
+from gapmeter.analysis.numbers import DASH, duration, share
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
     CurveKnee,
     Growth,
     Point,
-    PointEconomy,
-    PointWords,
     SweepFigures,
     SweepResult,
-    SweepWords,
     figure_name,
 )
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
-from gapmeter.report.words import cost_sentence, price_words, slo_sentence, value_sentence
+from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
+from gapmeter.report.words import interval, shares, whose
 
 _WHOLE = 1.005  # a share above this is told with what goes the other way
-
-
-def words_of(result: SweepResult) -> SweepWords:
-    """Every sentence of a sweep, for its file."""
-    points = [
-        PointWords(
-            slo=tuple(slo_sentence(answer) for answer in point.slo),
-            cost=cost_sentence(point.economy.cost),
-            value=value_sentence(point.economy.value, _good_share(point.economy)),
-        )
-        if isinstance(point, Point)
-        else None
-        for point in result.sweep.points
-    ]
-    return SweepWords(
-        headline=tuple(headline(result.sweep, result.device)),
-        growth=tuple(growth_sentence(growth, result.device) for growth in result.sweep.growth),
-        points=tuple(points),
-    )
-
-
-def _good_share(economy: PointEconomy) -> tuple[float, float] | None:
-    """The share of requests within their limits that the value rests on: at least so many."""
-    worth, cost = economy.value.good_requests_per_usd, economy.cost
-    return (worth * cost.per_request_usd, 1.0) if isinstance(cost, Cost) and worth is not None else None
-
-
-# The answer
+_GROWTH = (
+    "From each point to the next, and which stage makes up most of it. Intervals draw stretches of consecutive "
+    "requests, since neighbors in a queue are alike. More than 100 %: the other stages together went the other way."
+)
+_KNEE = (
+    "The knee is one of the measured points: where throughput stops to grow (doubling the load brings less than 15 % "
+    "more), or where latency begins to climb (furthest below the line between the curve's ends: Kneedle, Satopää and "
+    "others 2011). It is named only where 95 % of what the points might as well have been have one."
+)
 
 
 def headline(sweep: SweepFigures, device: str) -> list[str]:
     """What a person reads first: a sentence a curve, and which points have no figures."""
     said = [line for knee in sweep.knees for line in _knee_lines(knee, sweep.growth, device)]
     if sweep.growth and not any(knee.state == KNEE for knee in sweep.knees):
-        said += _largest_changes(sweep, device)
+        largest = [  # of each metric, of those that go beyond their interval
+            max(sure, key=lambda growth: abs(growth.grows_ms or 0.0))
+            for metric in dict.fromkeys((sweep.metric, "itl"))
+            if (sure := [growth for growth in sweep.growth if growth.metric == metric and growth.is_sure])
+        ]
+        said += [f"{growth_sentence(growth, device)}." for growth in largest]
+        said += [] if largest else ["Between no two neighboring points does the difference go beyond its interval."]
     invalid = [point.label for point in sweep.points if point.verdict == INVALID]
     if invalid:
         said.append(f"Left out of curves and comparisons, since not valid as a measurement: {', '.join(invalid)}.")
@@ -96,26 +80,11 @@ def _turned(knee: CurveKnee) -> str:
     after = knee.after
     if after is None:
         return knee.why
-    low, high = (_percent(end) for end in after.ratio_ci)
+    changes = [100 * (ratio - 1) for ratio in (after.ratio, *after.ratio_ci)]
+    much, low, high = (f"{'−' if change < 0 else '+'}{abs(change):.1f} %" for change in changes)
     # What still grows, but by less than the rule asks for, has not stopped.
     turned = "beyond it throughput grows little" if after.ratio_ci[0] > 1 else "throughput stops to grow there"
-    return f"{turned} (to {after.to} {_percent(after.ratio)}, 95 % interval {low} to {high})"
-
-
-def _percent(ratio: float) -> str:
-    change = 100 * (ratio - 1)
-    return f"{'−' if change < 0 else '+'}{abs(change):.1f} %"
-
-
-def _largest_changes(sweep: SweepFigures, device: str) -> list[str]:
-    """The largest difference between neighbors that is beyond its interval, by metric."""
-    said = []
-    for metric in dict.fromkeys((sweep.metric, "itl")):
-        sure = [growth for growth in sweep.growth if growth.metric == metric and growth.is_sure]
-        if sure:
-            largest = max(sure, key=lambda growth: abs(growth.grows_ms or 0.0))
-            said.append(f"{growth_sentence(largest, device)}.")
-    return said or ["Between no two neighboring points does the difference go beyond its interval."]
+    return f"{turned} (to {after.to} {much}, 95 % interval {low} to {high})"
 
 
 def knee_details(knee: CurveKnee) -> str:
@@ -147,26 +116,53 @@ def growth_sentence(growth: Growth, device: str) -> str:
         return start
     if grows * (growth.band_grows_ms or 0.0) <= 0:
         return start
-    whose = f"{marks.words(growth.stage)} ({owner_words(growth.owner, device)})"
+    stage = whose(growth.stage, growth.owner, device)
     slowest = growth.percentile is not None and growth.percentile >= SLOW_LEVEL
-    low, high = map(share, growth.share_ci)
+    within = shares(growth.share_ci)
     if growth.share > _WHOLE:
         # A stage that changes by more than the whole does, since the others together go the other way.
         own = growth.stages_ms[growth.stage]
         others = abs((growth.band_grows_ms or 0.0) - own)
         one, rest = ("grows", "fall") if own > 0 else ("falls", "grow")
         who = "of the slowest ones " if slowest else ""
-        part = f"{share(growth.share)} of the whole, {low} to {high}"
+        part = f"{share(growth.share)} of the whole, {within}"
         beside = f"the other stages together {rest} by {duration(others)}"
-        return f"{start}; {who}{whose} {one} by {duration(abs(own))} ({part}), {beside}"
+        return f"{start}; {who}{stage} {one} by {duration(abs(own))} ({part}), {beside}"
     way = "longer" if grows > 0 else "less"
     which = f"the slowest ones wait {way}" if slowest else f"they wait {way} on average"
-    return f"{start}; {share(growth.share)} ({low} to {high}) of what {which} is {whose}"
+    return f"{start}; {share(growth.share)} ({within}) of what {which} is {stage}"
 
 
-# What it costs
+# The section
 
 
-def price_note(price: Price) -> str:
-    """Whose price a table is at."""
-    return f"{price_words(price)}{'; say yours with cost.usd_per_hour' if price.is_default else ''}"
+def section(result: SweepResult) -> Section | None:
+    """A table for each metric that is compared; None where no two points lie on one curve."""
+    growth, blocks = result.sweep.growth, list[Block]()
+    for metric in dict.fromkeys(each.metric for each in growth):
+        own = [each for each in growth if each.metric == metric]
+        level = own[0].percentile
+        what = figure_name(metric, level)
+        kind = "token gaps" if metric == "itl" else "requests"
+        which = f"the slowest {kind} (p98.5 and up)" if level is not None and level >= SLOW_LEVEL else f"all {kind}"
+        headers: Headers = [
+            "from → to", *in_ms(f"{what} grows by"), "95 % interval", "largest stage", "owner", "its share",
+            "95 % interval",
+        ]  # fmt: skip
+        rows = [_growth_row(each, result.device) for each in own]
+        blocks.append(Heading(f"{what}; stages of the mean over {which}"))
+        blocks.append(Table(f"What grows: {what}", headers, rows, words=1))
+    knees = [Paragraph(knee_details(knee)) for knee in result.sweep.knees]
+    notes = [*knees, Paragraph(_KNEE, "quiet")] if knees else []
+    return Section("growth", "What grows", [*blocks, *notes], _GROWTH, "growth") if blocks else None
+
+
+def _growth_row(growth: Growth, device: str) -> Row:
+    stage, owner = (growth.stage, growth.owner) if growth.is_sure else (None, None)
+    within = shares(growth.share_ci, " .. ") if stage else ""  # a share without an interval is not told
+    return [
+        f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}", Figure(growth.grows_ms),
+        interval(growth.grows_ci_ms),
+        marks.words(stage) if stage else "not beyond its interval", owner_words(owner, device) if owner else DASH,
+        Figure(growth.share if within else None, "share"), within or DASH,
+    ]  # fmt: skip

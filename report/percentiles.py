@@ -15,33 +15,13 @@ from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
+from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
-from gapmeter.report.document import (
-    MARKDOWN,
-    Block,
-    Choice,
-    Column,
-    Columns,
-    Figure,
-    Headers,
-    Heading,
-    Medium,
-    Name,
-    Panel,
-    Paragraph,
-    Row,
-    Section,
-    Stage,
-    Switch,
-    Table,
-    Unmeasured,
-    Words,
-    in_ms,
-)
+from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import Run
+from gapmeter.report.words import METRICS, UNTIL, about_minutes
 
-METRICS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _BETWEEN = ("itl", "tpot")  # two tokens, so that it makes no difference when the request was sent
 _LEAD = (
     "Counted from when a request was due. The axis spaces 90, 99 and 99.9 evenly; a curve ends where the sample can no "
@@ -67,11 +47,14 @@ def percentiles(run: Run) -> Section:
         sent = None if metric in _BETWEEN else metric_series(measured, metric, "sent")
         curve = curve_of(title, values, named_of(figures, key), limits_of(result, metric), sent)
         if curve is None:
-            curves.append([Heading(title), Paragraph(_no_curve(values), "quiet")])
+            none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
+            if not np.isfinite(values.ordered).any():
+                none = "No request succeeded, so there is nothing to draw." if values.count else "Nothing to count."
+            curves.append([doc.Heading(title), Paragraph(none, "quiet")])
         else:
             caption = curve.caption() + ("; thin and dashed: counted from when it was sent" if sent else "")
-            curves.append([Heading(title), curve.chart(f"curve-{metric}", caption)])
-    blocks = [Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet"), *_stage_curves(run)]
+            curves.append([doc.Heading(title), curve.chart(f"curve-{metric}", caption)])
+    blocks = [doc.Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet"), *_stage_curves(run)]
     return Section("percentiles", "Percentiles", blocks, _LEAD, "percentiles")
 
 
@@ -90,14 +73,6 @@ def main_limit(result: RunResult, metric: str) -> tuple[float, str] | None:
     return max(known, key=lambda limit: limit[0])[1:] if known else None
 
 
-def _no_curve(values: Series) -> str:
-    if not values.count:
-        return "Nothing to count."
-    if not np.isfinite(values.ordered).any():
-        return "No request succeeded, so there is nothing to draw."
-    return f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
-
-
 # --- tables
 
 
@@ -111,8 +86,7 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
         elif one.infinite:
             hint, text = "so many requests were never answered", "∞"
         elif one.needs:
-            minutes = one.needs.minutes
-            span = f", about {minutes:.0f} min" if minutes and minutes >= 1 else ""
+            span = f", {about}" if (about := about_minutes(one.needs)) else ""
             hint = f"not estimable: needs {count(one.needs.requests)} more requests{span}"
     return Figure(one.value_ms, "ms", f"{key}.{name}_ms", hint, text)
 
@@ -136,7 +110,7 @@ def _metric_table(result: RunResult) -> Table:
         for at, (part, words, found) in enumerate(parts):
             cells = _figures(found[metric], shown, f"{part}.{metric}")
             rows.append([title if not at else "", words, *cells, count(found[metric].count)])
-    headers: Headers = ["metric", "counted from", *in_ms(*(f"p{p:g}" for p in shown), "max"), "n"]
+    headers: doc.Headers = ["metric", "counted from", *in_ms(*(f"p{p:g}" for p in shown), "max"), "n"]
     return Table("Percentiles of every metric", headers, rows, words=2, groups=frozenset(groups))
 
 
@@ -146,8 +120,8 @@ def metrics(result: RunResult) -> Section:
         [METRICS[metric], *_figures(found, PERCENTILES, f"metrics.{metric}"), count(found.count)]
         for metric, found in result.metrics.items()
     ]
-    headers: Headers = [" ", *(f"p{p:g}" for p in PERCENTILES), "max", "n"]
-    return Section("metrics", "", [Table("Percentiles", headers, rows)], on=MARKDOWN)
+    headers: doc.Headers = [" ", *(f"p{p:g}" for p in PERCENTILES), "max", "n"]
+    return Section("metrics", "", [Table("Percentiles", headers, rows)], on=doc.MARKDOWN)
 
 
 def stages(result: RunResult, device: str) -> Section | None:
@@ -157,7 +131,7 @@ def stages(result: RunResult, device: str) -> Section | None:
         return None
     rows: list[Row] = [
         [Stage(stage.name, stage.meaning), marks.owner(stage.name, device), stage.kind,
-         *(cell for part, found in parts.items() for cell in _stage(found.get(stage.name), f"{part}.{stage.name}"))]
+         *(cell for part, of in parts.items() for cell in _stage(of.get(stage.name), f"{part}.{stage.name}"))]
         for stage in STAGES
     ]  # fmt: skip
     names = [f"{p} to {event} token" for event in ("first", "last") for p in ("p50", "p90", "p99")]
@@ -168,55 +142,48 @@ def stages(result: RunResult, device: str) -> Section | None:
 
 def _stage(found: StageDistribution | None, key: str) -> list[Words]:
     if found is None or found.kind == "unmeasured":
-        return [Unmeasured()] * 3
+        return [doc.Unmeasured()] * 3
     return [figure(found, p, key) for p in (50.0, 90.0, 99.0)]
 
 
 # --- one stage by itself
 
 _STAGES_LEAD = "Percentiles of single stages do not add up; the stacks above do. Stages that took no time are left out."
-_UNTIL = {"first_token": "to the first token", "last_token": "to the last token"}
+_PARTS = {"first_token": "stages_to_first_token", "last_token": "stages"}
+_UNTIL = {"first_token": UNTIL["ttft"], "last_token": UNTIL["e2e"]}
 
 
 def _stage_curves(run: Run) -> list[Block]:
     """A list of stages to choose from, and the curve of the one chosen, to either event."""
-    result = run.result
-    parts = {"first_token": result.stages_to_first_token, "last_token": result.stages}
-    charts: dict[str, dict[str, Block]] = {}
+    result, charts = run.result, dict[str, dict[str, Block]]()
     for event in LEDGER_OF.values():
-        if found := parts[event]:
-            charts[event] = _event_curves(found, run, event)
+        part = _PARTS[event]
+        known: Mapping[str, StageDistribution] = getattr(result, part)
+        if not known:
+            continue
+        drawn = charts.setdefault(event, {})
+        for name, values in stage_values_ns(ledgers_of(run.ledger, measured_requests(run.requests), event)).items():
+            named, words = named_of(known[name], f"{part}.{name}"), marks.words(name)
+            if len(values) and values.any() and (curve := curve_of(words, Series(values), named, points=90)):
+                caption = f"{words} {_UNTIL[event]}: {curve.caption()}"
+                drawn[name] = curve.chart(f"stage-{name}-{event.replace('_', '-')}", caption)
     names = list(dict.fromkeys(name for drawn in charts.values() for name in drawn))
     if not names:
         return []
     first = result.tail.stage if result.tail.stage in names else names[0]
     until = "first_token" if result.tail.metric == "ttft" else "last_token"
     none = Paragraph("It took no time here, or the sample supports no percentile.", "empty")
-    choice = Choice(
-        [
-            Switch("stage-curve", "stage", [(n, marks.words(n)) for n in names], str(first), list=True),
-            Switch("stage-until", "time", [(event, _UNTIL[event]) for event in charts], until),
-        ],
-        [
-            Panel({"stage-curve": name, "stage-until": event}, [drawn.get(name, none)])
-            for event, drawn in charts.items()
-            for name in names
-        ],
-    )
-    return [Heading("One stage by itself"), Paragraph(_STAGES_LEAD, "quiet"), choice]
-
-
-def _event_curves(found: Mapping[str, StageDistribution], run: Run, event: str) -> dict[str, Block]:
-    part = "stages_to_first_token" if event == "first_token" else "stages"
-    drawn: dict[str, Block] = {}
-    for name, values in stage_values_ns(ledgers_of(run.ledger, measured_requests(run.requests), event)).items():
-        if len(values) and values.any():
-            named = named_of(found[name], f"{part}.{name}")
-            curve = curve_of(marks.words(name), Series(values), named, points=90)
-            if curve is not None:
-                caption = f"{marks.words(name)} {_UNTIL[event]}: {curve.caption()}"
-                drawn[name] = curve.chart(f"stage-{name}-{event.replace('_', '-')}", caption)
-    return drawn
+    switches = [
+        doc.Switch("stage-curve", "stage", [(n, marks.words(n)) for n in names], str(first), list=True),
+        doc.Switch("stage-until", "time", [(event, _UNTIL[event]) for event in charts], until),
+    ]
+    panels = [
+        Panel({"stage-curve": name, "stage-until": event}, [drawn.get(name, none)])
+        for event, drawn in charts.items()
+        for name in names
+    ]
+    lead = Paragraph(_STAGES_LEAD, "quiet")
+    return [doc.Heading("One stage by itself"), lead, doc.Choice(switches, panels)]
 
 
 # --- other tools' definitions
@@ -233,31 +200,26 @@ _OURS = {
 }
 
 
-def definitions(result: RunResult, on: Medium) -> Section | None:
+def definitions(result: RunResult, on: doc.Medium) -> Section | None:
     """The same run by other tools' definitions, where that was asked for: a row a metric and tool, ours first."""
     if not result.definitions:
         return None
     rows, groups = list[Row](), set[int]()
     for metric in ("ttft", "itl", "icl", "tpot", "e2e"):
-        told: list[Row] = []
+        by: list[tuple[str, Distribution | PeerFigures, str, str]] = []
         if metric in _OURS:
-            told.append(_definition("gapmeter", result.metrics[metric], f"metrics.{metric}", _OURS[metric]))
+            by.append(("gapmeter", result.metrics[metric], "metrics", _OURS[metric]))
         if metric in ("ttft", "e2e"):
             sent = "the same from when its last byte was sent"
-            found = result.metrics_from_sent[metric]
-            told.append(_definition("gapmeter, from sent", found, f"metrics_from_sent.{metric}", sent))
+            by.append(("gapmeter, from sent", result.metrics_from_sent[metric], "metrics_from_sent", sent))
         for key, tool in result.definitions.items():
             if theirs := getattr(tool, metric):
-                path = f"definitions.{key}.{metric}"
-                told.append(_definition(f"{tool.name} {tool.version}", theirs, path, theirs.differs))
+                by.append((f"{tool.name} {tool.version}", theirs, f"definitions.{key}", theirs.differs))
         groups.add(len(rows))
-        rows += [[metric.upper() if not at else "", *row] for at, row in enumerate(told)]
-    differs = Column("what it is there", wraps=True, below=True)
-    headers: Headers = ["metric", Column("by", brief="by definition of"), *in_ms("p50", "p99", "mean"), "n", differs]
+        for at, (who, found, key, differs) in enumerate(by):
+            ms = [Figure(getattr(found, f"{p}_ms"), "ms", f"{key}.{metric}.{p}_ms") for p in ("p50", "p99", "mean")]
+            rows.append(["" if at else metric.upper(), Name(who), *ms, count(found.count), differs])
+    by_whom, what = doc.Column("by", brief="by definition of"), doc.Column("what it is there", wraps=True, below=True)
+    headers: doc.Headers = ["metric", by_whom, *in_ms("p50", "p99", "mean"), "n", what]
     table = Table("By other tools' definitions", headers, rows, words=2, groups=frozenset(groups))
     return Section("definitions", table.name, [table], _OTHERS, "other definitions", on)
-
-
-def _definition(who: str, found: Distribution | PeerFigures, key: str, differs: str) -> Row:
-    figures = [Figure(getattr(found, f"{name}_ms"), "ms", f"{key}.{name}_ms") for name in ("p50", "p99", "mean")]
-    return [Name(who), *figures, count(found.count), differs]

@@ -1,0 +1,94 @@
+"""Of what requests waited, how much was the device computing for them?"""
+
+from __future__ import annotations
+
+import math
+
+from gapmeter.analysis.numbers import share
+from gapmeter.analysis.results.latency import ComputeBand, ComputeShares
+from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.stages import DECODE_COLOUR, OWNER_COLOURS
+from gapmeter.report import document as doc
+from gapmeter.report.document import Chart, Figure, Panel, Paragraph, Section, Table, Words
+from gapmeter.report.pictures import Part, Shares
+from gapmeter.report.words import UNTIL, as_sentence, shares
+
+_BANDS = {"typical": "typical", "slow": "slowest 1 %", "all": "everyone"}
+# part: words, colour, ink
+_PARTS = {
+    "compute": ("{device} computing for the request", DECODE_COLOUR, "#fff"),
+    "launch_gap": ("{device} waiting for the host to launch", "#B07A00", "#fff"),
+    "host": ("host: API server and framework", OWNER_COLOURS["framework"], "#000"),
+    "queue": ("waiting for capacity: queue, others' work", OWNER_COLOURS["capacity"], "#000"),
+    "network": ("network", OWNER_COLOURS["network"], "#000"),
+    "load_tester": ("load tester", OWNER_COLOURS["load tester"], "#fff"),
+    "unexplained": ("unexplained", "url(#hatch-unexplained)", "var(--ink)"),
+}
+_UNKNOWN = "Unmeasured: no process of the server stamped its forwards. With its probe installed, this tells."
+
+
+def compute_sentence(found: ComputeShares, metric: str, device: str) -> str | None:
+    """For how much of what the slowest waited the device computed for them; None where that is unmeasured."""
+    part = found.slow.compute
+    if part is None:
+        return None
+    few = found.slow.count != math.ceil(found.all.count / 100)
+    who = f"the slowest {found.slow.count}" if few else "the slowest 1 %"
+    event = {"ttft": "their first token", "e2e": "their last token", "itl": "a token"}[metric]
+    low, high = part.share_ci
+    ends = f" ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else ""
+    return f"of what {who} waited for {event}, the {device} computed for them during {100 * part.share:.0f} %{ends}"
+
+
+def compute(result: RunResult) -> Section | None:
+    """Shares of the wait by who was at work, typical, slowest 1 % and all; beside it how busy the device was."""
+    device, known = result.compute.device, {"ttft": result.compute.ttft, "e2e": result.compute.e2e}
+    found = {metric: each for metric, each in known.items() if each is not None}
+    if not found or device is None:
+        return None
+    title, short = f"How much of the wait was the {device} computing?", f"the {device}'s share"
+    first = list(found)[-1]
+    if not (lead := compute_sentence(found[first], first, device)):
+        return Section("compute", title, [Paragraph(_UNKNOWN, "empty")], short=short)
+    choice = doc.Choice(
+        [doc.Switch("share", "time", [(metric, UNTIL[metric]) for metric in found], first)],
+        [Panel({"share": metric}, [_shares(each, metric, device)]) for metric, each in found.items()],
+    )
+    there = [
+        (paint, words.format(device=device))
+        for part, (words, paint, _) in _PARTS.items()
+        if any(getattr(each.all, part) for each in found.values())
+    ]
+    busy = f"A forward of the request's own counts as the {device} computing for it: "
+    on_gpu = "gaps between kernels included unless sampled. "
+    busy += "the wall time of the call, on a CPU. " if device == "CPU" else on_gpu
+    if (part := result.compute.busy_share) is not None:
+        busy += f"Over the whole run some forward was going on {share(part)} of the time, whoever it was for. "
+    used = result.telemetry.utilisation.nvml_busy_share if result.telemetry else None
+    if used is None:
+        busy += f"The {device}'s own utilization figure is unmeasured here."
+    else:  # NVML says that some kernel ran, not for whom
+        busy += f"NVML, the {device}'s own counter, calls it busy {share(used)} of the time, for whomever."
+    blocks: list[doc.Block] = [choice, doc.Key(there), Paragraph(busy, "quiet")]
+    return Section("compute", title, blocks, as_sentence(lead), short)
+
+
+def _shares(found: ComputeShares, metric: str, device: str) -> Chart:
+    bands: dict[str, ComputeBand] = {name: getattr(found, name) for name in _BANDS}
+    # Few requests have no slowest 1 %: there it is a number of them.
+    few = found.slow.count > math.ceil(found.all.count / 100)
+    names = _BANDS | ({"slow": f"slowest {found.slow.count}"} if few else {})
+    computing, shown, rows = [], [], dict[str, list[Words]]()
+    for key, band in bands.items():
+        computing.append(f"{names[key]}: computing {share(band.compute.share) if band.compute else 'unmeasured'}")
+        parts = []
+        for part, (words, paint, ink) in _PARTS.items():
+            who, one = words.format(device=device), getattr(band, part)
+            cell = Figure(one.share, "share", f"compute.{metric}.{key}.{part}.share") if one else doc.Unmeasured()
+            rows.setdefault(part, [who]).extend([cell, shares(one.share_ci) if one else ""])
+            parts += [Part(part, who, paint, ink, one.ms, one.share, one.share_ci)] if one else []
+        shown.append((names[key], band.total_ms, band.count, parts))
+    title = f"Shares of the wait {UNTIL[metric]}"
+    headers = ["who was at work", *(header for key in bands for header in (names[key], "95 %"))]
+    picture = Shares(title, f"{'; '.join(computing)}.", shown)
+    return Chart(f"compute-{metric}", picture, "", Table(title, headers, list(rows.values())))

@@ -1,0 +1,299 @@
+"""How two sides differ, figure by figure: sentences, tables and pictures."""
+
+from __future__ import annotations
+
+from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
+from gapmeter.analysis.results.comparison import (
+    MIXED,
+    NAMES,
+    NOTHING,
+    UNKNOWN,
+    ClaimedFigure,
+    DifferenceFigure,
+    FigureName,
+    PairComparison,
+    StageDifferences,
+)
+from gapmeter.analysis.results.distribution import percentile_key, percentile_of_key
+from gapmeter.analysis.stages import owner_words
+from gapmeter.report import document as doc
+from gapmeter.report import marks
+from gapmeter.report.document import (
+    BRIEF,
+    Block,
+    Chart,
+    Column,
+    Figure,
+    Heading,
+    Mark,
+    Paragraph,
+    Row,
+    Section,
+    Stage,
+    Table,
+    Words,
+    in_ms,
+)
+from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
+from gapmeter.report.words import shares
+
+_EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
+_STAMP = "NOT COMPARABLE"
+_HOLM = (
+    "Each interval holds for itself; an answer holds for all of them together (Holm). In brackets: the smallest "
+    "difference that would have been found with 80 % probability."
+)
+_NO_LEDGER = "No ledger on both sides: the server's stages were not recorded, or not shown."
+
+
+def verdict_sentence(pair: PairComparison) -> str:
+    """What was found, by the figure that says it best; where nothing was, what would have been."""
+    family = pair.family()
+    figures = {str(name): figure for name, figure in family}
+    if pair.telling is None:
+        if pair.verdict != UNKNOWN:
+            return NOTHING
+        why = next((figure.why for figure in figures.values() if figure.why), "no values")
+        return f"no percentile can be compared: {why}"
+    name = str(pair.telling)
+    figure = figures[name]
+    if figure.confirmed:
+        head = f"{pair.b} is {pair.verdict} than {pair.a}"
+        if pair.verdict == MIXED:
+            head = f"{pair.b} is faster in some, slower in others"
+        others = [other for other, each in figures.items() if each.confirmed and other != name]
+        rest = f"; also beyond chance: {', '.join(others)}" if others else ""
+        return f"{head}: {change_of(name, figure)}{rest}"
+    able = sum(each.least_ms is not None and bool(each.a_ms) for each in figures.values())
+    count = "1 figure" if able == 1 else f"{able} figures"
+    if able < len(figures):
+        count = f"{able} of {len(figures)} figures, the others being not estimable"
+    least = figure.least_ms or 0.0
+    part = f" ({share(least / figure.a_ms)})" if figure.a_ms else ""
+    return (
+        f"{NOTHING} in {count}; {change_of(name, figure)}. One of {duration(least)}{part} in {name} would have been "
+        f"found with 80 % probability"
+    )
+
+
+def change_sentence(pair: PairComparison) -> str:
+    """Which stage accounts for the difference of the means, or why none does; "" without a ledger."""
+    change = pair.changed
+    if change is None:
+        return ""
+    own = pair.stages[change.event]
+    mean = change_of(f"the mean {NAMES[change.metric]}", own.total)
+    if change.unexplained == "opposite":
+        return f"{mean}: it moves the other way than {change.claim}"
+    if change.unexplained == "uncertain":
+        return (
+            f"{mean}: not beyond its interval, so its stages explain nothing; the difference lies in other percentiles"
+        )
+    if change.stage is None:
+        return f"{mean}: no difference to explain"
+    ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
+    said = f"{mean}: {share(change.share)}{ends} of that is {marks.words(change.stage)} ({change.owner})"
+    if change.cause is None or change.cause == change.stage:
+        return said
+    cause = next(each for each in own.stages if each.stage == change.cause)
+    return (
+        f"{said}, a wait that others' work causes; of the work itself, {marks.words(change.cause)} "
+        f"({change.cause_owner}) changed most: {signed(cause.difference_ms or 0.0)}"
+    )
+
+
+def not_estimable(pair: PairComparison) -> str:
+    """Which percentiles nothing can be said of, and why, once for all of a metric; "" where there are none."""
+    told = []
+    for metric, known in pair.metrics.items():
+        missing = [(key, figure) for key, figure in known.percentiles.items() if figure.difference_ms is None]
+        if missing:
+            names = ", ".join(key.replace("p999", "p99.9") for key, _ in missing)
+            reason = (missing[0][1].why or "not estimable").partition(" do not support")[0].rstrip(",")
+            told.append(f"{NAMES[metric]} {names} ({reason})")
+    return f"Not estimable, the samples being too small: {'; '.join(told)}." if told else ""
+
+
+# --- figures
+
+
+def change_of(name: str, figure: DifferenceFigure) -> str:
+    """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2 ms), +4.7 %``."""
+    if figure.difference_ms is None or figure.ci_ms is None:
+        return f"{name} not estimable"
+    values = f"{name} {duration(figure.a_ms)} -> {duration(figure.b_ms)}"
+    text = f"{values}, {signed(figure.difference_ms)} ({between(*figure.ci_ms)})"
+    return text if figure.relative is None else f"{text}, {signed_share(figure.relative)}"
+
+
+def signed(ms: float) -> str:
+    """A difference with its sign and unit."""
+    return f"{'+' if ms > 0 else ''}{duration(ms)}"
+
+
+def signed_share(fraction: float) -> str:
+    """A relative difference with its sign."""
+    percent = 100 * fraction
+    return f"{'+' if percent > 0 else ''}{significant(percent, 2 if abs(percent) < 99.5 else 3)} %"
+
+
+def between(low_ms: float, high_ms: float) -> str:
+    """An interval of differences, which may be negative, in the unit of its larger end: ``-2.43 .. -1.10 ms``."""
+    unit = unit_of(max(abs(low_ms), abs(high_ms)))
+    low, high = (significant(in_unit(end, unit)[0]) for end in (low_ms, high_ms))
+    return f"{low} .. {high} {unit}"
+
+
+def difference(figure: DifferenceFigure) -> str:
+    """``+14.1 ms``, a dash where it is not estimable."""
+    return DASH if figure.difference_ms is None else signed(figure.difference_ms)
+
+
+def interval(figure: DifferenceFigure) -> str:
+    """``9.0 .. 19.2 ms``."""
+    return DASH if figure.ci_ms is None else between(*figure.ci_ms)
+
+
+def relative(figure: DifferenceFigure) -> str:
+    """``+4.7 %``."""
+    return DASH if figure.relative is None else signed_share(figure.relative)
+
+
+def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
+    return Figure(figure.difference_ms, "ms", key, text=difference(figure))
+
+
+def _with_interval(figure: DifferenceFigure) -> str:
+    return f"{difference(figure)} ({interval(figure)})"
+
+
+# --- sections
+
+
+def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
+    return [
+        (FigureName(metric=metric, percentile=percentile_of_key(key)), figure)
+        for metric, known in pair.metrics.items()
+        for key, figure in known.percentiles.items()
+        if figure.difference_ms is not None
+    ]
+
+
+def _cells(number: int, name: FigureName, figure: ClaimedFigure) -> list[Words]:
+    """Both sides, and how they differ."""
+    metric = f"comparisons.{number}.metrics.{name.metric}"
+    changed = _difference(figure, f"{metric}.percentiles.{percentile_key(name.percentile)}.difference_ms")
+    return [Figure(figure.a_ms), Figure(figure.b_ms), changed, interval(figure), relative(figure)]
+
+
+def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
+    """What may be said of one figure."""
+    if not figure.in_family:
+        said = "shown, not tested"
+    elif figure.confirmed:
+        said = "slower" if (figure.difference_ms or 0.0) > 0 else "faster"
+    else:
+        said = f"no difference found (one of {duration(figure.least_ms)} would be)"
+    said += f", {_STAMP}" if forced else ""
+    return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
+
+
+def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
+    """The figures that may be claimed."""
+    rows: list[Row] = [
+        [str(name), *_cells(number, name, figure), _answer(figure, forced=forced)]
+        for name, figure in _claims(pair)
+        if figure.in_family
+    ]
+    headers: doc.Headers = [
+        " ",
+        pair.a,
+        pair.b,
+        "difference",
+        "95 % interval",
+        "relative",
+        Column("answer", wraps=True),
+    ]
+    blocks: list[Block] = [Table("Percentiles", headers, rows, whole=True)] if rows else []
+    missing = not_estimable(pair)
+    return Section(f"brief-{number}", "", [*blocks, Paragraph(missing)] if missing else blocks, on=BRIEF)
+
+
+def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Section:
+    """Every percentile that both sides support."""
+    rows, groups, last = list[Row](), set[int](), ""
+    for which, figure in _claims(pair):
+        first = which.metric != last
+        last = which.metric
+        groups |= {len(rows)} if first else set()
+        p = figure.p_adjusted
+        rows.append([
+            NAMES[which.metric] if first else "", f"p{which.percentile:g}", _answer(figure, forced=forced),
+            *_cells(number, which, figure), DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2),
+        ])  # fmt: skip
+    times = in_ms(pair.a, pair.b, "difference")
+    headers: doc.Headers = ["metric", "", "answer", *times, "95 % interval", "relative", "p, corrected"]
+    missing, title = not_estimable(pair), "Differences of percentiles"
+    blocks: list[Block] = [Table(title, headers, rows, words=3, groups=frozenset(groups))] if rows else []
+    blocks += [Paragraph(missing, "quiet")] if missing else []
+    return Section(f"metrics-{number}", f"Percentiles{name}", blocks, _HOLM, "" if number else "percentiles")
+
+
+def changed(pair: PairComparison, number: int, name: str) -> Section:
+    """The mean wait's difference by stage, to either event; the one that was claimed first."""
+    title, short = f"What changed{name}", "" if number else "what changed"
+    if not pair.stages:
+        return Section(f"changed-{number}", title, [Paragraph(_NO_LEDGER)], short=short)
+    first, blocks = pair.changed.event if pair.changed else "last_token", list[Block]()
+    for event in sorted(pair.stages, key=lambda each: each != first):
+        own = pair.stages[event]
+        total, table = _with_interval(own.total), _stage_table(event, own, pair)
+        blocks.append(Heading(f"To {_EVENTS[event]}: {total}"))
+        largest = max((abs(one.difference_ms or 0.0) for one in own.stages), default=0.0)
+        shown = [  # a bar a stage, to the right where B is slower
+            StageChange(one.stage, one.difference_ms or 0.0, one.ci_ms, "", _with_interval(one))
+            for one in own.stages
+            if largest and abs(one.difference_ms or 0.0) >= 0.01 * largest
+        ]
+        said = f"The mean differs by {difference(own.total)}; a bar is what one stage adds to that."
+        picture = Changes("What each stage adds to the difference", said, shown, pair.device)
+        blocks.append(Chart(f"changed-{number}-{event}", picture, "", table, "names") if shown else table)
+    lost = pair.unmeasured.get("last_token") or ()
+    missing = f" Not measured on both sides, so in unexplained: {', '.join(map(marks.words, lost))}." if lost else ""
+    lead = "The mean wait's difference, stage by stage; the stages add up to it exactly. Lines: 95 % intervals."
+    return Section(f"changed-{number}", title, blocks, f"{lead}{missing}", short)
+
+
+def _stage_table(event: str, own: StageDifferences, pair: PairComparison) -> Table:
+    def cells(one: DifferenceFigure) -> list[Words]:
+        return [Figure(one.a_ms), Figure(one.b_ms), _difference(one), interval(one)]
+
+    rows: list[Row] = []
+    for one in own.stages:
+        ends = shares(one.share_ci, " .. ")
+        inner = [difference(known) if (known := one.percentiles.get(key)) else "" for key in ("p50", "p99")]
+        part = f"{share(one.share)} ({ends})" if ends else ""
+        rows.append([Stage(one.stage), owner_words(one.owner, pair.device), *cells(one), part, *inner])
+    rows.append(["sum", "", *cells(own.total), "", "", ""])
+    times = in_ms(f"{pair.a}, mean", f"{pair.b}, mean", "difference")
+    headers: doc.Headers = ["stage", "owner", *times, "95 % interval", "share of the whole", "at p50", "at p99"]
+    return Table(f"Stages to {_EVENTS[event]}", headers, rows, words=2)
+
+
+def shift(pair: PairComparison, number: int, name: str) -> Section:
+    """Every decile of every metric."""
+    parts: list[list[Block]] = []
+    for metric, known in pair.metrics.items():
+        rows: list[Row] = []
+        deciles = []
+        for one in known.shift:
+            percentile = f"p{one.percentile:g}"
+            rows.append([percentile, Figure(one.a_ms), Figure(one.b_ms), _difference(one), interval(one)])
+            deciles.append(Decile(percentile, one.difference_ms, one.ci_ms, _with_interval(one)))
+        headers: doc.Headers = ["decile", *in_ms(pair.a, pair.b, "difference"), "95 % interval"]
+        table, picture = Table(f"Shift of {NAMES[metric]}", headers, rows), Shift(NAMES[metric], deciles)
+        drawn = Chart(f"shift-{number}-{metric}", picture, "", table, "levels")
+        supported = any(one.ci_ms is not None for one in known.shift)
+        parts.append([Heading(NAMES[metric]), drawn if supported else Paragraph("No decile is supported.")])
+    lead = f"{pair.b} minus {pair.a} at every decile, with its 95 % interval: above the line is slower."
+    return Section(f"shift-{number}", f"Shift{name}", [doc.Columns(parts)], lead, "" if number else "shift")

@@ -1,0 +1,90 @@
+"""What makes some requests slower? Groups of requests against groups, stage by stage."""
+
+from __future__ import annotations
+
+from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.results.latency import Difference, GroupPair
+from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.stages import owner_words
+from gapmeter.report import document as doc
+from gapmeter.report import marks
+from gapmeter.report.document import Block, Chart, Code, Figure, Panel, Paragraph, Section, Stage, Table, in_ms
+from gapmeter.report.pictures import Changes, StageChange
+from gapmeter.report.words import UNTIL, as_sentence, whose
+
+_SHOWN = 10
+_EXPLORE = (
+    "Two groups of the measured requests: by how much longer the one waited on average, and which stages that was. "
+    "Thin lines: 95 % intervals from drawing whole stretches of the run again, since neighbors are alike."
+)
+
+
+def difference_sentence(difference: Difference, a: str, b: str, device: str = "GPU") -> str:
+    """Two groups of requests, with the difference's uncertainty; ``device`` is what computed the forwards."""
+    first = difference.ranked[0]
+    low, high = difference.difference_ci_ms
+    whole = duration(abs(difference.difference_ms))
+    ends = ""
+    if low is not None and high is not None:
+        ends = f" (95 %: {duration(low)} to {duration(high)})"
+        if high < 0:
+            ends = f" (95 %: {duration(-high)} to {duration(-low)})"
+        elif low <= 0:
+            return f"{a}: {duration(difference.a_ms)}, {b}: {duration(difference.b_ms)}; no difference is proven{ends}"
+    more = "longer" if difference.difference_ms >= 0 else "less"
+    part = f", {duration(abs(first.ms))} of it {whose(first.stage, first.owner, device)}"
+    return f"{a} waited {whole} {more} than {b}{ends}{part}"
+
+
+def explorer(result: RunResult, name: str, device: str) -> Section | None:
+    """Pairs of groups on a switch, each with its stages ranked."""
+    found = {metric: pairs for metric in ("ttft", "e2e") if (pairs := result.explore.get(metric))}
+    if not found:
+        return None
+    metrics = list(found)
+    titles = {
+        pair.key: f"{pair.a.partition(' (')[0]} against {pair.b.partition(' (')[0]}"
+        for pairs in found.values()
+        for pair in pairs
+    }
+    drawn = {(metric, pair.key): _pair(pair, metric, device) for metric, pairs in found.items() for pair in pairs}
+    none: list[Block] = [Paragraph("One of the groups is too small here.", "empty")]
+    choice = doc.Choice(
+        [
+            doc.Switch("pair", "compare", list(titles.items()), next(iter(titles)), list=True),
+            doc.Switch("pair-until", "time", [(metric, UNTIL[metric]) for metric in metrics],
+                   metrics[0] if result.tail.metric == "ttft" else metrics[-1]),
+        ],
+        [
+            Panel({"pair": key, "pair-until": metric}, drawn.get((metric, key), none))
+            for metric in metrics
+            for key in titles
+        ],
+    )  # fmt: skip
+    command = f"gapmeter explain {name} --group 'prompt_tokens > 64' --against rest"
+    more = Paragraph(("Any other groups: ", Code(command)), "quiet")
+    return Section("explore", "What makes some requests slower?", [choice, more], _EXPLORE, "explore")
+
+
+def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
+    said = as_sentence(difference_sentence(pair, pair.a, pair.b, device))
+    sizes = f"n = {pair.a_count:,} and {pair.b_count:,}, in {pair.stretches} stretches."
+    ranked = [row for row in pair.ranked if row.ms != 0][:_SHOWN]
+    changes = [
+        StageChange(
+            row.stage, row.ms, row.ci_ms, share(row.share) if row.share is not None and row.share > 0 else "",
+            f"{duration(row.a_ms)} against {duration(row.b_ms)}",
+        )
+        for row in ranked
+    ]  # fmt: skip
+    largest = "; ".join(f"{marks.words(row.stage)} {duration(row.ms)}" for row in ranked[:4])
+    picture = Changes(f"{pair.a} less {pair.b}, by stage", f"Differences of the means: {largest}.", changes, device)
+    rows: list[doc.Row] = [
+        [Stage(row.stage), owner_words(row.owner, device), *map(Figure, (row.a_ms, row.b_ms, row.ms, *row.ci_ms)),
+         Figure(row.share, "share")]
+        for row in pair.ranked
+    ]  # fmt: skip
+    names = in_ms(pair.a, pair.b, "difference", "from", "to")
+    table = Table(f"{pair.a} against {pair.b}", ["stage", "owner", *names, "share"], rows, words=2)
+    chart = Chart(f"explore-{metric}-{pair.key}", picture, "", table, "names")
+    return [Paragraph(said, "strong"), Paragraph(sizes, "quiet"), chart]

@@ -1,0 +1,108 @@
+"""Requests that failed: how many and how, a few of each class by name, latency with them counted."""
+
+from __future__ import annotations
+
+import json
+
+from gapmeter.analysis.numbers import count, duration, over
+from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.results.requests import FailureExample
+from gapmeter.analysis.results.run import RunResult
+from gapmeter.report import document as doc
+from gapmeter.report.document import BRIEF, Facts, Figure, Name, Paragraph, Row, Section, Table, Words, in_ms
+from gapmeter.report.words import as_sentence
+
+_MOST_CLASSES = 4  # in the terminal; the page has them all
+_FAILED = {
+    "refused": "refused the connection",
+    "timeout": "not complete in time",
+    "stalled": "stalled mid-stream",
+    "cut": "cut off",
+    "http_4xx": "answered 4xx",
+    "http_5xx": "answered 5xx",
+    "malformed": "answered badly",
+    "wrong_length": "answered without a token",
+    "tls": "TLS failed",
+    "aborted": "aborted with the run",
+    "lost": "lost with the load generator",
+}
+
+
+def failed(result: RunResult) -> Section | None:
+    """What failed, a few of each class by name."""
+    if not result.failures:
+        return None
+    rows, groups = list[Row](), set[int]()
+    for found in result.failures:
+        groups.add(len(rows))
+        for at, one in enumerate(found.examples):
+            rows.append([
+                "" if at else _FAILED.get(found.name, found.name), Name(one.request_id), _status(one),
+                said_by_server(one),
+                "" if at else Figure(found.count, "count"), "" if at else Figure(found.share, "share"),
+                Figure(one.at_s, text=f"{one.at_s:.1f} s"), Figure(one.tokens, "count"), Figure(one.waited_ms),
+            ])  # fmt: skip
+    headers: doc.Headers = [
+        "class", "request", "status", "what was said", "requests", "share", doc.Column("due at", "due at (s)"),
+        "tokens by then", *in_ms("ended after"),
+    ]  # fmt: skip
+    note = "Of each class the first by due time. How the percentiles change when they count is in their table."
+    lead = " ".join(as_sentence(words) for words in (_how_many(result), _censored(result)) if words)
+    table = Table("Requests that failed", headers, rows, words=4, groups=frozenset(groups))
+    return Section("failed", table.name, [table, Paragraph(note, "quiet")], lead, "failures")
+
+
+def failed_in_short(result: RunResult) -> Section | None:
+    """How many failed and how, the first of each class, and latency with them counted."""
+    if not result.failures:
+        return None
+    lines: list[Words] = [_how_many(result)]
+    for found in result.failures[:_MOST_CLASSES]:
+        for one in found.examples[:1]:
+            said = f"at {one.at_s:.1f} s, {_status(one)}, {one.request_id}: {said_by_server(one)}"
+            lines.append(doc.Line(f"first {found.name}: {said}"))
+    if censored := _censored(result):
+        lines.append(censored)
+    return Section("failed", "", [Facts([("failed", *lines)])], on=BRIEF)
+
+
+def _how_many(result: RunResult) -> str:
+    total = sum(found.count for found in result.failures)
+    classes = ", ".join(f"{count(found.count)} {_FAILED.get(found.name, found.name)}" for found in result.failures)
+    return f"{count(total)} of {count(result.counts.measured)}: {classes}"
+
+
+def _censored(result: RunResult) -> str:
+    """What the highest usual percentile that the sample supports becomes when failures count; "" when it is unknown."""
+    at_ms = result.metrics_censored["ttft"].censored_at_ms
+    if at_ms is None:
+        return ""
+    said = []
+    for metric in ("ttft", "e2e"):
+        with_them, without, name = result.metrics_censored[metric], result.metrics[metric], metric.upper()
+        bounded = with_them.over_ms  # by failures that lie among them
+        usual = (99.0, 95.0, 90.0, 50.0)
+        p = next((p for p in usual if with_them.ms(p) is not None or percentile_key(p) in bounded), None)
+        if p is None:
+            said.append(f"{name} not estimable")
+            continue
+        key, alone = percentile_key(p), without.ms(p)
+        text = over(bounded[key]) if key in bounded else duration(with_them.ms(p))
+        said.append(f"{name} {key} {text}" + (f" ({duration(alone)} over successes)" if alone else ""))
+    return f"with these as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
+
+
+def _status(example: FailureExample) -> str:
+    return str(example.status) if example.status else "no answer"
+
+
+def said_by_server(example: FailureExample) -> str:
+    """A server's own sentence where it came as JSON (``{"error": {"message": …}}``), else all that it sent."""
+    try:
+        answer = json.loads(example.error)
+    except ValueError:
+        return example.error
+    for key in ("error", "message"):
+        if isinstance(answer, dict):
+            answer = answer.get(key, answer)
+    return answer if isinstance(answer, str) and answer else example.error

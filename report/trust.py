@@ -1,0 +1,201 @@
+"""How far a run's figures can be trusted: the instrument, a steady state, drift. In sentences, and as sections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
+from gapmeter.analysis.judge.warnings import growth_text
+from gapmeter.analysis.numbers import DASH, duration, share, significant
+from gapmeter.analysis.results.run import RunFigures, RunResult
+from gapmeter.analysis.results.trust import Drift, FloorShares, Mser5, Pelt, QueueSlope, Ratio, Steady
+from gapmeter.report import document as doc
+from gapmeter.report.document import Block, Figure, Heading, Mark, Name, Paragraph, Row, Section, Table, in_ms
+from gapmeter.report.waits import no_ledger
+from gapmeter.report.words import both
+
+_NOTABLE = 0.05  # of a ratio's distance from 1, beyond its interval
+_DRIFTING = {
+    "ttft": "TTFT", "tpot": "TPOT", "output_tokens_per_s": "tokens/s",
+    "machine_time": "time of a fixed piece of CPU work",
+}  # fmt: skip
+_CHECKS = {
+    "ok": Mark("ok", "good"),
+    "warn": Mark("strained", "open"),
+    "broken": Mark("broken", "bad"),
+    "unmeasured": Mark("unmeasured"),
+}
+_LONGER = {"output_tokens_per_s": "output tokens a second", "machine_time": "a fixed piece of CPU work: its time"}
+_UNITS: Sequence[Literal["ms", "share"]] = ("ms", "share")
+_RESIDUAL = (
+    "In time, and as a share of each request's own wait. Strict counts everything in transit as unexplained too."
+)
+_STATES = {"steady": "Steady", "unsteady": "No steady state", "unknown": "Too short to tell"}
+_RATIO_LEAD = (
+    "A ratio of 1 means that the first seconds were like the rest. For times above 1 they were slower, for tokens a "
+    "second below 1."
+)
+
+
+def trust_sentence(result: RunFigures) -> str:
+    """One line of the figures that say how far the others can be trusted."""
+    return f"{'valid' if result.trust.valid else 'invalid'}: {trust_figures(result)}"
+
+
+def trust_figures(result: RunFigures) -> str:
+    """The same without its first word."""
+    trust, ledger = result.trust, result.residual.last_token is not None
+    parts = [f"lag p99 {duration(trust.lag_p99_ms)}"]
+    if ledger and any(result.stages[name].count for name in ("prefill", "decode")):
+        parts += [f"unexplained p99 {share(trust.unexplained_p99_share)}", f"strict {share(trust.strict_p99_share)}"]
+    else:
+        parts.append("the server's stages unmeasured" if ledger else "no ledger")
+    if trust.client_cpu_share is not None:
+        parts.append(f"client CPU {share(trust.client_cpu_share)}")
+    parts.append(floor_sentence(result.floor) if result.floor else "floor unmeasured")
+    return ", ".join(parts)
+
+
+def floor_sentence(floor: FloorShares) -> str:
+    """What the load tester adds itself, at p99."""
+    p99_ms = {"TTFT": floor.ttft_p99_ms, "ITL": floor.itl_p99_ms, "E2E": floor.e2e_p99_ms}
+    return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in p99_ms.items())
+
+
+def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> str:
+    """Whether there was a steady state, and where methods disagree; of ``measured`` requests, ``offered`` a second."""
+    if steady.state == "not_applicable":
+        return "the load was meant to change, so there is no steady state to look for"
+    mser5, pelt, slope = steady.methods.mser5, steady.methods.pelt, steady.methods.queue_slope
+    if mser5 is None or pelt is None:
+        if measured >= FEWEST_REQUESTS:
+            return "no request succeeded, so there is no latency that could be steady"
+        were = "request was" if measured == 1 else "requests were"
+        return f"too short to tell: {measured} {were} measured, a steady state takes {FEWEST_REQUESTS} to see"
+    said = []
+    if slope is not None and slope.grows:
+        more, less = ("" if rate is None else f" ({rate:.3g}/s)" for rate in (offered, slope.served_per_s))
+        said.append(f"{growth_text(slope)}; more was offered{more} than served{less}")
+    if mser5.state == "unsteady":
+        said.append(f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)")
+    if not said:
+        first = mser5.excluded_requests
+        kept = f"steady, but the first {first} measured requests differ and are kept, as load.warmup says (MSER-5)"
+        said.append("steady" if not first else f"steady after the first {first} requests" if mser5.applied else kept)
+    if not pelt.agrees:
+        seen = [
+            f"{change.metric.upper()} at {change.ratio:.2g} times its level from request {change.request} on"
+            for change in pelt.changes
+            if change.certain
+        ]
+        said.append(f"PELT disagrees: it sees {seen[-1] if seen else 'no change of level'}")
+    return "; ".join(said)
+
+
+def drift_sentence(drift: Drift) -> str | None:
+    """Every ratio with its interval; then those that lie beyond it and more than 5 % from 1. None without any."""
+    listed, moved = [], []
+    for key, name in _DRIFTING.items():
+        ratio: Ratio | None = getattr(drift, key)
+        if ratio is None or ratio.ratio is None:
+            continue
+        low, high = (math.inf if end is None else end for end in ratio.ratio_ci)
+        listed.append(f"{name} {ratio.ratio:.2f} ({low:.2f} .. {high:.2f})")
+        if 1 + _NOTABLE < low < math.inf or high < 1 - _NOTABLE:
+            moved.append(name)
+    if not listed:
+        return None
+    differs = f"; {' and '.join(moved)} differed" if moved else ""
+    cause = f" ({drift.reason})" if drift.reason and moved else ""
+    return f"first {drift.first_s:.0f} s over the rest: {', '.join(listed)}{differs}{cause}"
+
+
+# --- sections
+
+
+def trust(result: RunResult) -> Section:
+    """The residual of the ledgers and every validity rule with what it found."""
+    checks: list[Row] = [[Name(one.rule.replace("_", " ")), one.text, _CHECKS[one.status]] for one in result.checks]
+    validity = Table("Validity", ["rule", "what was found", "answer"], checks, words=3)
+    residual: list[Block] = [Paragraph(f"There is no ledger: {no_ledger(result)}", "quiet")]
+    rows: list[Row] = []
+    for event in ("first_token", "last_token"):
+        found = getattr(result.residual, event)
+        for which in ("unexplained", "strict") if found else ():
+            left, key = getattr(found, which), f"residual.{event}.{which}"
+            cells = [
+                Figure(getattr(left, f"{p}_{unit}"), unit, f"{key}.{p}_{unit}")
+                for unit in _UNITS
+                for p in ("p50", "p99", "max")
+            ]
+            rows.append([event.replace("_", " "), which, *cells])
+    if rows:
+        names = ("p50", "p99", "worst")
+        columns: list[str | doc.Column] = [*in_ms(*names), *(f"{name}, share" for name in names)]
+        residual = [Table("Residual", ["to the", "counted", *columns], rows, words=2), Paragraph(_RESIDUAL, "quiet")]
+    blocks = [Heading("Validity"), validity, Heading("Residual: what the ledger could not explain"), *residual]
+    return Section("trust", "Can these figures be trusted?", blocks, short="trust")
+
+
+def sustained(result: RunResult) -> Section | None:
+    """Was there a steady state, and what would the first seconds alone have told? None for a load that changes."""
+    steady, drift = result.steady, result.drift
+    if steady.state == "not_applicable":
+        return None
+    found = steady.methods
+    answers = (
+        ("MSER-5", _mser(found.mser5)),
+        ("PELT", _pelt(found.pelt)),
+        ("queue's slope", _slope(found.queue_slope)),
+    )
+    methods = Table(
+        "Steady state", ["method", "what it found"], [[Name(name), said] for name, said in answers], words=2
+    )
+    rows: list[Row] = []
+    for key, name in (_DRIFTING | _LONGER).items():
+        ratio: Ratio | None = getattr(drift, key)
+        ends = both(ratio.ratio_ci) if ratio else None
+        figure = Figure(ratio.ratio, "number", f"drift.{key}.ratio") if ratio else DASH
+        rows.append([name, figure, " .. ".join(map(significant, ends)) if ends else "not estimable"])
+    headers = ["of the run", f"first {drift.first_s:.0f} s over the rest", "95 % interval"]
+    ratios = Table("First seconds over the rest", headers, rows)
+    columns = doc.Columns([
+        [Heading("Was there a steady state?"), methods],
+        [Heading("First seconds against sustained"), ratios, Paragraph(_RATIO_LEAD, "quiet")],
+    ])  # fmt: skip
+    usable = "may stand for capacity" if steady.valid_for_capacity else "must not be taken for capacity"
+    return Section("steady", "Sustained", [columns], f"{_STATES[steady.state]}: these figures {usable}.", "sustained")
+
+
+def _mser(found: Mser5 | None) -> str:
+    if found is None:
+        return "not asked"
+    if found.state == "unsteady":
+        return f"{found.metric.upper()} kept changing"
+    if not found.excluded_requests:
+        return "no start that differs"
+    done = "left out" if found.applied else "kept, as the scenario fixes its warm-up"
+    times = f"{found.metric.upper()} {found.ratio:.2g} times the rest"
+    return f"the first {found.excluded_requests} requests differ ({times}); {done}"
+
+
+def _pelt(found: Pelt | None) -> str:
+    if found is None:
+        return "not asked"
+    seen = [
+        f"{one.metric.upper()} {one.ratio:.2g} times its level from request {one.request} on"
+        for one in found.changes
+        if one.certain
+    ]
+    return f"{'; '.join(seen) or 'no certain change of level'} ({'agrees' if found.agrees else 'disagrees'})"
+
+
+def _slope(found: QueueSlope | None) -> str:
+    if found is None:
+        return "not asked: the loop is closed"
+    low, high = found.per_s_ci
+    grew = "grew" if found.grows else "did not grow beyond what a steady queue does"
+    interval = f"95 % interval {low:.2g} .. {high:.2g}"
+    return f"requests in flight {grew}: {found.per_s:+.2g} a second ({interval})"

@@ -1,0 +1,234 @@
+"""What requests waited for, stage by stage: typical against slow ones, and what a faster device could bring."""
+
+from __future__ import annotations
+
+from gapmeter.analysis.ledger.tail import SLOW
+from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.results.latency import Anatomy, UpgradeBracket
+from gapmeter.analysis.results.latency import Band as ResultBand
+from gapmeter.analysis.results.run import RunFigures, RunResult
+from gapmeter.analysis.stages import UNEXPLAINED
+from gapmeter.report import document as doc
+from gapmeter.report import marks
+from gapmeter.report.document import (
+    BRIEF,
+    Block,
+    Chart,
+    Figure,
+    Panel,
+    Paragraph,
+    Row,
+    Section,
+    Stage,
+    Table,
+    Words,
+    in_ms,
+)
+from gapmeter.report.percentiles import main_limit
+from gapmeter.report.pictures import Band, Ranks, Stacks, stages_in
+from gapmeter.report.words import METRICS, UNTIL, as_sentence, whose
+
+# metric: the ledger's event, what is compared
+_EVENTS = {"ttft": ("first-token", "requests"), "e2e": ("last-token", "requests"), "itl": ("token-gap", "token gaps")}
+_SMALL = 0.01  # stages below this share of both bands are summed into one line
+_MAIN = 98.5
+_KEY = (
+    "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar. A color means an owner. "
+    "Light hatch: in transit between two processes; gray hatch: unexplained."
+)
+_FEW = "typical and slow requests need 28 to be told apart. The requests themselves are below, under One request."
+_NO_PROBE = (
+    "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
+    "probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then tells them."
+)
+
+
+_BRACKET = (
+    "The lower end takes queues and other requests' steps out too, as if every request met an idle engine; the upper "
+    "one leaves them as they are and only takes the forwards out, less the host's work that they hid."
+)
+
+
+def tail_sentences(result: RunFigures) -> dict[str, str]:
+    """By metric, the one that matters most in front."""
+    ordered = dict.fromkeys((result.tail.metric, "ttft", "e2e", "itl"))
+    return {
+        metric: tail_sentence(anatomy, metric, result.device)
+        for metric in ordered
+        if metric and (anatomy := result.tail.of(metric))
+    }
+
+
+def tail_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
+    """What slow requests (or token gaps) wait for beyond typical ones, and whose it is."""
+    what = "token gaps" if metric == "itl" else "requests"
+    low, high = anatomy.share_ci
+    part = "all" if anatomy.share > 0.995 else f"{100 * anatomy.share:.0f} %"
+    sure = "no interval" if low is None or high is None else f"{100 * low:.0f} .. {100 * high:.0f} %"
+    owner = whose(anatomy.stage, anatomy.owner, device)
+    if anatomy.stage == UNEXPLAINED and not {"prefill", "decode"} & set(anatomy.typical.stages_ms):
+        owner = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
+    wait = f"of what slow {what} wait beyond typical ones ({duration(anatomy.difference_ms)})"
+    return f"{part} ({sure}) {wait} is {owner}"
+
+
+def upgrade_sentences(result: RunFigures) -> dict[str, str]:
+    """By metric: what a faster device leaves of it."""
+    brackets = {"ttft": result.upgrade.ttft, "e2e": result.upgrade.e2e}
+    return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in brackets.items() if bracket}
+
+
+def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
+    ends = (bracket.now, bracket.lower, bracket.upper)
+    now, low, high = (duration(end.at(bracket.percentile) or 0.0) for end in ends)
+    name = f"p{bracket.percentile:g} {metric.upper()}"
+    return f"even an infinitely fast {device} leaves {name} between {low} and {high} (it is {now})"
+
+
+def most_an_upgrade_brings(result: RunFigures) -> str:
+    """The most that an infinitely fast device could bring; "" where that cannot be told."""
+    return as_sentence(next(iter(upgrade_sentences(result).values()), ""))
+
+
+def no_ledger(result: RunResult) -> str:
+    """Why there are no stages to show."""
+    refused = [check.text for check in result.checks if check.rule == "ledger" and check.status == "broken"]
+    return refused[0] if refused else "no process of the server recorded its stages, or no request succeeded."
+
+
+# --- sections
+
+
+def tail(result: RunResult) -> Section | None:
+    """In short: the metric that the tail is told of, and in Markdown the stages that matter."""
+    metric = next((m for m in (result.tail.metric, "ttft", "e2e") if m in ("ttft", "e2e") and result.tail.of(m)), None)
+    anatomy = result.tail.of(metric) if metric else None
+    if metric is None or anatomy is None:
+        return None
+    device, name, typical, slow = result.upgrade.device, METRICS[metric], anatomy.typical, anatomy.slow
+    small, rows = (0.0, 0.0), list[Row]()
+    for stage, usual in typical.stages_ms.items():
+        late = slow.stages_ms[stage]
+        if max(abs(usual) / typical.total_ms, abs(late) / slow.total_ms) < _SMALL:
+            small = (small[0] + usual, small[1] + late)
+        else:
+            rows.append([Stage(stage), *_compared(f"tail.{metric}", "slow", stage, usual, late, device)])
+    if any(small):
+        rows.append(["the rest", "", *map(Figure, (*small, small[1] - small[0]))])
+    rows.append(["sum", "", *map(Figure, (typical.total_ms, slow.total_ms, anatomy.difference_ms))])
+    headers: doc.Headers = [f"{name}: where it goes", "owner", "typical (p45-p55)", "slow (p98.5+)", "difference"]
+    bands = _band("typical", "", typical), _band("slow", "", slow)
+    picture = Stacks(name, "requests", *bands, main_limit(result, metric), device)
+    return Section("tail", "", [Chart("tail", picture, "", Table(name, headers, rows, words=2))], on=BRIEF)
+
+
+def where(result: RunResult, device: str) -> Section:
+    """Typical against slow by stage, switched by event and by what counts as slow; the tail's own comes first."""
+    title = "Where the time goes"
+    metrics = [metric for metric in _EVENTS if metric in result.bands]
+    if not metrics:
+        none = _FEW if result.stages else no_ledger(result)
+        return Section("where", title, [Paragraph(f"No bars here: {none}", "empty")])
+    first = result.tail.metric if result.tail.metric in metrics else metrics[0]
+    panels: list[Panel] = []
+    known = set()
+    for metric in metrics:
+        missing = _unmeasured(result, metric)
+        for percentile in SLOW:
+            key, slow = percentile_key(percentile), _slow(result, metric, percentile)
+            few = f"Too few {_EVENTS[metric][1]} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
+            drawn = _stacks(result, metric, percentile, slow, device) if slow else [Paragraph(few, "empty")]
+            known |= {key} if slow else set()
+            panels.append(Panel({"event": metric, "band": key}, [*drawn, *(missing if slow else [])]))
+        everyone = [*_everyone(result, metric, device), *missing]
+        panels.append(Panel({"event": metric, "band": "all"}, everyone))
+    bands = [(percentile_key(p), f"p{p:g}+") for p in SLOW if percentile_key(p) in known]
+    switches = [
+        doc.Switch("event", "time", [(metric, UNTIL[metric]) for metric in metrics], str(first)),
+        doc.Switch("band", "slow means", [*bands, ("all", "everyone")], percentile_key(_MAIN)),
+    ]
+    return Section(
+        "where", title, [doc.Choice(switches, panels), Paragraph(_KEY, "quiet")], short="where the time goes"
+    )
+
+
+def _slow(result: RunResult, metric: str, percentile: float) -> ResultBand | None:
+    found: ResultBand | None = getattr(result.bands[metric].slow, percentile_key(percentile))
+    return found
+
+
+def _band(name: str, detail: str, found: ResultBand) -> Band:
+    return Band(name, detail, found.count, found.total_ms, found.stages_ms)
+
+
+def _compared(path: str, slow: str, stage: str, usual: float, late: float, device: str, *kind: str) -> list[Words]:
+    """The cells of a stage in typical and in slow requests, which stand at ``path`` in the result."""
+    ends = (("typical", usual), (slow, late))
+    figures = [Figure(ms, "ms", f"{path}.{band}.stages_ms.{stage}") for band, ms in ends]
+    return [marks.owner(stage, device), *kind, *figures, Figure(late - usual)]
+
+
+def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand, device: str) -> list[Block]:
+    event, what = _EVENTS[metric]
+    usual = result.bands[metric].typical
+    bands = (
+        _band("typical", f"{what} from p45 to p55", usual),
+        _band("slow", f"{what} from p{percentile:g} up", slow),
+    )
+    picture = Stacks(METRICS[metric], what, *bands, main_limit(result, metric), device)
+    path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
+    rows = [
+        [Stage(stage), *_compared(path, band, stage, usual.stages_ms.get(stage, 0.0), late, device, marks.kind(stage))]
+        for stage, late in slow.stages_ms.items()
+    ]
+    name = "a token gap (ITL)" if metric == "itl" else METRICS[metric]
+    headers: doc.Headers = ["stage", "owner", "kind", *in_ms("typical", "slow", "difference")]
+    table = Table(f"{name} by stage", headers, rows, words=3)
+    key = f"stack-{event}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
+    return [Paragraph(picture.sentence(), "quiet"), Chart(key, picture, "", table, stages=stages_in(bands))]
+
+
+def _everyone(result: RunResult, metric: str, device: str) -> list[Block]:
+    event, what = _EVENTS[metric]
+    slices = [_band(f"p{one.from_percentile:g}–{one.to_percentile:g}", "", one) for one in result.bands[metric].spread]
+    shown = stages_in(slices)
+    rows: list[Row] = [
+        [Stage(stage), marks.owner(stage, device),
+         *(Figure(one.parts[stage], "ms", f"bands.{metric}.spread.{at}.stages_ms.{stage}")
+           for at, one in enumerate(slices))]
+        for stage in shown
+    ]  # fmt: skip
+    headers: doc.Headers = ["stage", "owner", *in_ms(*(one.name for one in slices))]
+    table = Table(f"{METRICS[metric]} by rank and stage", headers, rows, words=2)
+    picture = Ranks(f"{METRICS[metric]} of all {what} by rank", slices, device)
+    said = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
+    return [Paragraph(said, "quiet"), Chart(f"spread-{event}", picture, "", table, "levels", shown)]
+
+
+def _unmeasured(result: RunResult, metric: str) -> list[Block]:
+    known = result.stages_to_first_token if metric == "ttft" else result.stages
+    missing = [name for name, found in known.items() if found.kind == "unmeasured"]
+    if {"prefill", "decode"} <= set(missing):
+        return [Paragraph(_NO_PROBE, "quiet")]
+    names = ", ".join(map(marks.words, missing))
+    return [Paragraph(f"Unmeasured here, their time is in the residual: {names}.", "quiet")] if missing else []
+
+
+def upgrade(result: RunResult) -> Section | None:
+    """The bracket on what a faster device could bring."""
+    rows: list[Row] = []
+    for metric in ("ttft", "e2e"):
+        found = getattr(result.upgrade, metric)
+        for p in ("p50", "p90", "p95", "p99") if found else ():
+            ends = [
+                Figure(getattr(getattr(found, end), f"{p}_ms"), "ms", f"upgrade.{metric}.{end}.{p}_ms")
+                for end in ("now", "lower", "upper")
+            ]
+            rows.append([metric.upper(), p, *ends])
+    if not rows:
+        return None
+    headers: doc.Headers = ["metric", "percentile", *in_ms("now", "lower end", "upper end")]
+    table = Table("What a faster device could bring", headers, rows, words=2, css="compact")
+    lead, device = f"{most_an_upgrade_brings(result)} {_BRACKET}", result.upgrade.device
+    return Section("upgrade", f"What a faster {device} could bring", [table], lead, "faster device")

@@ -1,0 +1,74 @@
+"""What all kinds of results say alike: names of metrics, the tone of an answer, intervals, whole sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from gapmeter.analysis.numbers import bounds, share
+from gapmeter.analysis.results.capacity import FAILS, HOLDS
+from gapmeter.analysis.results.distribution import Needs
+from gapmeter.analysis.results.manifest import ManifestBase
+from gapmeter.analysis.stages import owner_words
+from gapmeter.report import marks
+from gapmeter.report.document import Block, Folded, Pre, Tone
+
+METRICS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
+UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
+# The answers of runs, points, trials and comparisons; any other one is open.
+_TONES: Mapping[str, Tone] = {
+    "PASS": "good", "FAIL": "bad", "INVALID": "bad", "FAILED": "bad", HOLDS: "good", FAILS: "bad",
+    "FASTER": "good", "SLOWER": "bad", "NOT COMPARABLE": "bad", "NOT COMPARABLE, forced": "bad", "NOT ESTIMABLE": "bad",
+}  # fmt: skip
+
+
+def tone(answer: str) -> Tone:
+    return _TONES.get(answer, "open")
+
+
+def as_sentence(text: str) -> str:
+    """With a capital (p99 stays p99) and a full stop."""
+    return stopped(text if text[1:2].isdigit() else text[:1].upper() + text[1:])
+
+
+def stopped(text: str) -> str:
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def whose(stage: str, owner: str, device: str) -> str:
+    """``queue (capacity)``; ``device`` is what computed the forwards."""
+    return f"{marks.words(stage)} ({owner_words(owner, device)})"
+
+
+def about_minutes(needs: Needs) -> str:
+    """How long the requests that are needed take at this rate; "" where that is unknown or no time at all."""
+    return f"about {needs.minutes:.0f} min" if needs.minutes and needs.minutes >= 1 else ""
+
+
+Interval = Sequence[float | None] | None  # two ends; either may be unknown
+
+
+def interval(ends_ms: Interval) -> str:
+    """``1.31 .. 1.58 ms``, or ``not estimable``."""
+    low, high = ends_ms or (None, None)
+    return bounds(low, high)
+
+
+def shares(ends: Interval, between: str = " to ") -> str:
+    """``12 % to 34 %``; "" where either end is unknown."""
+    low, high = ends or (None, None)
+    return "" if low is None or high is None else f"{share(low)}{between}{share(high)}"
+
+
+def both(ends: Interval) -> tuple[float, float] | None:
+    """An interval of which both ends are known."""
+    low, high = ends or (None, None)
+    return None if low is None or high is None else (low, high)
+
+
+def reproduce(manifest: ManifestBase) -> list[Block]:
+    """The command that repeats it; folded beneath, what it resolved to and all that is known of how it ran."""
+    scenario = json.dumps(manifest.scenario, indent=2, ensure_ascii=False)
+    whole = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
+    folded = (("the scenario as it was resolved", scenario), ("the whole manifest", whole))
+    return [Pre(manifest.command), *(Folded(summary, [Pre(text)]) for summary, text in folded)]
