@@ -19,8 +19,8 @@ from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord, encode
-from tests.kit import manifest
-from tests.records.test_stream import chat, sse
+from tests.kit.results import manifest
+from tests.kit.streams import chat, sse
 
 MS = 1_000_000
 PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan

@@ -33,8 +33,8 @@ from gapmeter.analysis.results.run import FloorShares
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document
 from gapmeter.report.comparison_words import headline, regression_document, words_of
-from tests import kit
-from tests.analysis.compared import COMMAND, folder, manifest, virtual
+from tests.kit import results as kit
+from tests.kit.compared import COMMAND, folder, manifest, virtual
 
 PERCENTILES = dict.fromkeys(NAMES, FAMILY)
 VALID = RunResult.model_construct(verdict="PASS", invalid_reasons=(), floor=None)

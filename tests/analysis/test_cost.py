@@ -29,9 +29,8 @@ from gapmeter.analysis.results.run import Goodput, RunFigures, RunResult, Steady
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import cost_sentence, energy_sentence
-from tests import kit
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_verdict import slo
+from tests.kit import results as kit
+from tests.kit.runs import simulate, slo
 
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"
 

@@ -13,8 +13,8 @@ from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord, encode
 from gapmeter.records.stream import Chunk, chunks
-from tests.kit import manifest
-from tests.records.test_stream import chat, role, sse, usage_only
+from tests.kit.results import manifest
+from tests.kit.streams import chat, role, sse, usage_only
 
 MS = 1_000_000
 BY_KEY = {peer.key: peer for peer in PEERS}

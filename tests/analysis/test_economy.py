@@ -29,9 +29,8 @@ from gapmeter.analysis.sweep.result import (
 )
 from gapmeter.report.document import Section, Table, plain
 from gapmeter.report.sweep import _economy
-from tests import kit
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_verdict import slo
+from tests.kit import results as kit
+from tests.kit.runs import simulate, slo
 
 STEADY = Steady(state="steady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=True)
 

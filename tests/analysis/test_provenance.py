@@ -13,8 +13,8 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records.histograms import new_histogram
-from tests.analysis.report_frames import write_run
-from tests.kit import manifest
+from tests.kit.results import manifest
+from tests.kit.runs import write_run
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from gapmeter.analysis.results.distribution import Distribution, Percentile, per
 from gapmeter.analysis.results.run import Ratio
 from gapmeter.analysis.results.schema import FOLDER, schema, text, types
 from gapmeter.analysis.summary import build_figures
-from tests.analysis.report_frames import simulate, slo_of
-from tests.kit import manifest, manifest_document, result
+from tests.kit.results import manifest, manifest_document, result
+from tests.kit.runs import simulate, slo_of
 
 SLOS = [slo_of("ttft p97.5 <= 500 ms"), slo_of("errors <= 20 %")]
 

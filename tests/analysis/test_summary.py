@@ -14,7 +14,6 @@ from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
@@ -24,14 +23,8 @@ from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import headline, trust_sentence
-from tests.analysis.report_frames import Frames, simulate
-from tests.analysis.test_verdict import slo
-from tests.kit import result
-
-SLOS = [slo("ttft", 99.0, 500), slo("itl", 99.0, 100), slo("e2e", 97.5, 3000), slo("errors", None, 0.01)]
-EVIDENCE = Evidence(
-    "open", "poisson", 8.0, planned=1220, client_cpu_share=0.3, client_loop_lag_ns=np.full(9, 1e5), cores_shared=False
-)
+from tests.kit.results import result
+from tests.kit.runs import EVIDENCE, SLOS, Frames, simulate, slo
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from gapmeter.analysis.ledger.tail import anatomy, slow_count
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.report.marks import words
 from gapmeter.report.words import tail_sentence
-from tests.analysis.report_frames import simulate
+from tests.kit.runs import simulate
 
 MS = 1e6
 

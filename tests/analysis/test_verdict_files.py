@@ -13,10 +13,8 @@ from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.export.junit import junit, suite_of_run
 from gapmeter.report.words import slo_sentence
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_summary import EVIDENCE
-from tests.analysis.test_verdict import slo
-from tests.kit import result
+from tests.kit.results import result
+from tests.kit.runs import EVIDENCE, simulate, slo
 
 
 def told(slos: list[Slo], count: int = 600, **changes: Any) -> RunResult:

@@ -16,9 +16,8 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import TokensPerRequest
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import cost_sentence, value_sentence
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_verdict import slo
-from tests.kit import manifest
+from tests.kit.results import manifest
+from tests.kit.runs import simulate, slo
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 STORED: dict[str, Any] = json.loads((DOCS / "results" / "cost.json").read_text())

@@ -17,8 +17,8 @@ from gapmeter.servers.launch import free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.study.probes import ProbeFolder
-from tests.gapmeter.command import SHORT, Done, gapmeter
-from tests.gapmeter.faulty import faulty
+from tests.kit.command import SHORT, Done, gapmeter
+from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
 

@@ -17,9 +17,8 @@ from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.runs.run import open_run
-from tests.browser import Tab
-from tests.gapmeter.command import Command, Done, gapmeter
-from tests.pages import opens_well
+from tests.kit.browser import Tab, opens_well
+from tests.kit.command import Command, Done, gapmeter
 
 SMALL = (
     "capacity", "smoke", "--engine", "simulated", "--set", "load.rate=40", "--set", "load.warmup=0", "--set",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.records import RunFolder
-from tests.gapmeter.command import SIMULATED, SLOW, Command, Done, gapmeter
+from tests.kit.command import SIMULATED, SLOW, Command, Done, gapmeter
 
 pytestmark = pytest.mark.whole_run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import SHORT, Done, gapmeter
-from tests.gapmeter.faulty import faulty
+from tests.kit.command import SHORT, Done, gapmeter
+from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
 

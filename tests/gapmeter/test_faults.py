@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gapmeter.servers.null.server import Schedule
-from tests.gapmeter.command import SHORT, SIMULATED, Command, Done, gapmeter
-from tests.gapmeter.faulty import faulty
+from tests.kit.command import SHORT, SIMULATED, Command, Done, gapmeter
+from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
 

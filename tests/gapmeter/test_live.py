@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from tests.browser import Tab
-from tests.gapmeter.command import Command
+from tests.kit.browser import Tab
+from tests.kit.command import Command
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 

@@ -21,9 +21,9 @@ from gapmeter.loadgen.locust.figures import live_rows, supported
 from gapmeter.loadgen.locust.follow import Followed
 from gapmeter.loadgen.locust.totals import METRICS
 from gapmeter.records.histograms import new_histogram
-from tests.analysis.report_frames import write_run
-from tests.browser import Tab
-from tests.gapmeter.command import ROOT, Command, gapmeter
+from tests.kit.browser import Tab
+from tests.kit.command import ROOT, Command, gapmeter
+from tests.kit.runs import write_run
 
 STEADY = (
     "run", "smoke", "--engine", "simulated", "--set", "load.generator=locust", "--set", "load.rate=40",

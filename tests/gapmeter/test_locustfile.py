@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.gapmeter.command import gapmeter
+from tests.kit.command import gapmeter
 
 FILE = ("--locustfile", "docs/locustfile.py")
 CLOSED = tuple(

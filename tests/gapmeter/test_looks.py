@@ -11,7 +11,7 @@ from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.study.capacity import TrialMonitor
-from tests.records.test_stream import chat, sse
+from tests.kit.streams import chat, sse
 
 MS = 1_000_000
 SLOS = (Slo(metric="errors", percentile=None, limit_ns=None, limit_share=0.01, text="errors <= 1 %"),)

@@ -29,10 +29,9 @@ from gapmeter.runs.run import open_run
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
-from tests.browser import Tab
-from tests.gapmeter.command import SHORT, Command, Done, gapmeter
-from tests.kit import figure_at
-from tests.pages import opens_well
+from tests.kit.browser import Tab, opens_well
+from tests.kit.command import SHORT, Command, Done, gapmeter
+from tests.kit.results import figure_at
 
 REQUESTS = 100  # of a point: fewer seldom support any percentile
 QUICK = ("run", "smoke", "--engine", "simulated", *SHORT)

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from tests.browser import Tab
-from tests.gapmeter.command import SIMULATED, Command
-from tests.gapmeter.command import gapmeter as command
+from tests.kit.browser import Tab
+from tests.kit.command import SIMULATED, Command
+from tests.kit.command import gapmeter as command
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 

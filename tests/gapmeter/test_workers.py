@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.records import RunFolder
-from tests.gapmeter.command import ROOT, Command
+from tests.kit.command import ROOT, Command
 
 RUN = (
     "run", "smoke", "--engine", "simulated", "--set", "load.generator=locust", "--set", "load.arrivals=constant",

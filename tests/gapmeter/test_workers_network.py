@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import ROOT, Command
 from tests.gapmeter.test_workers import start_ns
+from tests.kit.command import ROOT, Command
 
 # Of this process alone: another test run on the same machine, or what a killed one left, has another.
 NETWORK = f"10.{231 + os.getpid() // 250 % 20}.{os.getpid() % 250}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gapmeter.command import Done, gapmeter
+from tests.kit.command import Done, gapmeter
 
 pytestmark = pytest.mark.whole_run
 QUICK = ("server.args.forward_ms=1", "load.processes=2", "load.timeout=9s", "slo=[]")

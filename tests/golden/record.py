@@ -22,16 +22,11 @@ from gapmeter.servers.launch import free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.null.server import Schedule
 from gapmeter.servers.simulated import simulated_command
-from tests.gapmeter.command import Command, Done, await_gone, gapmeter
-from tests.gapmeter.faulty import faulty
 from tests.golden.test_golden import HERE, compare, derive, told, unpack
+from tests.kit.command import Command, Done, await_gone, gapmeter, settings
+from tests.kit.servers import faulty
 
 Recipe = Callable[[Path], None]
-
-
-def settings(*pairs: str) -> tuple[str, ...]:
-    """As words of a command line."""
-    return tuple(word for pair in pairs for word in ("--set", pair))
 
 
 SMALL = settings(

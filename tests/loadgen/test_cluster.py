@@ -21,37 +21,15 @@ from gapmeter.loadgen.fleet import Fleet, NotStarted
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit
-from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, decode
+from gapmeter.records import Outcome
+from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer
-from tests.loadgen.null import plan
+from tests.kit.command import ROOT
+from tests.kit.loads import plan, records_of
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
 
 MS = 1_000_000
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def null() -> Iterator[str]:
-    """A null server: 20 ms to the first token, 2 ms between tokens. Yields its address."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gapmeter.servers.null",
-        "--with-parent",
-        "--first-ms",
-        "20",
-        "--gap-ms",
-        "2",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
 
 
 class Crew:
@@ -90,12 +68,6 @@ def cluster(what: Plan, url: str, folder: Path, *, patience_s: float = 30) -> It
             process.communicate()
 
 
-def records(folder: Path, code: int = FINISHED) -> list[RequestRecord]:
-    files = [read_records(path) for path in sorted(folder.glob("*.gap"))]
-    found = [decode(payload) for file in files for kind, payload in file.blobs if kind == code]
-    return sorted(found, key=lambda record: record.index)
-
-
 def told(folder: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(report_path(folder).read_text())
     return value
@@ -109,7 +81,7 @@ def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_his
         t0 = fleet.start()
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
         assert crew.ends() == [0, 0, 0]
-    found = records(tmp_path)
+    found = records_of(tmp_path)
     assert [record.request_id for record in found] == what.request_ids
     assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
     assert {record.outcome for record in found} == {Outcome.OK}
@@ -149,10 +121,10 @@ def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_slice_again(tmp_
     assert 0 < dead["issued"] < dead["planned"] == 150
     assert f"worker {dead['worker']} (" in trouble
     assert f"was not heard for 6 s; it had issued {dead['issued']} of 150 requests" in trouble
-    found = records(tmp_path)
+    found = records_of(tmp_path)
     others = [index for index in range(450) if index % 3 != dead["worker"]]
     assert [record.index for record in found] == others
-    assert [record.index for record in records(tmp_path, ISSUED)] == others
+    assert [record.index for record in records_of(tmp_path, ISSUED)] == others
     # What the dead worker had told of its answers by then is in the merged histograms.
     assert HdrHistogram.decode(report["histograms"]["ttft"]).get_total_count() == 300 + dead["finished"]
 
@@ -171,7 +143,7 @@ def test_a_generator_that_is_killed_under_its_worker_is_told_and_its_records_are
         assert fleet.wait(lambda: None, 0.05) == [Exit.BAD_SPEC]
         (trouble,) = fleet.troubles()
     assert "was killed by SIGKILL; it had issued 10 of 20 requests" in trouble
-    assert len(records(tmp_path)) == 50
+    assert len(records_of(tmp_path)) == 50
 
 
 def test_who_comes_late_is_refused_and_changes_nothing(tmp_path: Path, null: str) -> None:
@@ -183,7 +155,7 @@ def test_who_comes_late_is_refused_and_changes_nothing(tmp_path: Path, null: str
         assert late.returncode == 98
         assert "this run has all its workers already" in said
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
-    assert [record.index for record in records(tmp_path, ISSUED)] == list(range(300))
+    assert [record.index for record in records_of(tmp_path, ISSUED)] == list(range(300))
 
 
 def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_path: Path, null: str) -> None:
@@ -193,7 +165,7 @@ def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_pa
         time.sleep((t0 - time.monotonic_ns()) / 1e9 + 1)
         fleet.processes[0].send_signal(signal.SIGINT)
         assert fleet.wait(lambda: None, 0.05) == [Exit.STOPPED]
-    assert len(records(tmp_path)) == 30
+    assert len(records_of(tmp_path)) == 30
 
 
 def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_path: Path) -> None:
@@ -210,4 +182,4 @@ def test_a_slice_begins_only_once_however_often_locust_starts_the_test(tmp_path:
     t0 = time.monotonic_ns() + 200 * MS
     assert [run.begin(t0), run.begin(t0), run.begin(t0 + MS)] == [True, False, False]
     assert run.over.wait(20)
-    assert [record.index for record in records(tmp_path, ISSUED)] == list(range(20))
+    assert [record.index for record in records_of(tmp_path, ISSUED)] == list(range(20))

@@ -12,10 +12,9 @@ import pytest
 from gapmeter.loadgen.cluster import Workers, make_cluster
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records.request import on_clock
-from tests.loadgen.null import plan
-from tests.loadgen.test_cluster import ROOT, Crew, null, records, told
-
-__all__ = ["null"]  # a fixture
+from tests.kit.command import ROOT
+from tests.kit.loads import plan, records_of
+from tests.loadgen.test_cluster import Crew, told
 
 MS = 1_000_000
 AHEAD_S = (5000, 0, 77)
@@ -72,7 +71,7 @@ def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_of
     for offset, ahead_s in zip(known, sorted(AHEAD_S), strict=True):
         assert abs(offset - ahead_s * 1_000 * MS) <= max(widths) < 100 * MS
     assert [worker["same_clock"] for worker in workers.values()] == [False] * 3, "a namespace is a clock of its own"
-    found = records(tmp_path)
+    found = records_of(tmp_path)
     assert [record.index for record in found] == list(range(90))
     for record in found:
         worker = workers[record.worker]

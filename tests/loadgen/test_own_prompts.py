@@ -11,20 +11,14 @@ import pytest
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
-from tests.loadgen.tiny_tokenizer import write_model
 
 CHAT = [
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? – ¿por qué?"}]},
     {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3, "id": "further keys are passed over"},
 ]
 TEXT = [{"prompt": "Once upon"}, {"prompt": "a time\nthere", "max_tokens": 7}]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
-    return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
 
 
 def scenario(folder: Path, lines: list[Any], *overrides: str, output: str = "output_tokens: 5") -> Scenario:

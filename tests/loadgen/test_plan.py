@@ -18,10 +18,9 @@ from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import Scenario, load_scenario
 from gapmeter.scenarios.distributions import Lognormal, Sampled, Uniform
-from tests.loadgen.tiny_tokenizer import write_model
 
 TEXT = """\
 workload:
@@ -30,11 +29,6 @@ workload:
 load: {rate: 10, duration: 10s, warmup: 2s}
 seed: 3
 """
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
-    return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
+from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import load_scenario
-from tests.loadgen.tiny_tokenizer import write_model
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
-    return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
 
 
 def planned(tokenizer: PromptTokenizer | None, name: str, *overrides: str, repeat: int = 0) -> Plan:

@@ -13,7 +13,7 @@ from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.follow import RecordFollower
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.tail import RecordTail
-from tests.records.test_stream import chat, sse
+from tests.kit.streams import chat, sse
 
 MS = 1_000_000
 Event = tuple[int, RequestRecord]

@@ -20,8 +20,8 @@ from gapmeter.records.stream import chunks, events, parse_answer
 from gapmeter.servers.null.answers import PreparedAnswer
 from gapmeter.servers.null.answers import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
+from tests.kit.streams import comparable
 from tests.records.test_excerpt import load
-from tests.records.test_stream import comparable
 
 CORPUS = sorted((Path(__file__).parents[1] / "fuzz" / "corpus").iterdir())
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -14,7 +14,7 @@ import pytest
 
 from gapmeter.records import Outcome, Span
 from gapmeter.servers.launch import ServerFailed, free_port
-from tests.servers.simulated_run import Server, eventually, session, simulated
+from tests.kit.simulated import Server, eventually, session, simulated
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}

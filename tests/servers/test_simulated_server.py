@@ -21,7 +21,7 @@ from gapmeter.servers.launch import ServerFailed, launch
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.simulated.options import ServerOptions, parse_options
 from gapmeter.servers.simulated.scheduler import Limits
-from tests.servers.simulated_run import Asked, Server, ask, eventually, session, simulated
+from tests.kit.simulated import Asked, Server, ask, eventually, session, simulated
 
 
 @pytest.fixture(scope="module")

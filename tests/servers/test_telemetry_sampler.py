@@ -19,7 +19,7 @@ import pytest
 from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.records import RunFolder
 from gapmeter.servers.telemetry.sampler import SamplerSettings
-from tests.servers.simulated_run import Server, simulated
+from tests.kit.simulated import Server, simulated
 
 EVERY_NS = 50_000_000
 

@@ -26,7 +26,7 @@ from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
-from tests.kit import manifest, result
+from tests.kit.results import manifest, result
 
 _ORIGIN_NS = 5_000_000_000
 _FIXED_US = {
@@ -244,6 +244,12 @@ def explained(
     }
 
 
+def slo(metric: str, percentile: float | None, limit: float) -> Slo:
+    """A limit in ms, or a share for errors."""
+    of = "" if percentile is None else f"p{percentile:g} "
+    return slo_of(f"{metric} {of}<= {limit:g} ms" if metric != "errors" else f"errors <= {limit * 100:g} %")
+
+
 def slo_of(text: str) -> Slo:
     """From ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
     words = text.split()
@@ -251,3 +257,10 @@ def slo_of(text: str) -> Slo:
         return Slo(metric="errors", percentile=None, limit_ns=None, limit_share=float(words[2]) / 100, text=text)
     limit_ns = int(float(words[3]) * 1e6)
     return Slo(metric=words[0], percentile=float(words[1][1:]), limit_ns=limit_ns, limit_share=None, text=text)
+
+
+SLOS = [slo("ttft", 99.0, 500), slo("itl", 99.0, 100), slo("e2e", 97.5, 3000), slo("errors", None, 0.01)]
+# Of the 1200 measured requests and 20 of warm-up that ``simulate`` makes of 1200.
+EVIDENCE = Evidence(
+    "open", "poisson", 8.0, planned=1220, client_cpu_share=0.3, client_loop_lag_ns=np.full(9, 1e5), cores_shared=False
+)
