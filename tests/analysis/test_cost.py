@@ -25,7 +25,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import Cost, Energy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import Goodput, RunFigures, RunResult, Steady, SteadyMethods, Throughput
+from gapmeter.analysis.results.run import Goodput, RunFigures, RunResult, Steady, Throughput
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import cost_sentence, energy_sentence
@@ -53,9 +53,7 @@ def rate(low: float, high: float | None = None) -> SlaRate:
 
 TOKENS = tokens(total=Interval(value=1200.0, low=1150.0, high=1250.0))
 ONE = price()
-UNSTEADY = Steady(
-    state="unsteady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=False
-)
+UNSTEADY = kit.steady("unsteady")
 
 
 def manifest(cost: dict[str, Any] | None = None, gpus: tuple[str, ...] = (), **server: Any) -> Manifest:

@@ -13,7 +13,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
 from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.manifest import PrecisionSupport
-from gapmeter.analysis.results.run import Goodput, Steady, SteadyMethods, Verdict
+from gapmeter.analysis.results.run import Goodput, Verdict
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.sweep.economy import describe_economy
@@ -32,7 +32,7 @@ from gapmeter.report.sweep import _economy
 from tests.kit import results as kit
 from tests.kit.runs import simulate, slo
 
-STEADY = Steady(state="steady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=True)
+STEADY = kit.steady("steady")
 
 
 def run(seconds: float, joules: float | None, **more: Any) -> RunResult:

@@ -11,6 +11,7 @@ from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
 from gapmeter.analysis.stats.estimate import Floats
 from gapmeter.report.words import compute_sentence, difference_sentence
+from tests.kit.series import ar1
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:
@@ -48,9 +49,7 @@ def test_intervals_of_two_alike_groups_hold_zero_as_often_as_they_say_though_nei
     """An autoregressive series with rho 0.9: drawn one by one, requests would promise five times too much."""
     rng, hits, trials, n = np.random.default_rng(11), 0, 120, 1500
     for _ in range(trials):
-        noise, series = rng.normal(size=n), np.zeros(n)
-        for i in range(1, n):
-            series[i] = 0.9 * series[i - 1] + noise[i]
+        series = ar1(rng, 0.9, n)
         a = (np.arange(n) // 150) % 2 == 0
         found = difference(_ledgers(queue=series + 50), a, ~a).difference_ci_ms
         hits += found[0] <= 0 <= found[1]

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +130,14 @@ class Command:
         """The run's folder, once its server has been started."""
         return self._await(lambda: next((log.parents[1] for log in self.runs.glob("*/logs/server.log")), None))
 
+    def await_start(self) -> int:
+        """When the load begins, in ns of CLOCK_MONOTONIC, once that is known."""
+
+        def planned() -> Path | None:
+            return next((run for run in self.runs.glob("*") if _t0_ns(run)), None)
+
+        return _t0_ns(self._await(planned))
+
     def children(self, part: str) -> list[int]:
         """Ids of this command's processes with ``part`` in their command line."""
         return [pid for pid, line in marked(self.mark).items() if part in line]
@@ -151,6 +159,20 @@ def hear_signals() -> None:
 def gapmeter(*words: str, runs: Path, env: dict[str, str] | None = None) -> Done:
     """Run a command to its end."""
     return Command(words, runs, env or {}).done()
+
+
+@contextlib.contextmanager
+def crew(command: Command, before: Sequence[Sequence[str]] = ((), (), ())) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A worker for each of what stands before its words; nothing of them nor of the command is left."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        words = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", command.master()]
+        processes += [subprocess.Popen([*inside, *words], cwd=ROOT, stderr=subprocess.DEVNULL) for inside in before]
+        yield processes
+    finally:
+        for process in (*processes, command.process):
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -180,6 +202,13 @@ def await_gone(mark: str) -> list[str]:
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.05)
     return list(left.values())
+
+
+def _t0_ns(run: Path) -> int:
+    try:
+        return int(RunFolder(run).read_manifest()["plan"]["t0_ns"])
+    except (OSError, KeyError):
+        return 0
 
 
 def answers_in(folder: Path) -> int:

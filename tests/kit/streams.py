@@ -12,6 +12,10 @@ from gapmeter.records import Outcome
 from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import Answer
 
+# What is said of an answer that is not one.
+ENDED_EARLY = "the stream ended before the answer did"
+NOT_JSON = "not JSON in the answer"
+
 
 def chat(text: str | None = None, total: int | None = None, **more: Any) -> dict[str, Any]:
     """One chat chunk; ``total`` is its running usage."""

@@ -14,6 +14,7 @@ from gapmeter.records.stream import parse_answer
 from gapmeter.servers.launch import free_port
 from tests.kit.loads import body
 from tests.kit.servers import Certificate, listening, null_server
+from tests.kit.streams import ENDED_EARLY, NOT_JSON
 from tests.loadgen.test_client import asking
 
 
@@ -57,8 +58,8 @@ async def test_what_is_no_answer_has_no_status_of_the_answer_before_it_on_the_sa
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ("half_event", "the stream ended before the answer did"),
-        ("garbage", "not JSON in the answer"),
+        ("half_event", ENDED_EARLY),
+        ("garbage", NOT_JSON),
         ("error_event", "the server said: the engine has died"),
     ],
 )

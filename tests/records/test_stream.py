@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.records.stream import events, parse_answer
-from tests.kit.streams import chat, comparable, role, sse, usage_only, wire
+from tests.kit.streams import ENDED_EARLY, NOT_JSON, chat, comparable, role, sse, usage_only, wire
 
 FULL = sse(
     role(0),
@@ -170,17 +170,17 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([b"\x00\xff" * 40], 0, "neither JSON nor server-sent events"),
         ([b'{"error": {"message": "no such model"}}'], 0, "the server said: no such model"),
         ([b'{"error": "plain"}'], 0, "the server said: plain"),
-        ([b'{"choices": [{"text"'], 0, "not JSON in the answer"),
+        ([b'{"choices": [{"text"'], 0, NOT_JSON),
         ([b"[1, 2]"], 0, "not an object in the answer"),
         ([*sse(chat("a", 1), {"error": {"message": "engine died"}})], 1, "the server said: engine died"),
         ([*sse(chat("a", 1), {"object": "error", "message": "engine died", "code": 500}, "[DONE]")], 1,
          "the server said: engine died"),
-        ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, "not JSON in the answer"),
+        ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, NOT_JSON),
         ([*sse(chat("a", 1)), b"data: 17\n\n"], 1, "not an object in the answer"),
-        ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, "not JSON in the answer"),
-        ([*sse(chat("a", 1), chat("b", 2))], 2, "the stream ended before the answer did"),
-        ([*sse(chat("a", 1)), b'data: {"choices": [{"del'], 1, "the stream ended before the answer did"),
-        ([*sse(role(0))], 0, "the stream ended before the answer did"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, NOT_JSON),
+        ([*sse(chat("a", 1), chat("b", 2))], 2, ENDED_EARLY),
+        ([*sse(chat("a", 1)), b'data: {"choices": [{"del'], 1, ENDED_EARLY),
+        ([*sse(role(0))], 0, ENDED_EARLY),
         ([*sse(chat("a", 10**15))], 0, "a usage of"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ from gapmeter.analysis.stats.exact import interval_ranks, rate_bounds, share_bou
 from gapmeter.analysis.stats.harrell_davis import harrell_davis
 from gapmeter.analysis.stats.means import ratio_of_geometric_means
 from gapmeter.analysis.stats.series import Series
-from tests.analysis.stats.test_dependence import ar1
+from tests.kit.series import ar1
 
 Floats = NDArray[np.float64]
 
