@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hdrh.histogram import HdrHistogram
-from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
@@ -20,11 +18,10 @@ from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures, RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
-from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.summary import build_figures
 from gapmeter.report.words import headline, trust_sentence
 from tests.kit.results import result
-from tests.kit.runs import EVIDENCE, SLOS, Frames, simulate, slo
+from tests.kit.runs import EVIDENCE, SLOS, Frames, read_hlog, simulate, slo
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +100,7 @@ def test_percentiles_are_those_of_the_hdr_logs_to_the_last_digit(
     parts |= {f"group-{name}": part for name, part in told.groups.items()}
     assert {path.stem for path in tmp_path.iterdir()} == set(parts)
     for name, part in parts.items():
-        reader = HistogramLogReader(str(tmp_path / f"{name}.hlog"), hdr.new_histogram())
-        histogram: HdrHistogram = reader.get_next_interval_histogram()
-        reader.close()
-        assert histogram.get_tag() == name
+        histogram = read_hlog(tmp_path / f"{name}.hlog")[name]
         assert histogram.get_total_count() == part.count
         for percentile in (50.0, 90.0, 95.0, 99.0):
             if (value := part.ms(percentile)) is not None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from hdrh.histogram import HdrHistogram
+from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.bands import describe_bands, describe_compute
@@ -28,6 +30,7 @@ from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
+from gapmeter.records.histograms import new_histogram
 from tests.kit.results import manifest, result
 
 _ORIGIN_NS = 5_000_000_000
@@ -254,6 +257,15 @@ def _analysed(
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
     figures = build_figures(frames.requests, *shown, about.slo, known, name=name)
     return _Analysed(tables, result(figures, about, **explained(frames, *shown, about.slo)), about)
+
+
+def read_hlog(path: Path) -> dict[str, HdrHistogram]:
+    """Its histograms by their tags, as the package's own reader reads them."""
+    reader = HistogramLogReader(str(path), new_histogram())
+    histograms = iter(reader.get_next_interval_histogram, None)
+    found = {histogram.get_tag(): histogram for histogram in histograms}
+    reader.close()
+    return found
 
 
 def explained(
