@@ -184,7 +184,7 @@ def test_a_server_that_dies_in_a_trial_ends_the_search_with_what_is_known(tmp_pa
 def test_ctrl_c_reports_what_is_known(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = Command((*SMALL, "--set", 'slo=["ttft p50 <= 60 ms"]', "--within", "1%", "--runs", str(runs)), runs)
-    until(lambda: list(runs.glob("*/trials/02-*")))
+    until(lambda: list(runs.glob("*/trials/02-*")), 300)
     command.process.send_signal(signal.SIGINT)
     done = command.done()
     assert done.code == 105, done.err
