@@ -13,7 +13,7 @@ import numpy as np
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.options import Options
 from gapmeter.study.study import run_scenario
-from tests.browser import browser_tab
+from tests.kit.browser import browser_tab
 
 REQUESTS, LOADS = 10_000, 5
 _SETTINGS = (

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from gapmeter.machine.doctor import BROWSERS
 from tests import lanes
-from tests.browser import Tab, browser_tab
+from tests.kit.browser import Tab, browser_tab
 
 _MARK = "GAPMETER_TEST_SESSION"
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

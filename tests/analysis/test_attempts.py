@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,10 +16,11 @@ from gapmeter.analysis.requests.load import count_attempts
 from gapmeter.analysis.requests.metrics import final, generator_lag_ns, measured_requests, request_values_ns
 from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.tables import read_requests
-from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.request import FINISHED, RequestRecord, encode
-from tests.kit import manifest
-from tests.records.test_stream import chat, sse
+from gapmeter.records import Outcome, RunFolder
+from gapmeter.records.request import RequestRecord
+from tests.kit.loads import write_records
+from tests.kit.results import manifest
+from tests.kit.streams import arrived, chat, sse
 
 MS = 1_000_000
 PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan
@@ -37,10 +37,7 @@ def attempt(index: int, retry: int, due_ms: int, outcome: Outcome, end_ms: int, 
     }  # fmt: skip
     if outcome is Outcome.OK:
         pieces = sse(chat("a", 1), chat("b", 2, finish_reason="length"))
-        record |= {
-            "body": b"".join(pieces), "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32),
-            "chunk_ns": np.array([(end_ms - 10) * MS, end_ms * MS], np.int64),
-        }  # fmt: skip
+        record |= arrived(pieces, [(end_ms - 10) * MS, end_ms * MS])
     return RequestRecord(**record | more)
 
 
@@ -60,11 +57,7 @@ RECORDS = [
 @pytest.fixture
 def requests(tmp_path: Path) -> pd.DataFrame:
     folder = RunFolder(tmp_path)
-    folder.requests.mkdir()
-    writer = RecordWriter(folder.requests / "worker-0.gap", {"role": "generator", "worker": 0})
-    for record in RECORDS:
-        writer.blob(FINISHED, encode(record))
-    writer.close()
+    write_records(folder.requests / "worker-0.gap", RECORDS)
     return read_requests(folder, PLAN)[0]
 
 

@@ -38,8 +38,8 @@ from gapmeter.analysis.results.comparison import (
 from gapmeter.analysis.results.trust import FloorShares
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
-from tests import kit
-from tests.analysis.compared import COMMAND, folder, manifest, virtual
+from tests.kit import results as kit
+from tests.kit.compared import COMMAND, folder, manifest, virtual
 
 PERCENTILES = dict.fromkeys(NAMES, FAMILY)
 VALID = RunResult.model_construct(verdict="PASS", invalid_reasons=(), floor=None)
@@ -234,7 +234,7 @@ def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> No
 
 
 def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_is_marked(tmp_path: Path) -> None:
-    paths = [folder(tmp_path / "a"), folder(tmp_path / "b", slots=4, changes={"versions__gapmeter": "9"})]
+    paths = [folder(tmp_path / "a"), folder(tmp_path / "b", slots=3, changes={"versions__gapmeter": "9"})]
     refused, forced = compare(sides(paths)), compare(sides(paths), Asked(force=True))
     assert refused.verdict == "NOT COMPARABLE"
     assert refused.comparisons == ()

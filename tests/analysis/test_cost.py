@@ -31,12 +31,11 @@ from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Goodput, Throughput
 from gapmeter.analysis.results.run import RunFigures, RunResult
-from gapmeter.analysis.results.trust import Steady, SteadyMethods
+from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.report.cost import cost_sentence, energy_sentence
-from tests import kit
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_verdict import slo
+from tests.kit import results as kit
+from tests.kit.runs import simulate, slo
 
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"
 
@@ -59,9 +58,7 @@ def rate(low: float, high: float | None = None) -> SlaRate:
 
 TOKENS = tokens(total=Interval(value=1200.0, low=1150.0, high=1250.0))
 ONE = price()
-UNSTEADY = Steady(
-    state="unsteady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=False
-)
+UNSTEADY = kit.steady("unsteady")
 
 
 def manifest(cost: dict[str, Any] | None = None, gpus: tuple[str, ...] = (), **server: Any) -> Manifest:

@@ -10,11 +10,12 @@ import pytest
 
 from gapmeter.analysis.requests.definitions import PEERS, Measured, describe_definitions, figures, pooled, seen
 from gapmeter.analysis.tables import read_requests
-from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.request import FINISHED, RequestRecord, encode
+from gapmeter.records import Outcome, RunFolder
+from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import Chunk, chunks
-from tests.kit import manifest
-from tests.records.test_stream import chat, role, sse, usage_only
+from tests.kit.loads import write_records
+from tests.kit.results import manifest
+from tests.kit.streams import arrived, chat, role, sse, usage_only
 
 MS = 1_000_000
 BY_KEY = {peer.key: peer for peer in PEERS}
@@ -26,11 +27,9 @@ def answer(*timed: tuple[int, dict[str, Any] | str], connect_ms: int = 0, **more
     record: dict[str, Any] = {
         "index": 0, "request_id": "r", "worker": 0, "due_ns": 1, "write_ns": 100 * MS, "sent_ns": 101 * MS,
         "connect_start_ns": connect_ms * MS, "connect_end_ns": 98 * MS if connect_ms else 0,
-        "end_ns": (timed[-1][0] + 5) * MS, "status": 200, "outcome": Outcome.OK, "body": b"".join(pieces),
-        "chunk_ns": np.array([at * MS for at, _ in timed], np.int64),
-        "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32), "output_tokens": 4, "prompt_tokens": 7,
+        "end_ns": (timed[-1][0] + 5) * MS, "status": 200, "outcome": Outcome.OK, "output_tokens": 4, "prompt_tokens": 7,
     }  # fmt: skip
-    return RequestRecord(**record | more)
+    return RequestRecord(**record | arrived(pieces, [at * MS for at, _ in timed]) | more)
 
 
 # A role alone, one token, three in one chunk, a finish reason alone, the usage alone, the end mark.
@@ -175,14 +174,11 @@ def test_what_is_no_chunk_is_no_reason_to_stop(event: str) -> None:
 def folder(tmp_path: Path) -> RunFolder:
     """Two good answers, one that failed, and one of the warm-up."""
     run = RunFolder(tmp_path)
-    run.requests.mkdir()
-    writer = RecordWriter(str(run.requests / "worker-0.gap"), {"role": "generator", "worker": 0})
-    for k, (timed, more) in enumerate(
-        [(STREAM, {}), (STREAM, {}), (QUIET, {}), (STREAM, {"outcome": Outcome.CUT})]
-    ):  # fmt: skip
-        record = answer(*timed, index=k, request_id=f"r-{k}", due_ns=1 + k, **more)
-        writer.blob(FINISHED, encode(record))
-    writer.close()
+    kinds = [(STREAM, {}), (STREAM, {}), (QUIET, {}), (STREAM, {"outcome": Outcome.CUT})]
+    records = [
+        answer(*timed, index=k, request_id=f"r-{k}", due_ns=1 + k, **more) for k, (timed, more) in enumerate(kinds)
+    ]
+    write_records(run.requests / "worker-0.gap", records)
     return run
 
 

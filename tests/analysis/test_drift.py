@@ -8,19 +8,15 @@ import pytest
 
 from gapmeter.analysis.judge.steady import describe_drift
 from gapmeter.report.trust import drift_sentence
+from tests.kit.runs import timed
 
 
 def run(seconds: int, slow: float = 1.0, seed: int = 0) -> pd.DataFrame:
     """Twenty requests a second with four tokens each; TTFT of the first ten seconds ``slow`` times the rest's."""
-    due = np.arange(seconds * 20, dtype=np.int64) * 50_000_000 + 10**12
-    ttft = np.random.default_rng(seed).lognormal(3, 0.4, len(due)) * 1e6
+    ttft = np.random.default_rng(seed).lognormal(3, 0.4, seconds * 20)
     ttft[:200] *= slow
-    first = due + ttft.astype(np.int64)
-    tokens = [at + np.arange(4) * 5_000_000 for at in first]
-    return pd.DataFrame(
-        {"due_ns": due, "first_token_ns": first, "last_token_ns": first + 15_000_000, "output_tokens": 4,
-         "outcome": "ok", "token_ns": tokens}
-    )  # fmt: skip
+    requests = timed(ttft, every_ms=50, stream_ms=15, tokens=4)
+    return requests.assign(token_ns=[at + np.arange(4) * 5_000_000 for at in requests["first_token_ns"]])
 
 
 def test_a_slow_start_is_a_ratio_with_its_interval() -> None:

@@ -25,17 +25,15 @@ from gapmeter.analysis.results.sweep import (
     Series,
     SweepFigures,
 )
-from gapmeter.analysis.results.trust import Steady, SteadyMethods
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.sweep.build import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
 from gapmeter.report.document import Section, Table, plain
 from gapmeter.report.sweep import _economy
-from tests import kit
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_verdict import slo
+from tests.kit import results as kit
+from tests.kit.runs import simulate, slo
 
-STEADY = Steady(state="steady", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=True)
+STEADY = kit.steady("steady")
 
 
 def run(seconds: float, joules: float | None, **more: Any) -> RunResult:

@@ -13,6 +13,7 @@ from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.report.compute import compute_sentence
 from gapmeter.report.explore import difference_sentence
+from tests.kit.series import ar1
 
 
 def _ledgers(**stages_ms: Floats) -> pd.DataFrame:
@@ -50,9 +51,7 @@ def test_intervals_of_two_alike_groups_hold_zero_as_often_as_they_say_though_nei
     """An autoregressive series with rho 0.9: drawn one by one, requests would promise five times too much."""
     rng, hits, trials, n = np.random.default_rng(11), 0, 120, 1500
     for _ in range(trials):
-        noise, series = rng.normal(size=n), np.zeros(n)
-        for i in range(1, n):
-            series[i] = 0.9 * series[i - 1] + noise[i]
+        series = ar1(rng, 0.9, n)
         a = (np.arange(n) // 150) % 2 == 0
         found = difference(_ledgers(queue=series + 50), a, ~a).difference_ci_ms
         hits += found[0] <= 0 <= found[1]

@@ -18,9 +18,8 @@ from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.requests import FailureExample
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.series import Series
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_summary import EVIDENCE, SLOS
-from tests.kit import result
+from tests.kit.results import result
+from tests.kit.runs import EVIDENCE, SLOS, simulate
 
 TIMEOUT_NS = 60_000_000_000
 

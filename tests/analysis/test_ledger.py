@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.ledger.ledger import Ledger, make_ledger
 from gapmeter.analysis.ledger.trace import read_trace
 from gapmeter.records import CoreThread, EntryFlag, RecordWriter, Span, StepFlag
 
@@ -76,10 +76,22 @@ def _write(folder: Path, api: Api | None = _api, core: Api | None = _core) -> li
     return sorted(folder.glob("*.gap"))
 
 
-def _row(folder: Path, event: str, **changes: Any) -> pd.Series:
-    ledger = make_ledger(_requests(**changes), read_trace(_write(folder), ["r1"]))
-    assert ledger.refused == ()
-    return ledger.rows.set_index("event").loc[event]
+def _ledger(folder: Path, api: Api = _api, core: Api = _core, **changes: Any) -> Ledger:
+    return make_ledger(_requests(**changes), read_trace(_write(folder, api, core), ["r1"]))
+
+
+def _row(folder: Path, event: str, api: Api = _api, core: Api = _core) -> pd.Series:
+    return _ledger(folder, api, core).rows.set_index("event").loc[event]
+
+
+def _core_and(*span: Any) -> Api:
+    """The engine's records, and one span more."""
+
+    def core(writer: RecordWriter) -> None:
+        _core(writer)
+        writer.span(*span)
+
+    return core
 
 
 FIRST = {
@@ -112,14 +124,14 @@ def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -
 
 
 def test_every_ledger_adds_up_to_its_total(tmp_path: Path) -> None:
-    ledger = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"]))
+    ledger = _ledger(tmp_path)
     for table in (ledger.rows, ledger.gaps):
         stages = table[[c for c in table if c.endswith("_ns") and c.removesuffix("_ns") in FIRST]].sum(axis=1)
         assert (stages + table["unexplained_ns"] == table["total_ns"]).all()
 
 
 def test_a_gap_runs_from_arrival_to_arrival_and_names_its_steps(tmp_path: Path) -> None:
-    gap = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"])).gaps.iloc[0]
+    gap = _ledger(tmp_path).gaps.iloc[0]
     assert (gap["gap_ns"], gap["k"], gap["tokens"]) == (10_000, 1, 1)
     assert (gap["first_step"], gap["last_step"]) == (2, 3)
     assert gap["decode_ns"] == 1500
@@ -129,27 +141,21 @@ def test_scheduling_that_a_forward_hides_costs_nothing_but_is_known_as_hidden(tm
     def core(writer: RecordWriter) -> None:
         _core(writer, early=3800)  # the second step is scheduled while the first one computes
 
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    row = _row(tmp_path, "last_token", core=core)
     assert row["hidden_host_ns"] == 200
     assert row["prefill_ns"] == 1500
 
 
 def test_time_while_evicted_is_preempted(tmp_path: Path) -> None:
-    def core(writer: RecordWriter) -> None:
-        _core(writer)
-        writer.span(Span.PREEMPT, 1, 9000, 9000)
-
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    row = _row(tmp_path, "last_token", core=_core_and(Span.PREEMPT, 1, 9000, 9000))
     assert row["preempted_ns"] == 6000
     assert row["other_step_ns"] == 0
 
 
 def test_an_eviction_after_a_tokens_step_was_scheduled_does_not_delay_that_token(tmp_path: Path) -> None:
-    def core(writer: RecordWriter) -> None:
-        _core(writer)
-        writer.span(Span.PREEMPT, 1, 16_000, 16_000)  # asynchronous: its last step is under way, it never comes back
-
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    row = _row(
+        tmp_path, "last_token", core=_core_and(Span.PREEMPT, 1, 16_000, 16_000)
+    )  # asynchronous: its last step is under way, it never comes back
     assert row["preempted_ns"] == 0
     assert row["decode_ns"] == 1500
 
@@ -164,7 +170,7 @@ def test_a_stage_that_could_not_be_stamped_is_unmeasured_and_its_time_joins_the_
         _core(writer)
         writer.json({"type": "missing", "hook": "x", "stages": [stage]})
 
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[0]
+    row = _row(tmp_path, "first_token", core=core)
     for name in [stage, *spoilt]:
         assert np.isnan(row[f"{name}_ns"])
     assert row["unexplained_ns"] >= FIRST[stage]
@@ -199,13 +205,12 @@ def _worker_lost_steps(writer: RecordWriter) -> None:
     ],
 )
 def test_a_table_is_refused_with_its_reason(tmp_path: Path, api: Api, core: Api, reason: str) -> None:
-    ledger = make_ledger(_requests(), read_trace(_write(tmp_path, api, core), ["r1"]))
+    ledger = _ledger(tmp_path, api, core)
     assert any(reason in text for text in ledger.refused)
 
 
 def test_a_reply_that_arrives_before_it_was_written_refuses_the_table(tmp_path: Path) -> None:
-    requests = _requests(last_token_ns=18_000, token_ns=[10_000, 18_000])
-    ledger = make_ledger(requests, read_trace(_write(tmp_path), ["r1"]))
+    ledger = _ledger(tmp_path, last_token_ns=18_000, token_ns=[10_000, 18_000])
     assert any("write → client: 1 negative" in text for text in ledger.refused)
 
 
@@ -220,7 +225,7 @@ def test_interference_is_the_excess_of_mixed_steps_over_what_decode_alone_takes(
             writer.span(Span.FORWARD, seq, 30_000 + seq * 2000, 31_000 + seq * 2000)
         writer.step(0, 3, [(other, 5, 0, 0, PROMPT)], running=2, waiting=0, free_blocks=9, schedule_ns=15_000)
 
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[1]
+    row = _row(tmp_path, "last_token", core=core)
     assert row["interference_ns"] == pytest.approx(500, abs=60)
     assert row["decode_ns"] + row["interference_ns"] == 1500
 
@@ -232,7 +237,7 @@ def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothin
         writer.span(Span.CORE_ADD, ref, 3000, 3100)
         _steps(writer, ref)
 
-    ledger = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"]))
+    ledger = _ledger(tmp_path, core=core)
     assert ledger.refused == ()
     assert ledger.rows.iloc[0]["engine_wait_ns"] == 0
     assert ledger.rows.iloc[0]["unexplained_ns"] == 0
@@ -251,7 +256,7 @@ def test_a_woken_threads_wait_for_its_core_is_measured_and_no_longer_transit(tmp
         _core(writer)
         writer.span(Span.CORE_WAIT, 0, 2200, 2300, CoreThread.INPUT)  # handoff, 2100..2300
 
-    ledger = make_ledger(_requests(), read_trace(_write(tmp_path, api, core), ["r1"]))
+    ledger = _ledger(tmp_path, api, core)
     row = ledger.rows.iloc[0]
     assert "core_wait" not in ledger.unmeasured
     assert row["core_wait_ns"] == 150 + 40 + 50 + 100
@@ -269,7 +274,7 @@ def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited
         writer.span(Span.EGRESS, other, 1050, 1180, n=1)
         writer.span(Span.DETOKENIZE, other, 8900, 8950, n=1, queued_ns=8850)
 
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, api), ["r1"])).rows.iloc[0]
+    row = _row(tmp_path, "first_token", api)
     assert row["accept_wait_ns"] == 80  # of network_in, 1100..1300
     assert row["network_in_ns"] == FIRST["network_in"] - 80
     assert row["output_ns"] == FIRST["output"]
@@ -278,17 +283,15 @@ def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited
 
 
 def test_where_no_process_counts_waits_for_a_core_they_are_unmeasured(tmp_path: Path) -> None:
-    ledger = make_ledger(_requests(), read_trace(_write(tmp_path), ["r1"]))
+    ledger = _ledger(tmp_path)
     assert "core_wait" in ledger.unmeasured
     assert ledger.rows["core_wait_ns"].isna().all()
 
 
 def test_engine_code_counts_until_the_api_server_has_the_token(tmp_path: Path) -> None:
-    def core(writer: RecordWriter) -> None:
-        _core(writer)
-        writer.span(Span.OUTPUT_PUT, 1, 8600, 9500)  # the engine lost its core inside the call that sent the token
-
-    row = make_ledger(_requests(), read_trace(_write(tmp_path, core=core), ["r1"])).rows.iloc[0]
+    row = _row(
+        tmp_path, "first_token", core=_core_and(Span.OUTPUT_PUT, 1, 8600, 9500)
+    )  # the engine lost its core inside the call that sent the token
     assert row["output_ns"] == FIRST["output"]  # 8600 to 9000, and the API server's own 100
     assert row["detokenize_ns"] == FIRST["detokenize"]
     assert row["unexplained_ns"] == 0

@@ -12,6 +12,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.requests.load import describe_closed_loop, with_omitted
 from gapmeter.analysis.results.requests import ClosedLoop
 from gapmeter.report.run import CLOSED_LOOP, closed_loop_sentence
+from tests.kit.runs import timed
 
 MS = 1_000_000
 
@@ -45,11 +46,7 @@ def test_a_stall_counts_as_long_as_it_lasted_for_those_who_would_have_asked() ->
 
 
 def run(e2e_ms: list[float], outcome: str = "ok") -> pd.DataFrame:
-    due = np.arange(len(e2e_ms), dtype=np.int64) * 10 * MS + 10**12
-    last = due + (np.array(e2e_ms) * MS).astype(np.int64)
-    return pd.DataFrame(
-        {"due_ns": due, "sent_ns": due, "first_token_ns": last - MS // 2, "last_token_ns": last, "outcome": outcome}
-    )
+    return timed(np.array(e2e_ms) - 0.5, every_ms=10, stream_ms=0.5, outcome=outcome)
 
 
 CLOSED = Evidence("closed", "closed", concurrency=4, think_time_ns=10 * MS)

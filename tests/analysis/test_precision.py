@@ -6,7 +6,7 @@ import pytest
 
 from gapmeter.analysis.device.devices import CPU, catalogue, cpu_formats, refusal, support
 from gapmeter.analysis.judge.warnings import emulation_warning
-from tests.kit import manifest
+from tests.kit.results import manifest
 
 ICE_LAKE = {"avx512f", "avx512_vnni"}
 SAPPHIRE_RAPIDS = {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}

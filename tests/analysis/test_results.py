@@ -19,8 +19,8 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.schema import FOLDER, schema, text, types
 from gapmeter.analysis.results.trust import Ratio
-from tests.analysis.report_frames import simulate, slo_of
-from tests.kit import manifest, manifest_document, result
+from tests.kit.results import manifest, manifest_document, result
+from tests.kit.runs import simulate, slo_of
 
 SLOS = [slo_of("ttft p97.5 <= 500 ms"), slo_of("errors <= 20 %")]
 

@@ -19,7 +19,7 @@ from gapmeter.analysis.results.device import Experts, PeakRate
 from gapmeter.records import EntryFlag, RunFolder, Span
 from gapmeter.report.device import roofline_sentence
 from tests.analysis.test_telemetry import GPU, started, write
-from tests.kit import PEAKS, WEIGHTS, manifest
+from tests.kit.results import PEAKS, WEIGHTS, manifest
 
 PROMPT, LAST = int(EntryFlag.PROMPT), int(EntryFlag.PROMPT | EntryFlag.LAST_CHUNK)
 

@@ -15,19 +15,14 @@ from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.judge.warnings import growth_warning
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.report.trust import steady_sentence
+from tests.kit.runs import timed
 
 Floats = NDArray[np.float64]
 STEADY = Warmup("steady", 0, 0, "ttft", 1.0)
 
 
-def run(ttft_ms: Floats, gap_ms: float = 100.0) -> pd.DataFrame:
-    due = (np.arange(len(ttft_ms)) * gap_ms * 1e6).astype(np.int64) + 10**12
-    first = due + (ttft_ms * 1e6).astype(np.int64)
-    last = first + 10_000_000
-    return pd.DataFrame(
-        {"due_ns": due, "first_token_ns": first, "last_token_ns": last, "end_ns": last, "output_tokens": 2,
-         "outcome": "ok", "measured": True}
-    )  # fmt: skip
+def run(ttft_ms: Floats) -> pd.DataFrame:
+    return timed(ttft_ms, measured=True)
 
 
 def described(requests: pd.DataFrame, *, loop: str = "open", searched: bool = True) -> Steady:

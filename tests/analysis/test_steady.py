@@ -9,19 +9,15 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.stats.changes import mser5
-from tests.analysis.stats.test_series import mm1_sojourns
+from tests.kit.runs import timed
+from tests.kit.series import mm1_sojourns
 
 MS = 1_000_000
 Floats = NDArray[np.float64]
 
 
 def run(ttft_ms: Floats) -> pd.DataFrame:
-    due = np.arange(len(ttft_ms), dtype=np.int64) * 100 * MS + 10**12
-    first = due + (ttft_ms * MS).astype(np.int64)
-    last = first + 100 * MS
-    return pd.DataFrame(
-        {"due_ns": due, "first_token_ns": first, "last_token_ns": last, "output_tokens": 11, "outcome": "ok"}
-    )
+    return timed(ttft_ms, stream_ms=100, tokens=11)
 
 
 @pytest.mark.parametrize("slow", [30, 60, 100])
@@ -85,13 +81,7 @@ def test_failed_requests_are_passed_over() -> None:
 def test_a_change_in_the_middle_of_a_run_leaves_nothing_out_and_is_called_unsteady() -> None:
     rng = np.random.default_rng(3)
     level = np.where(np.arange(600) < 240, 3.0, 1.0)
-    ttft = (level * rng.gamma(20, 1 / 20, 600) * 50e6).astype(np.int64)
-    due = np.arange(600, dtype=np.int64) * 100_000_000
-    requests = pd.DataFrame(
-        {
-            "due_ns": due, "first_token_ns": due + ttft, "last_token_ns": due + 2 * ttft,
-            "output_tokens": 2, "outcome": "ok",
-        }
-    )  # fmt: skip
+    ttft_ms = level * rng.gamma(20, 1 / 20, 600) * 50
+    requests = timed(ttft_ms, stream_ms=ttft_ms)
     found = steady.detect_warmup(requests)
     assert (found.state, found.excluded) == ("unsteady", 0)

@@ -19,10 +19,11 @@ from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.sweep.build import _throughput
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.analysis.tables import read_requests
-from gapmeter.records import Outcome, RecordWriter, RunFolder
-from gapmeter.records.request import FINISHED, RequestRecord, encode
-from tests.kit import manifest, result
-from tests.records.test_stream import chat, sse, usage_only
+from gapmeter.records import Outcome, RunFolder
+from gapmeter.records.request import RequestRecord
+from tests.kit.loads import write_records
+from tests.kit.results import manifest, result
+from tests.kit.streams import arrived, chat, sse, usage_only
 
 MS = 1_000_000
 PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan
@@ -36,18 +37,16 @@ WHOLE = [json.dumps({"choices": [{"message": {"content": "a b"}, "finish_reason"
 def table(folder: Path, *answers: list[bytes], attempt: int = 0) -> pd.DataFrame:
     """Each answer's pieces arrive 10 ms apart, from 40 ms after it was due."""
     run = RunFolder(folder)
-    run.requests.mkdir()
-    writer = RecordWriter(run.requests / "worker-0.gap", {"role": "generator", "worker": 0})
+    records = []
     for index, pieces in enumerate(answers):
         due = (100 + index) * MS
-        record = RequestRecord(
+        at = [due + (40 + 10 * k) * MS for k in range(len(pieces))]
+        records.append(RequestRecord(
             index=index, request_id=f"r-{index}", worker=0, attempt=attempt, due_ns=due, write_ns=due, sent_ns=due + 1,
             end_ns=due + 200 * MS, status=200, outcome=Outcome.OK, prompt_tokens=7, output_tokens=2,
-            chunk_ns=np.array([due + (40 + 10 * k) * MS for k in range(len(pieces))], np.int64),
-            chunk_bytes=np.array([len(piece) for piece in pieces], np.uint32), body=b"".join(pieces),
-        )  # fmt: skip
-        writer.blob(FINISHED, encode(record))
-    writer.close()
+            **arrived(pieces, at),
+        ))  # fmt: skip
+    write_records(run.requests / "worker-0.gap", records)
     return measured_requests(read_requests(run, PLAN)[0])
 
 

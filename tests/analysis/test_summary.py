@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hdrh.histogram import HdrHistogram
-from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
@@ -23,17 +20,10 @@ from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import SUMMARY_VERSION, RunFigures
 from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.stages import GROUPS, STAGES, column
-from gapmeter.analysis.stats import hdr
 from gapmeter.report.slo import headline
 from gapmeter.report.trust import trust_sentence
-from tests.analysis.report_frames import Frames, simulate
-from tests.analysis.test_verdict import slo
-from tests.kit import result
-
-SLOS = [slo("ttft", 99.0, 500), slo("itl", 99.0, 100), slo("e2e", 97.5, 3000), slo("errors", None, 0.01)]
-EVIDENCE = Evidence(
-    "open", "poisson", 8.0, planned=1220, client_cpu_share=0.3, client_loop_lag_ns=np.full(9, 1e5), cores_shared=False
-)
+from tests.kit.results import result
+from tests.kit.runs import EVIDENCE, SLOS, Frames, read_hlog, simulate, slo
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +102,7 @@ def test_percentiles_are_those_of_the_hdr_logs_to_the_last_digit(
     parts |= {f"group-{name}": part for name, part in told.groups.items()}
     assert {path.stem for path in tmp_path.iterdir()} == set(parts)
     for name, part in parts.items():
-        reader = HistogramLogReader(str(tmp_path / f"{name}.hlog"), hdr.new_histogram())
-        histogram: HdrHistogram = reader.get_next_interval_histogram()
-        reader.close()
-        assert histogram.get_tag() == name
+        histogram = read_hlog(tmp_path / f"{name}.hlog")[name]
         assert histogram.get_total_count() == part.count
         for percentile in (50.0, 90.0, 95.0, 99.0):
             if (value := part.ms(percentile)) is not None:

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger.tail import anatomy, slow_count
+from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.report.marks import words
 from gapmeter.report.waits import tail_sentence
-from tests.analysis.report_frames import simulate
+from tests.kit.runs import simulate
 
 MS = 1e6
 
@@ -31,10 +32,16 @@ def ledgers(count: int, seed: int = 1, **slow_ms: float) -> pd.DataFrame:
     return table
 
 
+def known(table: pd.DataFrame) -> Anatomy:
+    """The anatomy of a table that has one."""
+    found = anatomy(table)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("stage", [s.name for s in STAGES if s.name != "launch_gap"])
 def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> None:
-    found = anatomy(ledgers(600, **{stage: 80.0}))
-    assert found is not None
+    found = known(ledgers(600, **{stage: 80.0}))
     assert found.stage == stage
     assert found.owner == next(s.owner for s in STAGES if s.name == stage)
     assert found.share == pytest.approx(1, abs=0.05)
@@ -45,8 +52,7 @@ def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> Non
 
 
 def test_two_causes_share_the_difference_in_proportion() -> None:
-    found = anatomy(ledgers(2000, queue=60.0, tokenize=20.0))
-    assert found is not None
+    found = known(ledgers(2000, queue=60.0, tokenize=20.0))
     assert [each.stage for each in found.ranked[:2]] == ["queue", "tokenize"]
     assert found.share == pytest.approx(0.75, abs=0.02)
     low, high = found.share_ci
@@ -60,8 +66,7 @@ def test_two_causes_share_the_difference_in_proportion() -> None:
 @settings(deadline=None, max_examples=30)
 def test_stages_add_up_to_what_the_bands_waited(count: int, seed: int) -> None:
     table = ledgers(count, seed, prefill=30.0)
-    found = anatomy(table)
-    assert found is not None
+    found = known(table)
     slowest = np.sort(table["total_ns"])[-slow_count(count) :]
     assert found.slow.total_ms == pytest.approx(slowest.mean() / 1e6)
     for band in (found.slow, found.typical):
@@ -79,8 +84,7 @@ def test_slow_requests_that_come_in_bursts_say_less_than_as_many_scattered_ones(
     table["total_ns"] = table.drop(columns="total_ns").sum(axis=1)
     widths = []
     for rows in (table, table.sample(frac=1, random_state=1, ignore_index=True)):
-        found = anatomy(rows)
-        assert found is not None
+        found = known(rows)
         low, high = found.share_ci
         assert low is not None and high is not None
         assert found.stage == "queue"
@@ -91,15 +95,13 @@ def test_slow_requests_that_come_in_bursts_say_less_than_as_many_scattered_ones(
 def test_slow_requests_of_a_single_moment_have_no_interval() -> None:
     table = ledgers(1000)
     table.loc[500:514, ["queue_ns", "total_ns"]] += 80 * MS
-    found = anatomy(table)
-    assert found is not None
+    found = known(table)
     assert (found.stage, found.share_ci) == ("queue", (None, None))
     assert tail_sentence(found, "ttft", "GPU").startswith("all (no interval) of what slow requests wait")
 
 
 def test_time_of_an_unmeasured_stage_lies_in_the_remainder_never_in_a_stage() -> None:
-    found = anatomy(ledgers(300, queue=50.0))
-    assert found is not None
+    found = known(ledgers(300, queue=50.0))
     assert "launch_gap" not in found.slow.stages_ms
     assert found.slow.stages_ms["unexplained"] > 0.8
 
@@ -108,8 +110,7 @@ def test_a_tail_that_nobody_measured_is_said_to_belong_to_nobody_yet() -> None:
     table = ledgers(300)
     late = np.arange(300) % 30 == 0
     table.loc[late, ["unexplained_ns", "total_ns"]] += 100 * MS
-    found = anatomy(table)
-    assert found is not None
+    found = known(table)
     assert (found.stage, found.owner) == ("unexplained", "nobody yet")
 
 
@@ -130,15 +131,13 @@ def test_too_few_requests_or_none_slower_have_no_anatomy() -> None:
 def test_near_saturation_a_simulated_server_makes_its_slow_users_wait_in_the_queue() -> None:
     frames = simulate(600, rate=14.0, slots=4, seed=3)
     first = frames.ledger[frames.ledger["event"] == "first_token"]
-    found = anatomy(first)
-    assert found is not None
+    found = known(first)
     assert (found.stage, found.owner) == ("queue", "capacity")
     assert found.share > 0.8
     assert anatomy(first) == found, "the same table gives the same anatomy, interval included"
 
 
 def test_the_sentence_names_what_computed_where_that_was_no_gpu() -> None:
-    found = anatomy(ledgers(600, prefill=80.0))
-    assert found is not None
+    found = known(ledgers(600, prefill=80.0))
     assert tail_sentence(found, "ttft", "CPU").endswith("is prefill (CPU forward pass)")
     assert found.owner == "GPU"  # the stage's owner by its definition, whatever stood in for it

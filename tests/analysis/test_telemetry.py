@@ -18,7 +18,7 @@ from gapmeter.analysis.judge.warnings import telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
 from gapmeter.report.device import utilisation_sentence
-from tests.kit import manifest
+from tests.kit.results import manifest
 
 S = 1_000_000_000
 GPU = {"gpu": 0, "name": "NVIDIA H100 80GB HBM3", "pids": [7], "pcie_generation": 5, "pcie_width": 16}

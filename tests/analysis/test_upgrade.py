@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.ledger.upgrade import bracket, without_forward_ns
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.report.waits import upgrade_sentence
-from tests.analysis.report_frames import simulate
+from tests.kit.runs import simulate
 
 MS = 1e6
 

@@ -16,7 +16,7 @@ from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
 from gapmeter.report.trust import floor_sentence
-from tests.kit import manifest
+from tests.kit.results import manifest
 
 MS = 1_000_000
 FLOOR = GeneratorFloor(

@@ -15,16 +15,9 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
 from gapmeter.report.slo import slo_sentence
+from tests.kit.runs import slo
 
 MS = 1_000_000
-
-
-def slo(metric: str, percentile: float | None, limit: float) -> Slo:
-    """A limit in ms, or a share for errors."""
-    if metric == "errors":
-        return Slo(metric=metric, percentile=None, limit_ns=None, limit_share=limit, text=f"errors <= {limit}")
-    text = f"{metric} p{percentile:g} <= {limit:g} ms"
-    return Slo(metric=metric, percentile=percentile, limit_ns=int(limit * MS), limit_share=None, text=text)
 
 
 def answers(ttft_ms: list[float] | np.ndarray[Any, Any], failed: int = 0, gap_ms: float = 10.0) -> pd.DataFrame:

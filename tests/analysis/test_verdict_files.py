@@ -13,17 +13,14 @@ from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report.export.junit import junit, suite_of_run
 from gapmeter.report.slo import slo_sentence
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_summary import EVIDENCE
-from tests.analysis.test_verdict import slo
-from tests.kit import result
+from tests.kit.results import result
+from tests.kit.runs import EVIDENCE, simulate, slo
 
 
-def told(slos: list[Slo], count: int = 600, **changes: Any) -> RunResult:
-    name = changes.pop("name", "chat-p99")
-    frames = simulate(count, rate=8.0, failures=changes.pop("failures", 0))
-    figures = build_figures(frames.requests, frames.ledger, None, slos, replace(EVIDENCE, **changes), name=name)
-    return result(figures)
+def told(slos: list[Slo], **changes: Any) -> RunResult:
+    frames = simulate(600, rate=8.0)
+    evidence = replace(EVIDENCE, **changes)
+    return result(build_figures(frames.requests, frames.ledger, None, slos, evidence, name="chat-p99"))
 
 
 def cases(told_: RunResult) -> list[tuple[str, str]]:
@@ -40,8 +37,13 @@ def cases(told_: RunResult) -> list[tuple[str, str]]:
 MIXED = [slo("ttft", 50.0, 1000), slo("ttft", 50.0, 1), slo("ttft", 99.9, 5000)]
 
 
-def test_one_case_an_slo_failed_missed_or_undecided() -> None:
-    assert [kind for _, kind in cases(told(MIXED))] == ["passed", "failure", "error"]
+@pytest.fixture(scope="module")
+def mixed() -> RunResult:
+    return told(MIXED)
+
+
+def test_one_case_an_slo_failed_missed_or_undecided(mixed: RunResult) -> None:
+    assert [kind for _, kind in cases(mixed)] == ["passed", "failure", "error"]
 
 
 def test_no_case_of_an_invalid_run_passes() -> None:
@@ -50,11 +52,10 @@ def test_no_case_of_an_invalid_run_passes() -> None:
     assert cases(told([])) == [("the run is a valid measurement", "passed")]
 
 
-def test_the_failure_text_holds_expression_value_interval_n_and_owner() -> None:
-    found = told(MIXED)
-    failure = ET.fromstring(junit([suite_of_run(found)])).find(".//failure")
+def test_the_failure_text_holds_expression_value_interval_n_and_owner(mixed: RunResult) -> None:
+    failure = ET.fromstring(junit([suite_of_run(mixed)])).find(".//failure")
     assert failure is not None
-    row = found.slo[1]
+    row = mixed.slo[1]
     assert failure.get("message") == slo_sentence(row)
     lines = dict(line.split(": ", 1) for line in (failure.text or "").splitlines())
     assert lines["expression"] == "ttft p50 <= 1 ms"
@@ -65,14 +66,13 @@ def test_the_failure_text_holds_expression_value_interval_n_and_owner() -> None:
 
 
 @pytest.mark.parametrize("name", ["a<b>&\"c'", "bell\x07", "lone\ud800", "ünï"])
-def test_any_name_gives_a_file_that_parses(name: str) -> None:
-    root = ET.fromstring(junit([suite_of_run(told(MIXED, name=name))]).encode())
+def test_any_name_gives_a_file_that_parses(mixed: RunResult, name: str) -> None:
+    root = ET.fromstring(junit([suite_of_run(mixed.model_copy(update={"name": name}))]).encode())
     assert root[0].get("name") is not None
 
 
-def test_junit_says_where_its_figures_are_from() -> None:
-    found = told(MIXED)
-    facts = found.provenance.facts()
-    suite = ET.fromstring(junit([suite_of_run(found)]))[0]
+def test_junit_says_where_its_figures_are_from(mixed: RunResult) -> None:
+    facts = mixed.provenance.facts()
+    suite = ET.fromstring(junit([suite_of_run(mixed)]))[0]
     assert suite[0].tag == "properties"
     assert {each.get("name"): each.get("value") for each in suite[0]} == facts

@@ -15,9 +15,8 @@ from gapmeter.analysis.cost import describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import TokensPerRequest
 from gapmeter.report.cost import cost_sentence, value_sentence
-from tests.analysis.report_frames import simulate
-from tests.analysis.test_verdict import slo
-from tests.kit import manifest
+from tests.kit.results import manifest
+from tests.kit.runs import simulate, slo
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 STORED: dict[str, Any] = json.loads((DOCS / "results" / "cost.json").read_text())

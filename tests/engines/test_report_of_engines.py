@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.browser import Tab
-from tests.gapmeter.command import gapmeter
-from tests.kit import figure_at
+from tests.kit.browser import Tab
+from tests.kit.command import gapmeter
+from tests.kit.results import figure_at
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 

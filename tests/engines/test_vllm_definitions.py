@@ -27,10 +27,9 @@ from gapmeter.records import Outcome
 from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import chunks, parse_answer
 from gapmeter.servers.vllm import find_python
-from tests.engines.player import Timed, player
-from tests.loadgen.null import null_server
+from tests.kit.servers import Timed, null_server, player
+from tests.kit.streams import chat, role, usage_only
 from tests.loadgen.test_generators_agree import issued
-from tests.records.test_stream import chat, role, usage_only
 
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000

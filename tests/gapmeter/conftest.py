@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import SIMULATED, gapmeter
+from tests.kit.command import SIMULATED, gapmeter
 
 
 @pytest.fixture(scope="session")

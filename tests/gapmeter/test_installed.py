@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import ROOT, SHORT
+from tests.kit.command import ROOT, SHORT
 
 SHADOWS = (
     "servers", "analysis", "types", "json", "records", "loadgen", "scenarios", "report", "locust", "gapmeter_probe",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.command import Command
 from gapmeter.study.keys import REDACTED, Keys
-from tests.gapmeter.command import SHORT, SIMULATED, gapmeter
+from tests.kit.command import SHORT, SIMULATED, gapmeter
 
 KEY = "sk-<secret>&0123456789"
 

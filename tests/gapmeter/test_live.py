@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,27 +10,22 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from tests.browser import Tab
-from tests.gapmeter.command import Command
+from tests.kit.browser import Tab
+from tests.kit.command import Command, settings
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 
-LIVE = (
-    "run", "smoke", "--engine", "simulated", "--live", "--progress", "json", "--set", "load.arrivals=poisson",
-    "--set", "load.rate=20", "--set", "load.requests=null", "--set", "load.duration=8s", "--set", "load.warmup=1s",
-    "--set", 'slo=["ttft p90 <= 900 ms", "errors <= 5 %"]',
-)  # fmt: skip
+LIVE = ("run", "smoke", "--engine", "simulated", "--live", "--progress", "json", *settings(
+    "load.arrivals=poisson", "load.rate=20", "load.requests=null", "load.duration=8s", "load.warmup=1s",
+    'slo=["ttft p90 <= 900 ms", "errors <= 5 %"]',
+))  # fmt: skip
 
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[tuple[Command, str]]:
     started = Command(LIVE, tmp_path / "runs")
-    assert started.process.stderr is not None
-    address, until = "", time.monotonic() + 60
-    while not address and time.monotonic() < until:
-        found = re.search(r"live: (\S+)", started.process.stderr.readline())
-        address = found[1] if found else ""
-    yield started, address
+    said = iter(started.process.stderr or ())
+    yield started, next(found[1] for line in said if (found := re.search(r"live: (\S+)", line)))
     if started.process.poll() is None:  # the test has failed
         started.process.kill()
         started.process.communicate()

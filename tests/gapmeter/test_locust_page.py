@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,18 +19,18 @@ import pytest
 from gapmeter.records.follow import new_histograms
 from gapmeter.records.histograms import new_histogram
 from gapmeter.records.workers import LocustWorker, LocustWorkers
-from tests.analysis.report_frames import write_run
-from tests.browser import Tab
-from tests.gapmeter.command import ROOT, Command, gapmeter
+from tests.kit.browser import Tab
+from tests.kit.command import ROOT, Command, gapmeter, settings
+from tests.kit.runs import write_run
+from tests.kit.wait import until
 
 with pytest.MonkeyPatch.context() as context:
     context.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")  # else it patches the sockets of this process
     from gapmeter.web.locust_page import ShownRun, live_rows, supported
 
-STEADY = (
-    "run", "smoke", "--engine", "simulated", "--set", "load.generator=locust", "--set", "load.rate=40",
-    "--set", "load.requests=320", "--set", "load.warmup=0", "--set", "workload.output_tokens=4",
-)  # fmt: skip
+STEADY = ("run", "smoke", "--engine", "simulated", *settings(
+    "load.generator=locust", "load.rate=40", "load.requests=320", "load.warmup=0", "workload.output_tokens=4",
+))  # fmt: skip
 
 
 def ask(address: str) -> dict[str, Any]:
@@ -45,16 +44,16 @@ def rows(stats: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["what"]: row for row in table["data"]}
 
 
-def until(address: str, kind: str, state: str) -> dict[str, Any]:
+def shows(address: str, kind: str, state: str) -> dict[str, Any]:
     """An answer whose table says what it is known from, with something in it; Locust keeps its own part two seconds."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
+
+    def answered() -> dict[str, Any] | None:
         stats = ask(address)
         found = rows(stats).get("TTFT")
-        if found and (found["kind"], stats["state"]) == (kind, state) and found["max"] != "–":
-            return stats
-        time.sleep(0.3)
-    raise AssertionError(f"nothing was known from: {kind}")
+        known = found and (found["kind"], stats["state"]) == (kind, state) and found["max"] != "–"
+        return stats if known else None
+
+    return until(answered) or {}
 
 
 @contextlib.contextmanager
@@ -77,9 +76,9 @@ def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_know
         assert command.process.stderr is not None
         with urllib.request.urlopen(address, timeout=20) as site:
             assert '"extended_tabs"' in site.read().decode()
-        live = until(address, "so far", "running")
+        live = shows(address, "so far", "running")
         assert list(rows(live)) == ["TTFT", "ITL", "TPOT", "E2E"]
-        result = until(address, "result", "stopped")
+        result = shows(address, "result", "stopped")
         (e2e, total) = result["stats"]
         assert (e2e["name"], e2e["num_requests"], total["num_requests"]) == ("E2E", 320, 320)
         told = ""
@@ -101,7 +100,7 @@ def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_know
 @pytest.mark.whole_run
 def test_stop_on_the_page_ends_the_run_early_and_reports_it(tmp_path: Path) -> None:
     with shown(tmp_path, "--set", "load.requests=2400", "--ui-keep", "0s") as (command, address):
-        until(address, "so far", "running")
+        shows(address, "so far", "running")
         urllib.request.urlopen(urllib.request.Request(f"{address}/stop", method="POST"), timeout=20).close()
         done = command.done()
         assert (done.code, done.left) == (105, [])
@@ -148,13 +147,10 @@ def page(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.browser
 async def test_our_tab_shows_the_stages_with_their_owners_in_a_browser(tab: Tab, page: str) -> None:
-    until(page, "result", "stopped")
+    shows(page, "result", "stopped")
     await tab.call("Page.enable")
     await tab.call("Page.navigate", url=f"{page}/?tab=gapmeter")
-    end = time.monotonic() + 60
-    text = ""
-    while "tokenize" not in text and time.monotonic() < end:
-        text = await tab.evaluate("document.body ? document.body.innerText : ''")
+    text = await tab.until("document.body?.innerText.includes('tokenize') && document.body.innerText", 60)
     lines = [line.split("\t") for line in text.splitlines() if "\t" in line]
     assert lines[0][:5] == ["What", "Owner", "Known from", "n", "p50 (ms)"]
     assert [line[0] for line in lines[1:4]] == ["TTFT", "ITL", "TPOT"]

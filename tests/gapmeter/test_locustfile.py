@@ -7,14 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.gapmeter.command import gapmeter
+from tests.kit.command import gapmeter, settings
 
 FILE = ("--locustfile", "docs/locustfile.py")
-CLOSED = tuple(
-    word
-    for setting in ("arrivals=closed", "rate=null", "requests=null", "concurrency=4", "duration=8s", "warmup=0")
-    for word in ("--set", f"load.{setting}")
-)
+CLOSED = settings(
+    "load.arrivals=closed", "load.rate=null", "load.requests=null", "load.concurrency=4", "load.duration=8s",
+    "load.warmup=0",
+)  # fmt: skip
 RUN = ("run", "smoke", "--engine", "simulated")
 
 

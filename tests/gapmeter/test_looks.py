@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from gapmeter.analysis.capacity.trial import Count
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.study.capacity import TrialMonitor
-from tests.records.test_stream import chat, sse
+from tests.kit.streams import arrived, chat, sse
 
 MS = 1_000_000
 SLOS = (Slo(metric="errors", percentile=None, limit_ns=None, limit_share=0.01, text="errors <= 1 %"),)
@@ -21,8 +19,7 @@ def answered(index: int, due_ms: int, *pieces: bytes, retry: int = 0, outcome: O
     end_ns = (due_ms + 50) * MS
     return RequestRecord(
         index=index, request_id=f"r-{index}.{retry}", worker=0, due_ns=due_ms * MS, sent_ns=due_ms * MS, end_ns=end_ns,
-        outcome=outcome, status=200, retry=retry, output_tokens=2, body=b"".join(pieces),
-        chunk_ns=np.full(len(pieces), end_ns, np.int64), chunk_bytes=np.array([*map(len, pieces)], np.uint32),
+        outcome=outcome, status=200, retry=retry, output_tokens=2, **arrived(pieces, [end_ns] * len(pieces)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gapmeter
-from tests.gapmeter.command import SHORT
+from tests.kit.command import SHORT
 
 SETTINGS = ["server.engine=simulated", *(word for word in SHORT if word != "--set")]
 

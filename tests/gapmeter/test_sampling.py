@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import SIMULATED, gapmeter
+from tests.kit.command import SIMULATED, gapmeter
 
 pytestmark = pytest.mark.whole_run
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.records import RunFolder
-from tests.gapmeter.command import MARK, ROOT, SIMULATED, Command, await_gone, hear_signals
+from tests.kit.command import MARK, ROOT, SIMULATED, Command, await_gone, hear_signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import signal
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,10 +28,10 @@ from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import resolve
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
-from tests.browser import Tab
-from tests.gapmeter.command import SHORT, Command, Done, gapmeter
-from tests.kit import figure_at
-from tests.pages import opens_well
+from tests.kit.browser import Tab, opens_well
+from tests.kit.command import SHORT, Command, Done, gapmeter
+from tests.kit.results import figure_at
+from tests.kit.wait import until
 
 REQUESTS = 100  # of a point: fewer seldom support any percentile
 QUICK = ("run", "smoke", "--engine", "simulated", *SHORT)
@@ -204,11 +203,7 @@ def test_the_page_says_what_the_summary_says(swept: Done) -> None:
 def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
     points = sweep_of({"load.rate": [30, 40, 50]})
     command = Command((*QUICK, *points, "--set", "load.requests=40"), tmp_path)
-    end = time.monotonic() + 90
-    while not list(tmp_path.glob("*/points/*/r1/summary.json")):
-        assert command.process.poll() is None, command.process.communicate()[1]
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: list(tmp_path.glob("*/points/*/r1/summary.json")), 90)
     command.process.send_signal(signal.SIGINT)
     stopped = command.done()
     assert (stopped.code, stopped.left) == (105, []), stopped.err

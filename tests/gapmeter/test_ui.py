@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from tests.browser import Tab
-from tests.gapmeter.command import SIMULATED, Command
-from tests.gapmeter.command import gapmeter as command
+from tests.kit.browser import Tab
+from tests.kit.command import SIMULATED, Command, settings
+from tests.kit.command import gapmeter as command
+from tests.kit.wait import eventually
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.browser]
 
@@ -164,12 +163,10 @@ async def test_deleting_asks_first_and_leaves_the_others(site: Site, tab: Tab) -
 
 async def test_a_run_that_goes_on_is_shown_live_and_not_deleted(site: Site, tab: Tab) -> None:
     going = Command(
-        ("run", "smoke", "--engine", "simulated", "--set", "load.duration=15s", "--set", "load.requests=null",
-         "--set", "load.rate=10", "--runs", str(site.runs)), site.runs,
+        ("run", "smoke", "--engine", "simulated", "--runs", str(site.runs),
+         *settings("load.duration=15s", "load.requests=null", "load.rate=10")), site.runs,
     )  # fmt: skip
-    until = time.monotonic() + 60
-    while len(names(site)) < 3 and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
-        await asyncio.sleep(0.1)
+    await eventually(lambda: len(names(site)) == 3, 60)
     name = names(site)[-1]
     await tab.open(site.address)
     await tab.open(f"{site.base}/runs/{name}/")

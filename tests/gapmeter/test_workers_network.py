@@ -6,15 +6,14 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gapmeter.command import ROOT, Command
-from tests.gapmeter.test_workers import start_ns
+from tests.kit.command import Command, crew, settings
+from tests.kit.servers import null_process
 
 # Of this process alone: another test run on the same machine, or what a killed one left, has another.
 NETWORK = f"10.{231 + os.getpid() // 250 % 20}.{os.getpid() % 250}"
@@ -59,45 +58,30 @@ def rooms() -> Iterator[list[str]]:
 @pytest.fixture
 def target() -> Iterator[str]:
     """A null server on the bridge, 20 ms to the first token; its address."""
-    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", "--host", GATE, "--first-ms", "20"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://{GATE}:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
+    with null_process("--host", GATE, "--first-ms", "20") as (_, port):
+        yield f"http://{GATE}:{port}"
 
 
 @pytest.mark.whole_run
 def test_a_network_that_is_cut_for_ten_seconds_loses_nothing_and_issues_nothing_twice(
     tmp_path: Path, rooms: list[str], target: str
 ) -> None:
-    settings = (
+    words = settings(
         "load.generator=locust", "load.arrivals=constant", "load.rate=25", f"load.requests={REQUESTS}", "load.warmup=0",
         "workload.prompt_tokens=16", "workload.output_tokens=4", "load.timeout=60s", "slo=[]",
     )  # fmt: skip
-    words = [word for setting in settings for word in ("--set", setting)]
     command = Command(
         ("run", "smoke", "--url", target, "--model", "null-server", *words, "--workers", "3", "--listen", f"{GATE}:0"),
         tmp_path,
     )
-    crew: list[subprocess.Popen[bytes]] = []
-    try:
-        master = command.master()
-        for room in rooms:
-            inside = ["ip", "netns", "exec", room, sys.executable, "-P", "-m", "gapmeter", "worker", "--master", master]
-            crew.append(subprocess.Popen(inside, cwd=ROOT, stderr=subprocess.DEVNULL))
-        cut_ns = start_ns(tmp_path) + CUT_AFTER_S * 1_000_000_000
+    with crew(command, [("ip", "netns", "exec", room) for room in rooms]) as workers:
+        cut_ns = command.await_start() + CUT_AFTER_S * 1_000_000_000
         time.sleep(max(0.0, (cut_ns - time.monotonic_ns()) / 1e9))
         ip("link", "set", f"{rooms[1]}o", "down")
         time.sleep(CUT_S)
         ip("link", "set", f"{rooms[1]}o", "up")
         done = command.done()
-        ends = [process.wait(30) for process in crew]
-    finally:
-        for process in (*crew, command.process):
-            process.kill()
-            process.wait()
+        ends = [process.wait(30) for process in workers]
     assert ends == [0, 0, 0], done.err
     assert done.code in (0, 98), done.err  # what was due behind the cut may have been sent late
     assert [worker["state"] for worker in done.manifest["workers"]["workers"]] == ["handed in"] * 3

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gapmeter.command import Done, gapmeter
+from tests.kit.command import Done, gapmeter, settings
 
 pytestmark = pytest.mark.whole_run
 QUICK = ("server.args.forward_ms=1", "load.processes=2", "load.timeout=9s", "slo=[]")
 
 
-def run(folder: Path, scenario: str, *settings: str) -> Done:
-    words = [word for setting in (*QUICK, *settings) for word in ("--set", setting)]
-    done = gapmeter("run", scenario, "--engine", "simulated", *words, runs=folder)
+def run(folder: Path, scenario: str, *more: str) -> Done:
+    done = gapmeter("run", scenario, "--engine", "simulated", *settings(*QUICK, *more), runs=folder)
     assert done.out, done.err
     return done
 

@@ -9,7 +9,6 @@ import argparse
 import io
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -22,16 +21,11 @@ from gapmeter.servers.launch import free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.null.server import Schedule
 from gapmeter.servers.simulated import simulated_command
-from tests.gapmeter.command import Command, Done, await_gone, gapmeter
-from tests.gapmeter.faulty import faulty
 from tests.golden.test_golden import HERE, compare, derive, told, unpack
+from tests.kit.command import Command, Done, await_gone, crew, gapmeter, settings
+from tests.kit.servers import faulty
 
 Recipe = Callable[[Path], None]
-
-
-def settings(*pairs: str) -> tuple[str, ...]:
-    """As words of a command line."""
-    return tuple(word for pair in pairs for word in ("--set", pair))
 
 
 SMALL = settings(
@@ -86,10 +80,9 @@ def killed(runs: Path) -> None:
 def workers(runs: Path) -> None:
     """Locust's master and two workers of its own."""
     command = Command((*SIMULATED, *SMALL, *WORKERS, "--workers", "2", "--listen", "127.0.0.1:0"), runs)
-    words = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", command.master()]
-    crew = [subprocess.Popen(words, stderr=subprocess.DEVNULL) for _ in range(2)]
-    _ended(command.done())
-    assert [process.wait(30) for process in crew] == [0, 0]
+    with crew(command, ((), ())) as processes:
+        _ended(command.done())
+        assert [process.wait(30) for process in processes] == [0, 0]
 
 
 def compared(runs: Path) -> None:

@@ -1,18 +1,18 @@
-"""Asynchronous tests here run on uvloop, as the generator does; others have a null server."""
+"""Asynchronous tests run on uvloop, as the generator does; all share a null server, a tokenizer, a certificate."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import pytest
 import uvloop
 
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from tests.loadgen.tiny_tokenizer import write_model
+from tests.kit.servers import Certificate, null_process
+from tests.kit.tokenizers import write_model
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -21,28 +21,24 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 @pytest.fixture(scope="session")
+def null() -> Iterator[str]:
+    """A null server in a process of its own, 20 ms to the first token, 2 ms between tokens; its address."""
+    with null_process("--first-ms", "20", "--gap-ms", "2") as (_, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
-    """Byte-level BPE with a chat template."""
     return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
 
 
-@pytest.fixture(scope="module")
-def null() -> Iterator[str]:
-    """A null server in a process of its own: 20 ms to the first token, 2 ms between tokens. Yields its address."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gapmeter.servers.null",
-        "--with-parent",
-        "--first-ms",
-        "20",
-        "--gap-ms",
-        "2",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """A self-signed one for localhost."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl program makes the certificate")
+    made = Certificate(tmp_path_factory.mktemp("tls"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.file)]
+    subprocess.run(command, check=True, capture_output=True)
+    return made

@@ -15,7 +15,8 @@ from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.null.server import PreparedAnswer
-from tests.loadgen.null import PATH, body, null_server
+from tests.kit.loads import PATH, body
+from tests.kit.servers import listening, null_server
 
 
 class Asking:
@@ -191,11 +192,8 @@ async def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> No
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 16)
-    async with server:
-        async with asking(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as one:
-            record = await one.ask(data)
-        server.close()
+    async with listening(serve) as url, asking(url) as one:
+        record = await one.ask(data)
     assert record.outcome is Outcome.OK
     assert record.sent_ns - record.write_ns > 70_000_000
     assert record.sent_ns <= record.first_byte_ns

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import ssl
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag
 from gapmeter.records.stream import parse_answer
-from tests.loadgen.null import body, null_server
+from gapmeter.servers.launch import free_port
+from tests.kit.loads import body
+from tests.kit.servers import Certificate, listening, null_server
+from tests.kit.streams import ENDED_EARLY, NOT_JSON
 from tests.loadgen.test_client import asking
 
 
@@ -59,8 +58,8 @@ async def test_what_is_no_answer_has_no_status_of_the_answer_before_it_on_the_sa
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ("half_event", "the stream ended before the answer did"),
-        ("garbage", "not JSON in the answer"),
+        ("half_event", ENDED_EARLY),
+        ("garbage", NOT_JSON),
         ("error_event", "the server said: the engine has died"),
     ],
 )
@@ -97,17 +96,14 @@ async def test_raw_answers_are_told_apart(answer: bytes, outcome: Outcome, statu
         await reader.read()
         writer.close()
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with listener, asking(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", warm=0) as one:
+    async with listening(serve) as url, asking(url, warm=0) as one:
         record = await one.ask()
     assert (record.outcome, record.status, record.body) == (outcome, status, entity)
     assert record.attempt == 0
 
 
 async def test_nobody_listening_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    async with asking(f"http://127.0.0.1:{port}", warm=0) as one:
+    async with asking(f"http://127.0.0.1:{free_port()}", warm=0) as one:
         record = await one.ask()
     assert record.outcome is Outcome.REFUSED
     assert record.sent_ns == record.write_ns == 0
@@ -116,9 +112,7 @@ async def test_nobody_listening_is_refused() -> None:
 
 
 async def test_warming_up_says_when_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    async with asking(f"http://127.0.0.1:{port}", warm=0) as one:
+    async with asking(f"http://127.0.0.1:{free_port()}", warm=0) as one:
         with pytest.raises(ConnectionRefusedError):
             await one.client.warm(2)
 
@@ -210,30 +204,11 @@ async def test_only_requests_that_were_due_before_the_limit_expire() -> None:
         assert one.client.in_flight == 1
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl program makes the certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
-
-
-def serving(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    return context
-
-
 async def test_tls_carries_requests_and_its_handshake_is_part_of_connecting(
-    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-    async with null_server(tls=serving(certificate)) as (_, url), asking(url, warm=0) as one:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+    async with null_server(tls=certificate.serving) as (_, url), asking(url, warm=0) as one:
         records = [await one.ask(), await one.ask()]
     assert [record.outcome for record in records] == [Outcome.OK, Outcome.OK]
     assert [record.flags for record in records] == [Flag.TLS, Flag.TLS | Flag.REUSED]
@@ -241,8 +216,8 @@ async def test_tls_carries_requests_and_its_handshake_is_part_of_connecting(
     assert len(parse_answer(records[1]).token_ns) == 8
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_a_tls_failure(certificate: tuple[Path, Path]) -> None:
-    async with null_server(tls=serving(certificate)) as (_, url), asking(url, warm=0) as one:
+async def test_a_certificate_that_nobody_vouches_for_is_a_tls_failure(certificate: Certificate) -> None:
+    async with null_server(tls=certificate.serving) as (_, url), asking(url, warm=0) as one:
         record = await one.ask()
     assert record.outcome is Outcome.TLS
     assert "TLS" in record.error

@@ -20,15 +20,15 @@ from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, on_clock
+from gapmeter.records.request import ISSUED, on_clock
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.workers import LocustWorker, LocustWorkers
-from tests.loadgen.null import ids, plan
+from tests.kit.command import ROOT
+from tests.kit.loads import ids, plan, records_of
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
 
 MS = 1_000_000
-ROOT = Path(__file__).parents[2]
 
 
 class Crew:
@@ -69,11 +69,6 @@ def cluster(
             process.communicate()
 
 
-def records(folder: Path, code: int = FINISHED) -> list[RequestRecord]:
-    files = [read_records(path) for path in sorted(folder.glob("*.gap"))]
-    return sorted((record for file in files for record in file.requests(code)), key=lambda record: record.index)
-
-
 def reported(folder: Path) -> LocustWorkers:
     report = LocustWorkers.read(folder)
     assert report is not None
@@ -88,7 +83,7 @@ def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_his
         t0 = fleet.start()
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
         assert crew.ends() == [0, 0, 0]
-    found = records(tmp_path)
+    found = records_of(tmp_path)
     assert [record.request_id for record in found] == ids(what)
     assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
     assert {record.outcome for record in found} == {Outcome.OK}
@@ -126,10 +121,10 @@ def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_slice_again(tmp_
     assert 0 < dead.issued < dead.planned == 150
     assert f"worker {dead.worker} (" in trouble
     assert f"was not heard for 6 s; it had issued {dead.issued} of 150 requests" in trouble
-    found = records(tmp_path)
+    found = records_of(tmp_path)
     others = [index for index in range(450) if index % 3 != dead.worker]
     assert [record.index for record in found] == others
-    assert [record.index for record in records(tmp_path, ISSUED)] == others
+    assert [record.index for record in records_of(tmp_path, ISSUED)] == others
     # What the dead worker had told of its answers by then is in the merged histograms.
     assert HdrHistogram.decode(report.histograms["ttft"]).get_total_count() == 300 + dead.finished
 
@@ -148,7 +143,7 @@ def test_a_generator_that_is_killed_under_its_worker_is_told_and_its_records_are
         assert fleet.wait(lambda: None, 0.05) == [Exit.BAD_SPEC]
         (trouble,) = fleet.troubles()
     assert "was killed by SIGKILL; it had issued 10 of 20 requests" in trouble
-    assert len(records(tmp_path)) == 50
+    assert len(records_of(tmp_path)) == 50
 
 
 def test_who_comes_late_is_refused_and_changes_nothing(tmp_path: Path, null: str) -> None:
@@ -160,7 +155,7 @@ def test_who_comes_late_is_refused_and_changes_nothing(tmp_path: Path, null: str
         assert late.returncode == 98
         assert "this run has all its workers already" in said
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
-    assert [record.index for record in records(tmp_path, ISSUED)] == list(range(300))
+    assert [record.index for record in records_of(tmp_path, ISSUED)] == list(range(300))
 
 
 def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_path: Path, null: str) -> None:
@@ -170,7 +165,7 @@ def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_pa
         time.sleep((t0 - time.monotonic_ns()) / 1e9 + 1)
         fleet.processes[0].send_signal(signal.SIGINT)
         assert fleet.wait(lambda: None, 0.05) == [Exit.STOPPED]
-    assert len(records(tmp_path)) == 30
+    assert len(records_of(tmp_path)) == 30
 
 
 def test_a_worker_whose_master_is_gone_stops_within_a_minute_and_names_where_it_keeps_its_records(
@@ -189,7 +184,7 @@ def test_a_worker_whose_master_is_gone_stops_within_a_minute_and_names_where_it_
     folder = Path(kept[1]).parent
     try:
         assert read_records(kept[1]).complete
-        assert [record.outcome for record in records(folder)] == [Outcome.OK] * 30
+        assert [record.outcome for record in records_of(folder)] == [Outcome.OK] * 30
     finally:
         shutil.rmtree(folder)
 
@@ -208,7 +203,7 @@ def test_a_slice_begins_only_once_however_often_locust_starts_the_test(tmp_path:
     t0 = time.monotonic_ns() + 200 * MS
     assert [run.begin(t0), run.begin(t0), run.begin(t0 + MS)] == [True, False, False]
     assert run.over.wait(20)
-    assert [record.index for record in records(tmp_path, ISSUED)] == list(range(20))
+    assert [record.index for record in records_of(tmp_path, ISSUED)] == list(range(20))
 
 
 AHEAD_S = (5000, 0, 77)
@@ -265,7 +260,7 @@ def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_of
     for offset, ahead_s in zip(known, sorted(AHEAD_S), strict=True):
         assert abs(offset - ahead_s * 1_000 * MS) <= max(widths) < 100 * MS
     assert [worker.same_clock for worker in workers.values()] == [False] * 3, "a namespace is a clock of its own"
-    found = records(tmp_path)
+    found = records_of(tmp_path)
     assert [record.index for record in found] == list(range(90))
     for record in found:
         worker = workers[record.worker]

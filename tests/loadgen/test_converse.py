@@ -22,8 +22,7 @@ from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import load_scenario
-from tests.loadgen.null import plan
-from tests.loadgen.test_issue import bed, seen
+from tests.kit.loads import bed, plan
 
 MS = 1_000_000
 SETTINGS = (
@@ -155,9 +154,7 @@ async def test_a_turn_is_due_a_think_time_after_the_answer_before_it_ended(tmp_p
     made = talks([3, 1, 2], pause_ns=3 * MS)
     async with bed(made, tmp_path) as on:
         t0 = time.monotonic_ns() + 5 * MS
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
     assert [r.turn for r in records] == [1, 2, 3, 1, 1, 2]
     assert [r.due_ns - t0 for r in records if r.turn == 1] == [0, MS, 2 * MS]
     for before, after in pairwise(records):
@@ -167,10 +164,10 @@ async def test_a_turn_is_due_a_think_time_after_the_answer_before_it_ended(tmp_p
 
 
 async def test_first_turns_do_not_wait_for_answers(tmp_path: Path) -> None:
-    async with bed(talks([2] * 30, end_ns=100 * MS), tmp_path, fault="silent") as on:
+    async with bed(talks([2] * 30, end_ns=100 * MS), tmp_path, "silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
         await issue(on.session, t0)
-        assert len(await seen(on.server, 30)) == 30
+        assert len(await on.seen(30)) == 30
         assert time.monotonic_ns() >= t0 + 100 * MS
         issued = on.records(ISSUED)
     assert [r.due_ns - t0 for r in issued] == [index * MS for index in range(30)]
@@ -178,10 +175,8 @@ async def test_first_turns_do_not_wait_for_answers(tmp_path: Path) -> None:
 
 
 async def test_what_follows_a_failed_turn_is_on_record_as_abandoned(tmp_path: Path) -> None:
-    async with bed(talks([3, 1], pause_ns=2 * MS), tmp_path, fault="status_500") as on:
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
-        records, issued = on.records(), on.records(ISSUED)
+    async with bed(talks([3, 1], pause_ns=2 * MS), tmp_path, "status_500") as on:
+        records, issued = await on.play(), on.records(ISSUED)
     assert [r.outcome for r in records] == [
         Outcome.HTTP_5XX, Outcome.ABANDONED, Outcome.ABANDONED, Outcome.HTTP_5XX,
     ]  # fmt: skip
@@ -193,9 +188,7 @@ async def test_what_follows_a_failed_turn_is_on_record_as_abandoned(tmp_path: Pa
 async def test_turns_that_would_be_due_after_the_end_are_counted_and_not_asked(tmp_path: Path) -> None:
     async with bed(talks([5, 5], pause_ns=30 * MS, end_ns=50 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
         (note,) = [note for note in read_records(on.path).notes if note["type"] == "conversations"]
     assert all(r.due_ns < t0 + 50 * MS for r in records)
     assert note["beyond_end"] == 10 - len(records)
@@ -203,9 +196,9 @@ async def test_turns_that_would_be_due_after_the_end_are_counted_and_not_asked(t
 
 
 async def test_stopping_asks_no_further_turn(tmp_path: Path) -> None:
-    async with bed(talks([3, 3], pause_ns=2 * MS), tmp_path, fault="stall") as on:
+    async with bed(talks([3, 3], pause_ns=2 * MS), tmp_path, "stall") as on:
         issuing = asyncio.ensure_future(issue(on.session, time.monotonic_ns()))
-        await seen(on.server, 2)
+        await on.seen(2)
         on.session.stop("enough")
         await issuing
         await on.session.drain()
@@ -270,9 +263,7 @@ def test_a_user_holds_one_conversation_after_another(
 async def test_a_closed_loops_user_asks_turn_after_turn_and_then_begins_anew(tmp_path: Path) -> None:
     made = talks([3, 1, 2, 2, 1], pause_ns=3 * MS, users=2)
     async with bed(made, tmp_path) as on:
-        await issue(on.session, time.monotonic_ns() + 5 * MS)
-        await on.session.drain()
-        records = {record.index: record for record in on.records()}
+        records = {record.index: record for record in await on.play(time.monotonic_ns() + 5 * MS)}
     assert [records[index].turn for index in range(9)] == made.turns.tolist()
     ends = {record.end_ns: record for record in records.values()}
     followed = [ends.pop(record.due_ns - 3 * MS) for record in records.values() if record.due_ns - 3 * MS in ends]
@@ -283,10 +274,8 @@ async def test_a_closed_loops_user_asks_turn_after_turn_and_then_begins_anew(tmp
 
 
 async def test_a_failed_turn_frees_its_user_for_the_next_conversation(tmp_path: Path) -> None:
-    async with bed(talks([3, 2], pause_ns=2 * MS, users=1), tmp_path, fault="status_500") as on:
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
-        records, issued = on.records(), on.records(ISSUED)
+    async with bed(talks([3, 2], pause_ns=2 * MS, users=1), tmp_path, "status_500") as on:
+        records, issued = await on.play(), on.records(ISSUED)
     lost = Outcome.ABANDONED
     assert [r.outcome for r in records] == [Outcome.HTTP_5XX, lost, lost, Outcome.HTTP_5XX, lost]
     assert [r.index for r in issued] == [0, 3]

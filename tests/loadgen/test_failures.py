@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,16 @@ from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session, is_retryable
-from gapmeter.loadgen.worker import Heartbeat
-from gapmeter.records import Outcome, RecordWriter, read_records
+from gapmeter.records import Outcome
 from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.server import Connection, PreparedAnswer, Schedule, Server, chunk
-from tests.loadgen.null import plan
+from gapmeter.servers.launch import free_port
+from gapmeter.servers.null.server import PreparedAnswer, chunk
+from tests.kit.loads import bed, plan, records_of, session
+from tests.kit.servers import listening
+from tests.kit.wait import eventually
 
 MS = 1_000_000
-
-
-class Flaky(Server):
-    """Attempt k of every request meets fault k; those after the last meet the last."""
-
-    def __init__(self, faults: Sequence[str], schedule: Schedule) -> None:
-        super().__init__(schedule)
-        self._faults = faults
-
-    def begin(self, connection: Connection, body: dict[str, Any], path: bytes, request_id: str, now: int) -> None:
-        attempt = int(request_id.partition(".")[2] or 0)
-        fault = self._faults[min(attempt, len(self._faults) - 1)]
-        super().begin(connection, body | {"fault": fault}, path, request_id, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +38,10 @@ class Done:
     session: Session
 
 
-@contextlib.asynccontextmanager
-async def running(what: Plan, url: str, path: Path, warm: int = 2) -> AsyncIterator[Session]:
-    writer = RecordWriter(path / "worker-0.gap", {"role": "generator"})
-    session = Session(what, Address.of(url), writer)
-    await session.client.warm(warm)
-    pulse = Heartbeat(session, time.monotonic_ns())
-    try:
-        yield session
-    finally:
-        session.stop("the test is over")
-        pulse.close()
-        session.client.close()
-        writer.close()
-        await asyncio.sleep(0.01)
-
-
 async def issue_all(what: Plan, path: Path, *faults: str, first_ms: float = 1) -> Done:
     """The whole plan against a server with these faults, one an attempt."""
-    sock = socket.create_server(("127.0.0.1", 0))
-    server = Flaky(faults, Schedule(first_ns=int(first_ms * MS), gap_ns=MS))
-    await server.listen(sock)
-    try:
-        async with running(what, f"http://127.0.0.1:{sock.getsockname()[1]}", path) as session:
-            await issue(session, time.monotonic_ns())
-            async with asyncio.timeout(20):
-                await session.drain()
-            file = read_records(path / "worker-0.gap")
-            return Done(file.requests(), file.requests(ISSUED), server.requests, session)
-    finally:
-        await server.close()
-        await asyncio.sleep(0)
+    async with bed(what, path, *faults, first_ms=first_ms, warm=2, pulse=True) as on:
+        return Done(await on.play(), on.records(ISSUED), on.server.requests, on.session)
 
 
 def asking(retries: int, due_ns: Sequence[int] = (0,), pause_ms: int = 30, **more: Any) -> Plan:
@@ -130,14 +91,13 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
         over.set()
 
     over = asyncio.Event()
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        async with running(replace(plan([0]), stall_ns=200 * MS), url, tmp_path, warm=1) as session:
-            await issue(session, time.monotonic_ns())
-            async with asyncio.timeout(10):
-                await session.drain()
-                await over.wait()
-    (record,) = read_records(tmp_path / "worker-0.gap").requests()
+    what = replace(plan([0]), stall_ns=200 * MS)
+    async with listening(serve) as url, session(what, url, tmp_path, warm=1, pulse=True) as asking:
+        await issue(asking, time.monotonic_ns())
+        async with asyncio.timeout(10):
+            await asking.drain()
+            await over.wait()
+    (record,) = records_of(tmp_path)
     assert record.outcome is Outcome.STALLED
     assert record.body.count(b"still here") >= 3
 
@@ -177,17 +137,10 @@ async def test_only_what_had_brought_nothing_is_asked_again_and_no_more_often_th
 
 
 async def test_a_server_that_refuses_is_asked_again(tmp_path: Path) -> None:
-    sock = socket.create_server(("127.0.0.1", 0))
-    server = Server(Schedule(first_ns=MS, gap_ns=MS))
-    await server.listen(sock)
-    async with running(asking(2, pause_ms=5), f"http://127.0.0.1:{sock.getsockname()[1]}", tmp_path) as session:
-        await server.close()
-        await asyncio.sleep(0.05)
-        await issue(session, time.monotonic_ns())
-        await session.drain()
-    assert [(record.outcome, record.retry) for record in read_records(tmp_path / "worker-0.gap").requests()] == [
-        (Outcome.REFUSED, k) for k in range(3)
-    ]
+    async with session(asking(2, pause_ms=5), f"http://127.0.0.1:{free_port()}", tmp_path, warm=0) as refused:
+        await issue(refused, time.monotonic_ns())
+        await refused.drain()
+    assert [(r.outcome, r.retry) for r in records_of(tmp_path)] == [(Outcome.REFUSED, k) for k in range(3)]
 
 
 async def test_a_closed_loop_s_user_waits_until_the_last_attempt_has_ended(tmp_path: Path) -> None:
@@ -199,23 +152,16 @@ async def test_a_closed_loop_s_user_waits_until_the_last_attempt_has_ended(tmp_p
 
 
 async def test_stopping_asks_nothing_again_and_ends_at_once(tmp_path: Path) -> None:
-    sock = socket.create_server(("127.0.0.1", 0))
-    server = Flaky(["status_500"], Schedule(first_ns=MS, gap_ns=MS))
-    await server.listen(sock)
-    what = asking(5, pause_ms=60_000)
-    async with running(what, f"http://127.0.0.1:{sock.getsockname()[1]}", tmp_path) as session:
-        await issue(session, time.monotonic_ns())
-        async with asyncio.timeout(10):
-            while session.client.in_flight:  # noqa: ASYNC110 (nobody tells when an attempt fails)
-                await asyncio.sleep(0.005)
-        assert session.awaited == 1
-        drained = asyncio.ensure_future(session.drain())
+    async with bed(asking(5, pause_ms=60_000), tmp_path, "status_500", warm=2, pulse=True) as on:
+        await issue(on.session, time.monotonic_ns())
+        await eventually(lambda: not on.session.client.in_flight)
+        assert on.session.awaited == 1
+        drained = asyncio.ensure_future(on.session.drain())
         await asyncio.sleep(0.02)
-        session.stop("enough")
+        on.session.stop("enough")
         async with asyncio.timeout(5):
             await drained
-    await server.close()
-    assert [record.outcome for record in read_records(tmp_path / "worker-0.gap").requests()] == [Outcome.HTTP_5XX]
+    assert [record.outcome for record in records_of(tmp_path)] == [Outcome.HTTP_5XX]
 
 
 @pytest.mark.parametrize(("status", "again"), [(400, False), (404, False), (408, True), (425, True), (429, True)])

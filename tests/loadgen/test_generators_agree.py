@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import shutil
-import ssl
-import subprocess
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,11 +14,13 @@ from gapmeter.loadgen.fleet import make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.follow import RecordTail
-from gapmeter.records.request import FINISHED, Flag, RequestRecord
+from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.null.server import FAULTS
-from tests.loadgen.null import body, null_server, plan
+from tests.kit.command import answers_in
+from tests.kit.loads import body, plan, records_of
+from tests.kit.servers import Certificate, null_server
+from tests.kit.wait import eventually
 
 MS = 1_000_000
 
@@ -35,7 +33,7 @@ def issued(what: Plan, url: str, folder: Path, generator: str) -> list[RequestRe
         assert fleet.wait(lambda: None, 0.02) == [0], fleet.troubles()
     file = read_records(folder / "worker-0.gap")
     assert file.complete
-    return sorted(file.requests(), key=lambda record: record.index)
+    return records_of(file)
 
 
 async def of_each(what: Plan, url: str, folder: Path) -> list[list[RequestRecord]]:
@@ -68,25 +66,13 @@ async def test_requests_that_no_socket_takes_at_once_arrive_whole(tmp_path: Path
     assert [record.outcome for each in records for record in each] == [Outcome.OK] * 4
 
 
-@pytest.fixture
-def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, which generator processes trust, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl program makes the certificate")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(command, check=True, capture_output=True)
-    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-    return cert, key
-
-
-async def test_tls_is_spoken_and_its_failures_are_told(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+async def test_tls_is_spoken_and_its_failures_are_told(
+    tmp_path: Path, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
     what = plan([index * 20 * MS for index in range(5)], tokens=200)
     what.bodies[1] = body(200, fault="cut")
-    async with null_server(tls=context, gap_ms=0.1) as (_, url):
+    async with null_server(tls=certificate.serving, gap_ms=0.1) as (_, url):
         one, other = await of_each(what, url, tmp_path)
     for mine, theirs in zip(one, other, strict=True):
         assert (mine.outcome, len(parse_answer(mine).token_ns)) == (theirs.outcome, len(parse_answer(theirs).token_ns))
@@ -101,18 +87,11 @@ async def test_a_server_that_goes_away_refuses_what_comes_later(tmp_path: Path) 
     for name in sorted(GENERATORS):
         async with null_server() as (_, url):
             asking = asyncio.ensure_future(asyncio.to_thread(issued, what, url, tmp_path / name, name))
-            await asyncio.to_thread(_await_answer, tmp_path / name / "worker-0.gap")
+            await eventually(lambda folder=tmp_path / name: answers_in(folder), 20)
         first, second = await asking
         assert (first.outcome, second.outcome) == (Outcome.OK, Outcome.REFUSED), name
         assert second.error == "Connection refused"
         assert second.sent_ns == 0
-
-
-def _await_answer(path: Path) -> None:
-    end = time.monotonic() + 20
-    while not (path.exists() and any(code == FINISHED for code, _ in RecordTail(path).poll())):
-        assert time.monotonic() < end, "no answer was recorded"
-        time.sleep(0.02)
 
 
 async def test_a_closed_loop_of_either_keeps_its_users_their_conversations_and_pauses(tmp_path: Path) -> None:

@@ -3,73 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.issue import issue
-from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.session import Session
 from gapmeter.loadgen.worker import Heartbeat
-from gapmeter.records import Outcome, RecordWriter, Span, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
+from gapmeter.records import Outcome, Span, read_records
+from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.server import Server
-from tests.loadgen.null import ids, null_server, plan
+from tests.kit.loads import bed, ids, plan
 
 MS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Bed:
-    """A session on a null server; ``records`` reads what it has written."""
-
-    session: Session
-    server: Server
-    path: Path
-
-    def records(self, code: int = FINISHED) -> list[RequestRecord]:
-        return sorted(read_records(self.path).requests(code), key=lambda record: record.index)
-
-
-@contextlib.asynccontextmanager
-async def bed(what: Plan, path: Path, fault: str = "none", warm: int = 4) -> AsyncIterator[Bed]:
-    writer = RecordWriter(path / "worker-0.gap", {"role": "generator"})
-    async with null_server(fault) as (server, url):
-        session = Session(what, Address.of(url), writer)
-        await session.client.warm(warm)
-        try:
-            yield Bed(session, server, path / "worker-0.gap")
-        finally:
-            session.stop("the test is over")
-            session.client.close()
-            writer.close()
-            await asyncio.sleep(0)
-
-
-async def seen(server: Server, count: int) -> list[str]:
-    """The ids of requests that the server has read, once there are so many of them."""
-    async with asyncio.timeout(10):
-        while len(server.requests) < count:  # noqa: ASYNC110 (the server has nobody to tell)
-            await asyncio.sleep(0.005)
-    return server.requests
-
-
 async def test_an_open_loop_issues_everything_though_nothing_is_ever_answered(tmp_path: Path) -> None:
     what = plan([index * MS for index in range(100)])
-    async with bed(what, tmp_path, fault="silent") as on:
+    async with bed(what, tmp_path, "silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
         await issue(on.session, t0)
-        assert sorted(await seen(on.server, 100)) == ids(what)
+        assert sorted(await on.seen(100)) == ids(what)
         assert on.session.client.in_flight == 100
-        assert not on.records(FINISHED)
+        assert not on.records()
         issued = on.records(ISSUED)
     assert [record.due_ns for record in issued] == [t0 + index * MS for index in range(100)]
 
@@ -78,9 +36,7 @@ async def test_requests_are_never_early_and_leave_in_the_order_of_the_plan(tmp_p
     due = np.cumsum(np.random.default_rng(5).exponential(2 * MS, 80)).astype(int).tolist()
     async with bed(plan(due), tmp_path, warm=80) as on:
         t0 = time.monotonic_ns()
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
     assert [record.due_ns - t0 for record in records] == due
     sent = [record.write_ns for record in records]
     assert sent == sorted(sent)
@@ -93,24 +49,21 @@ async def test_a_stall_does_not_move_what_was_due(tmp_path: Path) -> None:
     """The whole plan is in the past: all of it leaves at once, each with its own due time."""
     async with bed(plan([index * MS for index in range(200)]), tmp_path) as on:
         t0 = time.monotonic_ns() - 1000 * MS
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
     assert [record.due_ns for record in records] == [t0 + index * MS for index in range(200)]
     assert {record.outcome for record in records} == {Outcome.OK}
 
 
 async def test_an_empty_plan_is_over_at_once(tmp_path: Path) -> None:
     async with bed(plan([]), tmp_path) as on:
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
+        assert await on.play() == []
         assert on.session.issued == 0
 
 
 async def test_stopping_aborts_what_is_in_flight_and_issues_nothing_more(tmp_path: Path) -> None:
-    async with bed(plan([0, MS, 2 * MS, 3_600_000 * MS]), tmp_path, fault="stall") as on:
+    async with bed(plan([0, MS, 2 * MS, 3_600_000 * MS]), tmp_path, "stall") as on:
         issuing = asyncio.ensure_future(issue(on.session, time.monotonic_ns()))
-        await seen(on.server, 3)
+        await on.seen(3)
         on.session.stop("enough")
         await issuing
         await on.session.drain()
@@ -120,13 +73,8 @@ async def test_stopping_aborts_what_is_in_flight_and_issues_nothing_more(tmp_pat
 
 
 async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_path: Path) -> None:
-    async with bed(plan([0, MS], timeout_s=0.15), tmp_path, fault="stall") as on:
-        t0 = time.monotonic_ns()
-        pulse = Heartbeat(on.session, t0)
-        await issue(on.session, t0)
-        await on.session.drain()
-        pulse.close()
-        records = on.records()
+    async with bed(plan([0, MS], timeout_s=0.15), tmp_path, "stall", pulse=True) as on:
+        records = await on.play()
     assert [record.outcome for record in records] == [Outcome.TIMEOUT] * 2
     assert all(record.end_ns - record.due_ns >= 150 * MS for record in records)
     assert all(len(parse_answer(record).token_ns) == 2 for record in records)
@@ -159,9 +107,7 @@ def overlapping(records: list[RequestRecord]) -> int:
 
 async def test_a_closed_loop_asks_each_body_once_with_no_more_in_flight_than_users(tmp_path: Path) -> None:
     async with bed(plan([-1] * 60, users=5, think_ns=MS), tmp_path) as on:
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
-        records = on.records()
+        records = await on.play()
     assert [record.request_id for record in records] == [f"r-{index:06d}" for index in range(60)]
     assert {record.outcome for record in records} == {Outcome.OK}
     assert overlapping(records) <= 5
@@ -170,9 +116,7 @@ async def test_a_closed_loop_asks_each_body_once_with_no_more_in_flight_than_use
 async def test_in_a_closed_loop_due_is_the_end_before_plus_the_think_time(tmp_path: Path) -> None:
     async with bed(plan([-1] * 10, users=1, think_ns=3 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
     assert records[0].due_ns == t0
     assert [record.due_ns for record in records[1:]] == [record.end_ns + 3 * MS for record in records[:-1]]
 
@@ -180,18 +124,14 @@ async def test_in_a_closed_loop_due_is_the_end_before_plus_the_think_time(tmp_pa
 async def test_users_do_not_start_in_step(tmp_path: Path) -> None:
     async with bed(plan([-1] * 4, users=4, think_ns=40 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
     assert [record.due_ns - t0 for record in records[:4]] == [0, 10 * MS, 20 * MS, 30 * MS]
 
 
 async def test_a_closed_loop_that_lasts_a_time_goes_on_beyond_its_planned_bodies(tmp_path: Path) -> None:
     async with bed(plan([-1] * 3, users=2, end_ns=200 * MS), tmp_path) as on:
         t0 = time.monotonic_ns()
-        await issue(on.session, t0)
-        await on.session.drain()
-        records = on.records()
+        records = await on.play(t0)
     assert len(records) > 6
     assert len({record.request_id for record in records}) == len(records)
     assert all(record.due_ns < t0 + 200 * MS for record in records)
@@ -199,16 +139,14 @@ async def test_a_closed_loop_that_lasts_a_time_goes_on_beyond_its_planned_bodies
 
 
 async def test_a_closed_loop_whose_answers_never_come_is_over_at_its_end(tmp_path: Path) -> None:
-    async with bed(plan([-1] * 9, users=2, end_ns=100 * MS), tmp_path, fault="silent") as on:
+    async with bed(plan([-1] * 9, users=2, end_ns=100 * MS), tmp_path, "silent") as on:
         await issue(on.session, time.monotonic_ns())
         assert on.session.issued == on.session.client.in_flight == 2
 
 
 async def test_a_user_whose_request_failed_waits_before_it_asks_again(tmp_path: Path) -> None:
-    async with bed(plan([-1] * 3, users=1), tmp_path, fault="status_500") as on:
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
-        records = on.records()
+    async with bed(plan([-1] * 3, users=1), tmp_path, "status_500") as on:
+        records = await on.play()
     assert [record.outcome for record in records] == [Outcome.HTTP_5XX] * 3
     assert all(b.due_ns - a.end_ns == 100 * MS for a, b in pairwise(records))
 
@@ -224,9 +162,7 @@ async def test_a_slice_without_users_sends_nothing(tmp_path: Path) -> None:
 async def test_the_index_on_disk_is_the_place_in_the_whole_plan(tmp_path: Path, workers: int) -> None:
     share = plan([index * MS for index in range(9)]).slice(workers - 1, workers)
     async with bed(share, tmp_path) as on:
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
-        records = on.records()
+        records = await on.play()
     assert [record.index for record in records] == list(range(workers - 1, 9, workers))
     assert all(record.request_id == f"r-{record.index:06d}" for record in records)
     assert {record.worker for record in records} == {workers - 1}

@@ -10,10 +10,11 @@ import pytest
 
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
 from gapmeter.loadgen.worker import Locustfile
-from gapmeter.records import Outcome, read_records
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
+from gapmeter.records import Outcome
+from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer
-from tests.loadgen.null import null_server, plan
+from tests.kit.loads import plan, records_of
+from tests.kit.servers import null_server
 
 MS = 1_000_000
 HEAD = """
@@ -32,10 +33,6 @@ def run(text: str, url: str, folder: Path, *, users: int = 2, seconds: float = 2
         fleet.start()
         fleet.wait(lambda: None, 0.05)
         return fleet.troubles(), fleet.record_paths[0]
-
-
-def records(path: Path, code: int = FINISHED) -> list[RequestRecord]:
-    return sorted(read_records(path).requests(code), key=lambda record: record.index)
 
 
 async def test_a_request_is_due_a_think_time_after_the_answer_before_it(tmp_path: Path) -> None:
@@ -57,7 +54,7 @@ class Mine(GapmeterUser):
     async with null_server() as (_, url):
         troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
     assert troubles == []
-    found = records(path)
+    found = records_of(path)
     assert len(found) > 8
     assert {record.outcome for record in found} == {Outcome.OK}
     assert {len(parse_answer(record).token_ns) for record in found} == {3}
@@ -65,7 +62,7 @@ class Mine(GapmeterUser):
     pauses = [after.due_ns - before.end_ns for before, after in itertools.pairwise(found)]
     assert pauses == [20 * MS if place % 2 == 0 else 50 * MS for place in range(len(pauses))]
     assert all(record.sent_ns >= record.due_ns for record in found)
-    assert [record.index for record in records(path, ISSUED)] == [record.index for record in found]
+    assert [record.index for record in records_of(path, ISSUED)] == [record.index for record in found]
 
 
 async def test_a_shape_says_how_many_users_there_are_and_when_it_ends(tmp_path: Path) -> None:
@@ -86,7 +83,7 @@ class Steps(LoadTestShape):
     async with null_server() as (_, url):
         troubles, path = await asyncio.to_thread(run, text, url, tmp_path, seconds=30)
     assert troubles == []
-    found = records(path)
+    found = records_of(path)
     begun = found[0].due_ns
     assert (found[-1].due_ns - begun) / 1e9 < 15, "the shape had ended long before the plan's time"
     early = [record for record in found if record.due_ns - begun < 1_500 * MS]
@@ -123,4 +120,4 @@ class Mine(GapmeterUser):
     async with null_server() as (_, url):
         (trouble,), path = await asyncio.to_thread(run, text, url, tmp_path, seconds=60)
     assert f"{tmp_path / 'mine.py'}:9: ValueError: out of words" in trouble
-    assert records(path)
+    assert records_of(path)

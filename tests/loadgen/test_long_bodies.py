@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.loadgen.tokenizer import load_tokenizer
+from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.records import Outcome
 from gapmeter.scenarios import load_scenario
-from tests.loadgen.test_issue import bed
-from tests.loadgen.tiny_tokenizer import write_model
+from tests.kit.loads import bed
 
 TOKENS = 32_000
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def long(tokenizer: PromptTokenizer) -> Plan:
     settings = (
         f"workload.prompt_tokens={TOKENS}", "workload.output_tokens=2", "load.rate=40", "load.requests=20",
         "load.warmup=0", "server.max_model_len=null",
     )  # fmt: skip
-    tokenizer = load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
     made = make_plan(load_scenario("smoke", settings, {}), tokenizer, model_name="null")
     for body in made.bodies[:3]:
         assert tokenizer.counts([json.loads(body)["messages"][0]["content"]], "chat") == TOKENS
@@ -41,9 +37,7 @@ async def test_nothing_is_left_to_be_made_once_the_session_is(long: Plan, tmp_pa
     sizes = [len(body) for body in own.bodies]
     async with bed(own, tmp_path) as on:
         own.bodies.clear()
-        await issue(on.session, time.monotonic_ns())
-        await on.session.drain()
-        records = on.records()
+        records = await on.play()
     assert min(sizes) > 100_000
     assert [record.outcome for record in records] == [Outcome.OK] * len(sizes)
     assert [record.prompt_tokens for record in records] == [TOKENS] * len(sizes)

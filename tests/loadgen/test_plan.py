@@ -21,7 +21,7 @@ from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import Scenario, load_scenario
 from gapmeter.scenarios.shapes import Lognormal, Sampled, Uniform
-from tests.loadgen.null import ids
+from tests.kit.loads import ids
 
 TEXT = """\
 workload:

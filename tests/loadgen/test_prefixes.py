@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import load_scenario
-
-ROOT = Path(__file__).parents[2]
 
 
 def planned(tokenizer: PromptTokenizer | None, name: str, *overrides: str, repeat: int = 0) -> Plan:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.prompts import make_prompts, survey
 from gapmeter.loadgen.tokenizer import PromptTokenizer, TransformersBackend, load_tokenizer
-from tests.loadgen.tiny_tokenizer import KINDS, write_model
+from tests.kit.tokenizers import KINDS, write_model
 
 
 @pytest.fixture(scope="module")

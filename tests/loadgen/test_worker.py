@@ -24,10 +24,11 @@ from gapmeter.records import Outcome, read_records
 from gapmeter.records.follow import RecordTail
 from gapmeter.records.request import FINISHED, ISSUED
 from gapmeter.records.stream import parse_answer
-from tests.loadgen.null import ids, plan
+from tests.kit.command import ROOT
+from tests.kit.loads import ids, plan, records_of
+from tests.kit.wait import until
 
 MS = 1_000_000
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=sorted(GENERATORS))
@@ -39,13 +40,6 @@ def generator(request: pytest.FixtureRequest) -> str:
 def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
     fleet.start()
     return fleet.wait(look, 0.02)
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def same(one: Plan, other: Plan) -> bool:
@@ -76,7 +70,7 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, ge
     assert all(file.complete for file in files)
     assert [file.process["worker"] for file in files] == [0, 1, 2]
     (t0,) = {note["t0_ns"] for file in files for note in file.notes if note["type"] == "window"}
-    found = sorted((record for file in files for record in file.requests()), key=lambda record: record.index)
+    found = records_of(tmp_path)
     assert [record.request_id for record in found] == ids(what)
     assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
     assert {record.outcome for record in found} == {Outcome.OK}
@@ -86,7 +80,7 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, ge
 def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, generator: str, null: str) -> None:
     with make_fleet(plan([-1] * 12, users=2), null, None, tmp_path, (), 4, generator=generator) as fleet:
         assert run(fleet) == [Exit.DONE] * 2
-    assert sum(len(read_records(path).requests()) for path in fleet.record_paths) == 12
+    assert sum(len(records_of(read_records(path))) for path in fleet.record_paths) == 12
 
 
 def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, generator: str, null: str) -> None:
@@ -128,11 +122,11 @@ def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_i
         assert fleet.troubles() == ["generator process 0 was killed by SIGKILL"]
     file = read_records(fleet.record_paths[0])
     assert not file.complete
-    assert [record.outcome for record in file.requests()] == [Outcome.OK] * 20
-    assert all(len(parse_answer(record).token_ns) == 4 for record in file.requests())
-    in_flight = {record.index for record in file.requests(ISSUED)} - {record.index for record in file.requests()}
+    assert [record.outcome for record in records_of(file)] == [Outcome.OK] * 20
+    assert all(len(parse_answer(record).token_ns) == 4 for record in records_of(file))
+    in_flight = {record.index for record in records_of(file, ISSUED)} - {record.index for record in records_of(file)}
     assert in_flight == {20, 21}
-    assert {record.outcome for record in file.requests(ISSUED)} == {Outcome.LOST}
+    assert {record.outcome for record in records_of(file, ISSUED)} == {Outcome.LOST}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -150,7 +144,7 @@ def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
         assert fleet.troubles() == []
     file = read_records(fleet.record_paths[0])
     assert file.complete
-    assert [(record.index, record.outcome) for record in file.requests()] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
+    assert [(record.index, record.outcome) for record in records_of(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
 
 
 def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, generator: str, null: str) -> None:
@@ -173,7 +167,6 @@ ORPHAN = """
 import sys, time
 from pathlib import Path
 from gapmeter.loadgen.fleet import make_fleet
-from tests.loadgen.null import plan
 what = plan([0, 3_600_000_000_000])
 what.bodies[0] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
 with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1, generator=sys.argv[4]) as fleet:
@@ -199,7 +192,7 @@ def test_a_process_whose_parent_is_killed_leaves_by_itself(
     until(lambda: not Path(f"/proc/{worker}").exists())
     file = read_records(path)
     assert file.complete
-    assert [record.outcome for record in file.requests()] == ([Outcome.ABORTED] if when == "start" else [])
+    assert [record.outcome for record in records_of(file)] == ([Outcome.ABORTED] if when == "start" else [])
 
 
 def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path, generator: str) -> None:

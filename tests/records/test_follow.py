@@ -13,7 +13,8 @@ from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.follow import METRICS, RecordFollower, RecordTail, count_in, new_histograms
 from gapmeter.records.reader import dropped_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
-from tests.records.test_stream import chat, sse
+from tests.kit.loads import write_records
+from tests.kit.streams import arrived, chat, sse
 
 MS = 1_000_000
 Event = tuple[int, RequestRecord]
@@ -23,8 +24,7 @@ def answer(index: int, pieces: Sequence[bytes], at_ms: Sequence[int], outcome: O
     """Due and sent at 0; a piece arrives at each of ``at_ms``."""
     return RequestRecord(
         index=index, request_id=f"r-{index}", worker=0, due_ns=1, sent_ns=1, end_ns=100 * MS, outcome=outcome,
-        body=b"".join(pieces), chunk_ns=np.array(at_ms, np.int64) * MS + 1,
-        chunk_bytes=np.array([*map(len, pieces)], np.uint32),
+        **arrived(pieces, [at * MS + 1 for at in at_ms]),
     )  # fmt: skip
 
 
@@ -39,10 +39,7 @@ EVENTS.append((FINISHED, ABANDONED))
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     path = tmp_path / "worker-0.gap"
-    writer = RecordWriter(path, {"role": "generator", "worker": 0})
-    for code, record in EVENTS:
-        writer.blob(code, encode(record))
-    writer.close()
+    write_records(path, EVENTS)
     return path
 
 

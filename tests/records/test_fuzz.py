@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from gapmeter_probe.records import EMIT, Kind
 from hypothesis import given, settings
@@ -15,13 +13,12 @@ from hypothesis import strategies as st
 
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.reader import NotRecords, frames
-from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import chunks, events, parse_answer
 from gapmeter.servers.null.server import PreparedAnswer
 from gapmeter.servers.null.server import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
+from tests.kit.streams import comparable, wire
 from tests.records.test_excerpt import load
-from tests.records.test_stream import comparable
 
 CORPUS = sorted((Path(__file__).parents[1] / "fuzz" / "corpus").iterdir())
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -96,19 +93,9 @@ def test_the_same_bytes_are_the_same_answer_in_whatever_pieces_they_come(data: s
 @given(body=st.binary(max_size=300), data=st.data())
 def test_a_body_means_the_same_in_whatever_pieces_it_comes(body: bytes, data: st.DataObject) -> None:
     pieces = cut(data, body)
-    whole = RequestRecord(
-        index=0, request_id="r", outcome=Outcome.OK, body=body, end_ns=99, **_stamped([body] if body else [])
-    )
-    parts = RequestRecord(index=0, request_id="r", outcome=Outcome.OK, body=body, end_ns=99, **_stamped(pieces))
+    whole, parts = wire([body] if body else []), wire(pieces)
     assert comparable(parse_answer(whole)) == comparable(parse_answer(parts))
     assert [text for _, text in events(whole)] == [text for _, text in events(parts)]
-
-
-def _stamped(pieces: list[bytes]) -> dict[str, Any]:
-    return {
-        "chunk_ns": np.arange(1, len(pieces) + 1, dtype=np.int64),
-        "chunk_bytes": np.array([len(piece) for piece in pieces], np.uint32),
-    }
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)

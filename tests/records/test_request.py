@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.loadgen.exchange import Address, Exchange
-from gapmeter.records import Outcome, RecordWriter, read_records
+from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import (
     FINISHED,
     ISSUED,
@@ -24,6 +24,7 @@ from gapmeter.records.request import (
     trace_ids,
     traceparent,
 )
+from tests.kit.loads import write_records
 
 _stamp = st.integers(0, 2**62)
 _count = st.integers(0, 2**32 - 1)
@@ -72,10 +73,7 @@ def test_records_come_back_from_a_record_file_with_their_codes(tmp_path: Path) -
         index=3, request_id="r-3", worker=1, due_ns=5, sent_ns=9, outcome=Outcome.OK, status=200, body=b"abc",
         chunk_ns=np.array([11, 12], np.int64), chunk_bytes=np.array([1, 2], np.uint32),
     )  # fmt: skip
-    writer = RecordWriter(tmp_path / "worker-0.gap", {"role": "generator"})
-    writer.blob(ISSUED, encode(issued))
-    writer.blob(FINISHED, encode(finished))
-    writer.close()
+    write_records(tmp_path / "worker-0.gap", [(ISSUED, issued), finished])
     blobs = read_records(tmp_path / "worker-0.gap").blobs
     assert [code for code, _ in blobs] == [ISSUED, FINISHED]
     assert same(decode(blobs[0][1]), issued)

@@ -11,43 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.records import Outcome
-from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import Answer, events, parse_answer
-
-
-def wire(pieces: list[bytes], stamps: list[int] | None = None) -> RequestRecord:
-    return RequestRecord(
-        index=0, request_id="r", worker=0, due_ns=0, status=200, outcome=Outcome.OK, body=b"".join(pieces),
-        chunk_ns=np.array(stamps or [10 * (i + 1) for i in range(len(pieces))], np.int64),
-        chunk_bytes=np.array([len(piece) for piece in pieces], np.uint32), end_ns=10 * len(pieces),
-    )  # fmt: skip
-
-
-def chat(text: str | None = None, total: int | None = None, **more: Any) -> dict[str, Any]:
-    """One chat chunk; ``total`` is its running usage."""
-    finish = more.pop("finish_reason", None)
-    choice = {"index": 0, "delta": {} if text is None else {"content": text}, "finish_reason": finish}
-    value: dict[str, Any] = {"id": "c", "choices": [choice | more]}
-    if total is not None:
-        value["usage"] = {"prompt_tokens": 7, "completion_tokens": total, "total_tokens": 7 + total}
-    return value
-
-
-def role(total: int | None = None) -> dict[str, Any]:
-    value = chat(None, total)
-    value["choices"][0]["delta"] = {"role": "assistant", "content": ""}
-    return value
-
-
-def usage_only(total: int, **more: Any) -> dict[str, Any]:
-    return {"id": "c", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": total}} | more
-
-
-def sse(*values: dict[str, Any] | str, end: str = "\n") -> list[bytes]:
-    lines = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-    return [f"data: {line}{end}{end}".encode() for line in lines]
-
+from gapmeter.records.stream import events, parse_answer
+from tests.kit.streams import ENDED_EARLY, NOT_JSON, chat, comparable, role, sse, usage_only, wire
 
 FULL = sse(
     role(0),
@@ -80,13 +45,6 @@ def test_a_token_whose_text_is_withheld_arrives_before_the_first_visible_text() 
     answer = parse_answer(wire(sse(role(0), chat("", 1), chat("é", 2, finish_reason="stop"), "[DONE]")))
     assert answer.token_ns.tolist() == [20, 30]
     assert answer.first_text_ns == 30
-
-
-def comparable(answer: Answer) -> tuple[object, ...]:
-    return (
-        answer.chunk_tokens.tolist(), answer.text_chars, answer.prompt_tokens, answer.output_tokens,
-        answer.finish_reason, answer.counted, answer.done, answer.error,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [FULL, COMPLETION, sse(role(), chat("a"), chat("b"), usage_only(2), "[DONE]")])
@@ -212,17 +170,17 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([b"\x00\xff" * 40], 0, "neither JSON nor server-sent events"),
         ([b'{"error": {"message": "no such model"}}'], 0, "the server said: no such model"),
         ([b'{"error": "plain"}'], 0, "the server said: plain"),
-        ([b'{"choices": [{"text"'], 0, "not JSON in the answer"),
+        ([b'{"choices": [{"text"'], 0, NOT_JSON),
         ([b"[1, 2]"], 0, "not an object in the answer"),
         ([*sse(chat("a", 1), {"error": {"message": "engine died"}})], 1, "the server said: engine died"),
         ([*sse(chat("a", 1), {"object": "error", "message": "engine died", "code": 500}, "[DONE]")], 1,
          "the server said: engine died"),
-        ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, "not JSON in the answer"),
+        ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, NOT_JSON),
         ([*sse(chat("a", 1)), b"data: 17\n\n"], 1, "not an object in the answer"),
-        ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, "not JSON in the answer"),
-        ([*sse(chat("a", 1), chat("b", 2))], 2, "the stream ended before the answer did"),
-        ([*sse(chat("a", 1)), b'data: {"choices": [{"del'], 1, "the stream ended before the answer did"),
-        ([*sse(role(0))], 0, "the stream ended before the answer did"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, NOT_JSON),
+        ([*sse(chat("a", 1), chat("b", 2))], 2, ENDED_EARLY),
+        ([*sse(chat("a", 1)), b'data: {"choices": [{"del'], 1, ENDED_EARLY),
+        ([*sse(role(0))], 0, ENDED_EARLY),
         ([*sse(chat("a", 10**15))], 0, "a usage of"),
     ],
 )  # fmt: skip

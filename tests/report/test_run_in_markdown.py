@@ -9,7 +9,7 @@ from typing import Any
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import Regression, RegressionRow
 from gapmeter.report import markdown, run
-from tests.analysis.report_frames import write_run
+from tests.kit.runs import write_run
 
 MIXED = ("ttft p50 <= 5000 ms", "ttft p50 <= 1 ms", "ttft p99.9 <= 300 ms", "errors <= 50 %")
 

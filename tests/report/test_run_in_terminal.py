@@ -14,7 +14,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
 from gapmeter.report import bars, run, terminal
 from gapmeter.report.document import Document, Facts
-from tests.analysis.report_frames import write_run
+from tests.kit.runs import write_run
 
 AGAIN = "make loadtest SCENARIO=chat-p99"
 LONG_PATH = "runs/20260102-030405-chat-p99-abcdef/" + "deep/" * 20 + "report.html"

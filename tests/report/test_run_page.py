@@ -15,8 +15,8 @@ from markupsafe import escape
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.report import write_report
-from tests.analysis.report_frames import write_run
-from tests.kit import figure_at
+from tests.kit.results import figure_at
+from tests.kit.runs import write_run
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from gapmeter.report import write_report
-from tests.analysis.report_frames import write_run
-from tests.browser import Tab
+from tests.kit.browser import Tab
+from tests.kit.runs import write_run
 
 pytestmark = pytest.mark.browser
 _PICTURES = ("report.png", "report-dark.png", "report-phone.png", "report-print.png", "report-request.png",

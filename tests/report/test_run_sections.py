@@ -22,7 +22,7 @@ from gapmeter.report.device import levels_of
 from gapmeter.report.document import PAGE, Chart, Figure, Table
 from gapmeter.report.run_folder import Run
 from gapmeter.report.timeline import Span
-from tests.analysis.report_frames import write_run
+from tests.kit.runs import write_run
 
 S = 1_000_000_000
 

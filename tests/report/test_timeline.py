@@ -16,7 +16,7 @@ from gapmeter.analysis.requests.metrics import final
 from gapmeter.report.document import Figure, Table
 from gapmeter.report.run_folder import Run
 from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, stretches
-from tests.analysis.report_frames import write_run
+from tests.kit.runs import write_run
 
 
 def raw(table: Table, column: int) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from gapmeter.records import Outcome, Span
 from gapmeter.servers.launch import ServerFailed, free_port
-from tests.servers.simulated_run import Server, eventually, session, simulated
+from tests.kit.simulated import Server, session, simulated
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
@@ -145,23 +145,14 @@ async def test_models_and_metrics_say_what_is_served(client: aiohttp.ClientSessi
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_away_frees_its_place_in_the_engine(server: Server, stream: bool) -> None:
-    async def running() -> float:
-        return await server.metric("requests_running") + await server.metric("requests_waiting")
-
-    async def is_running() -> bool:
-        return await running() > 0
-
-    async def is_idle() -> bool:
-        return await running() == 0
-
     body = json.dumps({"prompt": "x", "max_tokens": 500, "stream": stream}).encode()
     head = f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head + body)
-    await eventually(is_running)
+    await server.until("requests_running", lambda running: running > 0)
     writer.close()
-    await eventually(is_idle, 0.4)  # 500 tokens would take at least a second
+    await server.until("requests_running", lambda running: not running, 0.4)  # 500 tokens would take at least a second
     del reader
 
 
@@ -232,11 +223,7 @@ async def test_every_request_is_recorded_with_how_it_ended(tmp_path: Path) -> No
                 server.url + CHAT, json={**HELLO, "stream": True, "max_tokens": 400}, headers={"x-request-id": "gone"}
             ) as answer:
                 await answer.content.readany()
-
-        async def idle() -> bool:
-            return await server.metric("requests_running") == 0
-
-        await eventually(idle)
+        await server.until("requests_running", lambda running: not running)
     file = server.records("api")
     assert file.complete
     outcomes = {file.client_ids[int(row["ref"])]: Outcome(int(row["code"])) for row in file.counts}

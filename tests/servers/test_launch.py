@@ -21,8 +21,8 @@ from gapmeter.servers.launch import (
     log_reason,
     start,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests.kit.command import ROOT
+from tests.kit.wait import until
 
 # A server that answers, with a child in a session of its own and a grandchild that has lost its parent; all of them
 # write their ids into a file. "stubborn" ones ignore SIGTERM, as an engine in the middle of a long kernel does.
@@ -76,9 +76,7 @@ def launch_tree(tmp_path: Path, manner: str = "polite", cores: tuple[int, ...] =
     port, pids = free_port(), tmp_path / "pids"
     command = [sys.executable, "-c", TREE, str(port), str(pids), manner]
     server = launch(command, {}, cores, tmp_path / "server.log", f"http://127.0.0.1:{port}/health", 20)
-    deadline = time.monotonic() + 10
-    while len(pids_in(pids)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(pids_in(pids)) == 3, 10)
     return server, pids
 
 
@@ -179,9 +177,7 @@ def test_a_death_in_mid_run_is_seen_and_explained(tmp_path: Path) -> None:
         assert server.poll() is None and server.failure() is None
         os.kill(server.pid, signal.SIGKILL)
         assert gone_within(pids_in(pids), 20)
-        deadline = time.monotonic() + 10
-        while server.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: server.poll() is not None, 10)
         failure = server.failure()
         assert failure is not None and server.exit_code == 137 and "signal 9" in str(failure)
 
@@ -190,8 +186,7 @@ def test_the_server_runs_on_the_cores_it_was_given_with_as_many_threads(tmp_path
     core = min(os.sched_getaffinity(0))
     code = "import os; print('cores', os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'], os.environ['X'])"
     server = start([sys.executable, "-c", code], {"X": "set"}, (core,), tmp_path / "log")
-    while server.poll() is None:
-        time.sleep(0.01)
+    until(lambda: server.poll() is not None)
     assert (tmp_path / "log").read_text() == f"cores {{{core}}} 1 set\n"
     assert server.stop() == 0
 

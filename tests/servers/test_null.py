@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +15,21 @@ import numpy as np
 import pytest
 
 from gapmeter.records import Outcome, RecordFile, Span, read_records
-from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.null.server import FAULTS, PreparedAnswer
+from tests.kit.command import ROOT
+from tests.kit.servers import null_process
+from tests.kit.streams import wire
 
-ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 
 
-@contextlib.contextmanager
-def null_server(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The real process; yields it and its port."""
-    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield process, int(process.stdout.readline())
-        finally:
-            process.terminate()
-
-
-def ask(port: int, request_id: str = "a", path: str = "/v1/chat/completions", **body: Any) -> tuple[int, bytes]:
+def ask(
+    port: int, request_id: str = "a", path: str = "/v1/chat/completions", text: str | None = None, **body: Any
+) -> tuple[int, bytes]:
     """One request on a connection of its own: status and entity."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    text = json.dumps({"model": "null", "messages": [], "stream": True} | body)
+    text = text or json.dumps({"model": "null", "messages": [], "stream": True} | body)
     connection.request("POST", path, text, {"x-request-id": request_id})
     answer = connection.getresponse()
     entity = answer.read()
@@ -49,11 +38,7 @@ def ask(port: int, request_id: str = "a", path: str = "/v1/chat/completions", **
 
 
 def tokens(entity: bytes) -> int:
-    record = RequestRecord(
-        index=0, request_id="", worker=0, due_ns=0, body=entity, chunk_ns=np.array([1]),
-        chunk_bytes=np.array([len(entity)], np.uint32),
-    )  # fmt: skip
-    answer = parse_answer(record)
+    answer = parse_answer(wire([entity]))
     assert answer.error == ""
     return len(answer.token_ns)
 
@@ -63,7 +48,7 @@ def logged(folder: Path) -> list[RecordFile]:
 
 
 def test_no_token_leaves_early_and_the_log_counts_them_all(tmp_path: Path) -> None:
-    with null_server("--first-ms", "20", "--gap-ms", "3", "--log", str(tmp_path)) as (process, port):
+    with null_process("--first-ms", "20", "--gap-ms", "3", "--log", str(tmp_path)) as (process, port):
         for number in range(1, 6):
             assert tokens(ask(port, f"r-{number}", max_tokens=number)[1]) == number
         process.send_signal(signal.SIGTERM)
@@ -85,7 +70,7 @@ def test_no_token_leaves_early_and_the_log_counts_them_all(tmp_path: Path) -> No
 
 
 def test_with_no_gap_a_whole_answer_is_one_write(tmp_path: Path) -> None:
-    with null_server("--first-ms", "1", "--gap-ms", "0", "--log", str(tmp_path)) as (process, port):
+    with null_process("--first-ms", "1", "--gap-ms", "0", "--log", str(tmp_path)) as (process, port):
         assert tokens(ask(port, max_tokens=500)[1]) == 500
         process.terminate()
         process.wait(10)
@@ -96,19 +81,20 @@ def test_with_no_gap_a_whole_answer_is_one_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_chats_and_completions_streamed_or_not_have_the_tokens_asked(path: str, stream: bool) -> None:
-    with null_server("--first-ms", "1", "--gap-ms", "0", "--prompt-tokens", "9") as (_, port):
+    with null_process("--first-ms", "1", "--gap-ms", "0", "--prompt-tokens", "9") as (_, port):
         status, entity = ask(port, path=path, stream=stream, max_tokens=7)
     assert (status, tokens(entity)) == (200, 7)
     assert b'"prompt_tokens":9' in entity.replace(b" ", b"")
 
 
 def test_an_answer_is_never_longer_than_allowed() -> None:
-    with null_server("--first-ms", "1", "--gap-ms", "0", "--most-tokens", "5") as (_, port):
+    with null_process("--first-ms", "1", "--gap-ms", "0", "--most-tokens", "5") as (_, port):
         assert tokens(ask(port, max_tokens=1000)[1]) == 5
 
 
 def test_several_processes_share_the_port_and_each_logs_its_own(tmp_path: Path) -> None:
-    with null_server("--processes", "3", "--first-ms", "1", "--gap-ms", "0", "--log", str(tmp_path)) as (process, port):
+    words = ("--processes", "3", "--first-ms", "1", "--gap-ms", "0", "--log", str(tmp_path))
+    with null_process(*words) as (process, port):
         for number in range(40):
             assert tokens(ask(port, f"r-{number}", max_tokens=2)[1]) == 2
         process.terminate()
@@ -121,7 +107,7 @@ def test_several_processes_share_the_port_and_each_logs_its_own(tmp_path: Path) 
 def test_a_client_that_goes_away_ends_its_stream(tmp_path: Path) -> None:
     body = json.dumps({"messages": [], "stream": True, "max_tokens": 4000}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nx-request-id: gone\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with null_server("--first-ms", "1", "--gap-ms", "5", "--log", str(tmp_path)) as (process, port):
+    with null_process("--first-ms", "1", "--gap-ms", "5", "--log", str(tmp_path)) as (process, port):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(head + body)
             assert sock.recv(1000)
@@ -138,15 +124,12 @@ def test_a_client_that_goes_away_ends_its_stream(tmp_path: Path) -> None:
     [("not JSON", 400), ("{}", 200), ('{"fault": "unheard of"}', 400), ('{"fault": "status_500"}', 500)],
 )
 def test_requests_are_answered_by_what_they_say(text: str, status: int) -> None:
-    with null_server("--first-ms", "1", "--gap-ms", "0") as (_, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("POST", "/v1/completions", text)
-        assert connection.getresponse().status == status
-        connection.close()
+    with null_process("--first-ms", "1", "--gap-ms", "0") as (_, port):
+        assert ask(port, path="/v1/completions", text=text)[0] == status
 
 
 def test_what_is_not_http_is_answered_with_400_and_closed() -> None:
-    with null_server() as (_, port), socket.create_connection(("127.0.0.1", port)) as sock:
+    with null_process() as (_, port), socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00 this is no request \r\n\r\n")
         assert b"400 Bad Request" in sock.makefile("rb").read()
 

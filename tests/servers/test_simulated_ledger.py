@@ -16,7 +16,7 @@ import pytest
 from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
 from gapmeter.analysis.ledger.trace import read_trace
 from gapmeter.records import EntryFlag
-from tests.servers.simulated_run import Asked, Server, ask, session, simulated
+from tests.kit.simulated import Asked, Server, ask, session, simulated
 
 TOKENS = 12
 MODES: dict[str, dict[str, Any]] = {

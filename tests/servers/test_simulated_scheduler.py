@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import pytest
 from gapmeter_probe.records import EntryFlag
@@ -27,7 +28,7 @@ limits = st.builds(
 sizes = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 18), st.booleans()), min_size=1, max_size=14)
 
 
-def requests_of(sizes: list[tuple[int, int, bool]]) -> list[Request]:
+def requests_of(sizes: Sequence[tuple[int, int, bool]]) -> list[Request]:
     """Requests with keys from 0; those marked share their prompt's beginning."""
     return [
         Request(key, prompt, output, tuple(("shared", n) if shared else (key, "own", n) for n in range(prompt // 4)))
@@ -38,8 +39,10 @@ def requests_of(sizes: list[tuple[int, int, bool]]) -> list[Request]:
 class Run:
     """Drives a scheduler as an engine would: one step ahead when it is asynchronous. Checks every plan."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, sizes: Sequence[tuple[int, int, bool]] = ()) -> None:
         self.scheduler = Scheduler(limits)
+        for request in requests_of(sizes):
+            self.scheduler.add(request)
         self.limits = limits
         self.flying: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
@@ -90,9 +93,7 @@ class Run:
 def test_every_request_gets_exactly_its_tokens_and_all_blocks_come_back(
     limits: Limits, sizes: list[tuple[int, int, bool]]
 ) -> None:
-    run = Run(limits)
-    for request in requests_of(sizes):
-        run.scheduler.add(request)
+    run = Run(limits, sizes)
     run.finish()
     assert run.made == Counter({key: output for key, (_, output, _) in enumerate(sizes)})
     assert sorted(run.finished) == list(range(len(sizes)))
@@ -104,9 +105,7 @@ def test_every_request_gets_exactly_its_tokens_and_all_blocks_come_back(
 def test_an_aborted_request_gets_nothing_more_and_leaves_no_block_behind(
     limits: Limits, sizes: list[tuple[int, int, bool]], victims: list[int], after: int
 ) -> None:
-    run = Run(limits)
-    for request in requests_of(sizes):
-        run.scheduler.add(request)
+    run = Run(limits, sizes)
     for _ in range(after):
         if len(run.scheduler):
             run.step()
@@ -123,9 +122,7 @@ def test_an_aborted_request_gets_nothing_more_and_leaves_no_block_behind(
 def test_requests_are_first_scheduled_in_the_order_in_which_they_came(
     limits: Limits, sizes: list[tuple[int, int, bool]]
 ) -> None:
-    run = Run(limits)
-    for request in requests_of(sizes):
-        run.scheduler.add(request)
+    run = Run(limits, sizes)
     run.finish()
     firsts = list(dict.fromkeys(entry.key for plan in run.plans for entry in plan.entries if entry.tokens))
     assert firsts == sorted(firsts)
@@ -136,9 +133,7 @@ def test_requests_are_first_scheduled_in_the_order_in_which_they_came(
 def test_what_is_computed_is_what_is_known_each_position_once_unless_evicted(
     limits: Limits, sizes: list[tuple[int, int, bool]]
 ) -> None:
-    run = Run(limits)
-    for request in requests_of(sizes):
-        run.scheduler.add(request)
+    run = Run(limits, sizes)
     run.finish()
     at: dict[int, int] = {}
     most: dict[int, int] = {}

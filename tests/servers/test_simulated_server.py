@@ -21,7 +21,8 @@ from gapmeter.servers.launch import ServerFailed, launch
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import ServerOptions, parse_options
-from tests.servers.simulated_run import Asked, Server, ask, eventually, session, simulated
+from tests.kit.simulated import Asked, Server, ask, session, simulated
+from tests.kit.wait import eventually
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +64,10 @@ async def test_a_client_that_leaves_frees_its_place_and_its_blocks(server: Serve
         async with client.post(f"{server.url}/v1/completions", json=body) as answer:
             await answer.content.readline()
             assert await server.metric("requests_running") >= 1
-
-        async def alone() -> bool:
-            return await server.metric("requests_running") == 1
-
-        await eventually(alone)
+        await server.until("requests_running", lambda running: running == 1)
         assert (await staying).finish_reason == "length"
-
-        async def empty() -> bool:
-            return await server.metric("kv_blocks_free") == await server.metric("kv_blocks")
-
-        await eventually(empty)
+        blocks = await server.metric("kv_blocks")
+        await server.until("kv_blocks_free", lambda free: free == blocks)
 
 
 async def test_requests_beyond_the_bounded_queue_are_answered_503(tmp_path: Path) -> None:
@@ -115,12 +109,8 @@ async def test_it_refuses_the_share_of_requests_and_dies_at_the_one_that_it_was_
             last = await ask(client, server, "e12")
         assert Counter(one.status for one in asked) == {200: 9, 500: 3}
         assert (last.token_ns, bool(last.error)) == ([], True)
-        await eventually(lambda: _ended(server))
+        await eventually(lambda: server.process.poll() is not None)
     assert server.process.exit_code == 128 + signal.SIGKILL
-
-
-async def _ended(server: Server) -> bool:
-    return server.process.poll() is not None
 
 
 def test_a_server_that_never_becomes_ready_says_so_and_is_ended(tmp_path: Path) -> None:
@@ -132,7 +122,7 @@ async def test_a_stall_of_the_engine_delays_tokens_and_loses_none(tmp_path: Path
     with simulated(tmp_path, fault_stall_at=2, fault_stall_s=0.4) as server:
         async with session() as client:
             asking = asyncio.create_task(ask(client, server, "early", tokens=100))
-            await eventually(lambda: _streaming(server))
+            await server.until("generation_tokens_total", lambda tokens: tokens > 0)
             late = await ask(client, server, "late", tokens=2)
             early = await asking
     assert early.finish_reason == late.finish_reason == "length"
@@ -143,11 +133,11 @@ async def test_when_the_engine_process_is_killed_clients_are_told_and_the_server
     with simulated(tmp_path) as server:
         async with session() as client:
             asking = asyncio.create_task(ask(client, server, "unlucky", tokens=4000))
-            await eventually(lambda: _streaming(server))
+            await server.until("generation_tokens_total", lambda tokens: tokens > 0)
             (engine,) = psutil.Process(server.process.pid).children()
             engine.kill()
             asked = await asking
-        await eventually(lambda: _ended(server))
+        await eventually(lambda: server.process.poll() is not None)
     assert asked.error
     assert asked.finish_reason is None
     assert server.process.exit_code == 1
@@ -158,16 +148,8 @@ async def test_nothing_is_left_when_the_api_process_is_killed(tmp_path: Path) ->
     with simulated(tmp_path) as server:
         (engine,) = psutil.Process(server.process.pid).children()
         os.kill(server.process.pid, signal.SIGKILL)
-        await eventually(lambda: _gone(engine))
+        await eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
     assert server.records("core").process["role"] == "core"  # readable, whichever of the two was quicker to end
-
-
-async def _streaming(server: Server) -> bool:
-    return await server.metric("generation_tokens_total") > 0
-
-
-async def _gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 # -- records and truth

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import pytest
 from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.records import RunFolder
 from gapmeter.servers.telemetry.sampler import SamplerSettings
-from tests.servers.simulated_run import Server, simulated
+from tests.kit.simulated import Server, simulated
+from tests.kit.wait import until
 
 EVERY_NS = 50_000_000
 
@@ -54,14 +55,7 @@ def read(folder: Path) -> Samples:
 
 
 def await_rows(folder: Path, source: str, rows: int) -> None:
-    await_true(lambda: len(read(folder).tables.get(source, ())) >= rows)
-
-
-def await_true(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
+    until(lambda: len(read(folder).tables.get(source, ())) >= rows, 120)
 
 
 def test_processes_and_metrics_are_sampled_and_what_is_not_here_is_told_once(server: Server, tmp_path: Path) -> None:
@@ -101,7 +95,7 @@ def test_a_sampler_that_was_stopped_says_which_deadlines_it_missed(server: Serve
         time.sleep(1.0)
         woken = time.monotonic_ns()
         os.kill(process.pid, signal.SIGCONT)
-        await_true(lambda: bool((read(tmp_path).tables["processes"]["at_ns"] > woken).any()))
+        until(lambda: bool((read(tmp_path).tables["processes"]["at_ns"] > woken).any()))
     found = read(tmp_path)
     at = found.tables["processes"]["at_ns"]
     assert not ((at > stopped + EVERY_NS) & (at < woken)).any()
@@ -127,7 +121,7 @@ def test_a_server_that_dies_leaves_failed_reads_not_old_values(tmp_path: Path) -
         await_rows(tmp_path, "engine", 2)
         running.process.stop()
         died = time.monotonic_ns()
-        await_true(lambda: {"processes", "engine"} <= {g.source for g in read(tmp_path).gaps if g.since_ns > died})
+        until(lambda: {"processes", "engine"} <= {g.source for g in read(tmp_path).gaps if g.since_ns > died})
     for source in ("processes", "engine"):
         late = [at for at in read(tmp_path).tables[source]["at_ns"] if at > died]
         assert not late
@@ -146,7 +140,7 @@ def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path)
         threading.Thread(target=plain.serve_forever, daemon=True).start()
         with sampler(tmp_path, f"http://127.0.0.1:{plain.server_port}", (os.getpid(),)):
             await_rows(tmp_path, "processes", 8)
-            await_true(lambda: "engine" in read(tmp_path).absent)
+            until(lambda: "engine" in read(tmp_path).absent)
         plain.shutdown()
     found = read(tmp_path)
     assert "answered 404" in found.absent["engine"]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
 from gapmeter.servers.models import resolve_model
-from tests.servers.vllm_run import GIVEN_UP_TOKENS, Run, run_vllm
+from tests.kit.vllm import GIVEN_UP_TOKENS, Run, run_vllm
 
 pytestmark = pytest.mark.vllm
 

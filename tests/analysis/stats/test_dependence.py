@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gapmeter.analysis.stats import dependence
+from tests.kit.series import ar1
 
 Floats = NDArray[np.float64]
-
-
-def ar1(rng: np.random.Generator, phi: float, count: int) -> Floats:
-    """A stationary series of variance 1 whose autocorrelation at lag k is phi^k."""
-    noise, series = rng.normal(size=count), np.empty(count)
-    series[0] = noise[0]
-    for i in range(1, count):
-        series[i] = phi * series[i - 1] + np.sqrt(1 - phi**2) * noise[i]
-    return series
 
 
 def above_median(series: Floats) -> dependence.Exceedances:
@@ -97,10 +89,7 @@ _ESTIMATES = (dependence.Exceedances.short, dependence.Exceedances.long)
 def test_the_autocorrelation_time_of_an_ar1_series_is_the_known_one() -> None:
     rng = np.random.default_rng(5)
     for phi in (0.0, 0.5, 0.9):
-        noise = rng.normal(size=200_000)
-        series = np.zeros_like(noise)
-        for i in range(1, len(noise)):
-            series[i] = phi * series[i - 1] + noise[i]
+        series = ar1(rng, phi, 200_000)
         assert dependence.autocorrelation_time(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.1)
 
 

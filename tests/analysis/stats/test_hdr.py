@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.stats import hdr
 from gapmeter.records.histograms import HIGHEST_NS
+from tests.kit.runs import read_hlog
 
 LAST_COUNTED = hdr.new_histogram().get_highest_equivalent_value(
     hdr.new_histogram().get_value_from_index(hdr.new_histogram().counts_len - 1)
@@ -97,13 +98,10 @@ def test_the_package_reads_back_every_tag_and_count_from_a_log(tmp_path: Path) -
     written = {name: hdr.histogram_of(rng.lognormal(16, 1, 500))[0] for name in ("ttft", "itl", "stage.queue")}
     path = tmp_path / "run.hlog"
     hdr.write_hlog(path, written, 1_700_000_000.25, 90.5)
-    reader = HistogramLogReader(str(path), hdr.new_histogram())
-    found = {}
-    while (histogram := reader.get_next_interval_histogram()) is not None:
-        found[histogram.get_tag()] = histogram
+    found = read_hlog(path)
+    for histogram in found.values():
         assert histogram.get_start_time_stamp() == pytest.approx(1_700_000_000_250)
         assert histogram.get_end_time_stamp() == pytest.approx(1_700_000_090_750)
-    reader.close()
     assert list(found) == list(written)
     for name, histogram in written.items():
         assert found[name].get_total_count() == 500
@@ -115,10 +113,7 @@ def test_readers_find_the_interval_whatever_fraction_of_a_second_the_run_began_a
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.hlog"
         hdr.write_hlog(path, {"ttft": hdr.histogram_of([5])[0]}, start_s, 2.0)
-        reader = HistogramLogReader(str(path), hdr.new_histogram())
-        found = reader.get_next_interval_histogram()
-        reader.close()
-    assert found is not None
+        found = read_hlog(path)["ttft"]
     assert found.get_start_time_stamp() == pytest.approx(1000 * start_s, abs=2)
 
 

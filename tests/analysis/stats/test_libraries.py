@@ -22,7 +22,7 @@ from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import Difference, holm
 from gapmeter.analysis.stats.exact import interval_ranks, rate_bounds, share_bounds
 from gapmeter.analysis.stats.series import Series, ratio_of_geometric_means
-from tests.analysis.stats.test_dependence import ar1
+from tests.kit.series import ar1
 
 Floats = NDArray[np.float64]
 

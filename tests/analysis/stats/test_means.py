@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from gapmeter.analysis.stats.series import level_of, ratio_of_geometric_means
+from tests.kit.series import ar1
 
 
 def test_a_mean_of_neighbors_that_are_alike_is_known_less_well() -> None:
     """An AR(1) with 0.9 has 19 times the variance of a mean of independent values; the interval holds the truth."""
     rng, held, wide = np.random.default_rng(2), 0, 0
     for _ in range(200):
-        noise = rng.standard_normal(1200)
-        series = np.zeros(1200)
-        for i in range(1, 1200):
-            series[i] = 0.9 * series[i - 1] + noise[i]
-        level = level_of(100 + series[200:])
+        series = ar1(rng, 0.9, 1000)
+        level = level_of(100 + series)
         assert level is not None
         low, high = level.estimate.known[1:]
         held += low <= 100 <= high

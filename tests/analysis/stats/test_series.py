@@ -15,17 +15,9 @@ from scipy import stats
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.stats.exact import interval_ranks, values_needed
 from gapmeter.analysis.stats.series import Series, Worth, time_blocks
+from tests.kit.series import mm1_sojourns
 
 Floats = NDArray[np.float64]
-
-
-def mm1_sojourns(rng: np.random.Generator, load: float, count: int) -> Floats:
-    """Times in a stationary M/M/1 queue with service rate 1, by Lindley's recursion: exponential of rate 1 - load."""
-    service, gaps = rng.exponential(1, count), rng.exponential(1 / load, count)
-    start = rng.exponential(1 / (1 - load)) if rng.random() < load else 0.0
-    walk = np.concatenate([[0.0], np.cumsum(service[:-1] - gaps[1:])])
-    waits = walk - np.minimum(np.minimum.accumulate(walk), -start)
-    return np.asarray(waits + service)
 
 
 def covered(estimate: Estimate, truth: float) -> bool:

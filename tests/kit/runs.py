@@ -5,6 +5,7 @@ Times are made so that every ledger balances to the nanosecond, as the real one 
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from hdrh.histogram import HdrHistogram
+from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
@@ -22,11 +25,13 @@ from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
-from tests.kit import manifest, result
+from gapmeter.records.histograms import new_histogram
+from tests.kit.results import manifest, result
 
 _ORIGIN_NS = 5_000_000_000
 _FIXED_US = {
@@ -83,6 +88,16 @@ def simulate(
     rows += [_ledger_row(r, "last_token", unmeasured) for r in good]
     known = _timeline(good[:600], unmeasured)
     return Frames(requests, pd.DataFrame(rows), _gaps(good, steps, unmeasured), pd.DataFrame(steps), known)
+
+
+def timed(ttft_ms: Any, *, every_ms: float = 100, stream_ms: Any = 10, tokens: int = 2, **columns: Any) -> pd.DataFrame:
+    """Good requests due at equal times, with these TTFTs; the last token comes ``stream_ms`` after the first."""
+    ttft = np.asarray(ttft_ms, np.float64)
+    due = (np.arange(len(ttft)) * every_ms * 1e6).astype(np.int64) + 10**12
+    first = due + (ttft * 1e6).astype(np.int64)
+    last = first + (np.asarray(stream_ms) * 1e6).astype(np.int64)
+    known = {"due_ns": due, "sent_ns": due, "first_token_ns": first, "last_token_ns": last, "end_ns": last}
+    return pd.DataFrame({**known, "output_tokens": tokens, "outcome": "ok", **columns})
 
 
 def _gaps(good: list[_Request], steps: list[dict[str, int]], unmeasured: tuple[str, ...]) -> pd.DataFrame:
@@ -206,28 +221,51 @@ def write_run(
     with_ledger: bool = True, rate: float = 8.0, **simulation: Any,
 ) -> RunFolder:  # fmt: skip
     """Simulate a run and write its folder as the analysis leaves it, summary.json by the real analysis."""
-    frames = simulate(rate=rate, **simulation)
+    made = _analysed(
+        slos, name, model, tuple((evidence or {}).items()), with_ledger, rate, tuple(sorted(simulation.items()))
+    )
     folder = RunFolder(path)
     path.mkdir(parents=True)
+    write_tables(path, made.tables)
+    for document in (made.result, made.result.verdict_file, made.about):
+        document.write(path)
+    return folder
+
+
+@dataclass(frozen=True)
+class _Analysed:
+    tables: dict[str, pd.DataFrame]
+    result: RunResult
+    about: Manifest
+
+
+@functools.lru_cache(maxsize=8)
+def _analysed(
+    slos: tuple[str, ...], name: str, model: str, evidence: tuple[tuple[str, Any], ...], with_ledger: bool,
+    rate: float, simulation: tuple[tuple[str, Any], ...],
+) -> _Analysed:  # fmt: skip
+    """What is in such a run's folder: several tests want the same one, and it takes seconds."""
+    frames = simulate(rate=rate, **dict(simulation))
     tables = {"requests": frames.requests, "steps": frames.steps, "timeline": frames.timeline}
     tables |= {"ledger": frames.ledger} if with_ledger else {}
-    write_tables(path, tables)
-    known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **(evidence or {}))
+    known = Evidence(loop="open", arrivals="poisson", requested_rate=rate, client_cpu_share=0.31, **dict(evidence))
     about = manifest(
         command=f"gapmeter run {name}",
         scenario={"name": name, "load": {"rate": rate}, "server": {"model": model}},
         slo=[slo_of(text).to_json() for text in slos],
     )
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
-    found = result(
-        build_figures(frames.requests, *shown, about.slo, known, name=name),
-        about,
-        **explained(frames, *shown, about.slo),
-    )
-    found.write(path)
-    found.verdict_file.write(path)
-    about.write(path)
-    return folder
+    figures = build_figures(frames.requests, *shown, about.slo, known, name=name)
+    return _Analysed(tables, result(figures, about, **explained(frames, *shown, about.slo)), about)
+
+
+def read_hlog(path: Path) -> dict[str, HdrHistogram]:
+    """Its histograms by their tags, as the package's own reader reads them."""
+    reader = HistogramLogReader(str(path), new_histogram())
+    histograms = iter(reader.get_next_interval_histogram, None)
+    found = {histogram.get_tag(): histogram for histogram in histograms}
+    reader.close()
+    return found
 
 
 def explained(
@@ -244,6 +282,12 @@ def explained(
     }
 
 
+def slo(metric: str, percentile: float | None, limit: float) -> Slo:
+    """A limit in ms, or a share for errors."""
+    of = "" if percentile is None else f"p{percentile:g} "
+    return slo_of(f"{metric} {of}<= {limit:g} ms" if metric != "errors" else f"errors <= {limit * 100:g} %")
+
+
 def slo_of(text: str) -> Slo:
     """From ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
     words = text.split()
@@ -251,3 +295,10 @@ def slo_of(text: str) -> Slo:
         return Slo(metric="errors", percentile=None, limit_ns=None, limit_share=float(words[2]) / 100, text=text)
     limit_ns = int(float(words[3]) * 1e6)
     return Slo(metric=words[0], percentile=float(words[1][1:]), limit_ns=limit_ns, limit_share=None, text=text)
+
+
+SLOS = [slo("ttft", 99.0, 500), slo("itl", 99.0, 100), slo("e2e", 97.5, 3000), slo("errors", None, 0.01)]
+# Of the 1200 measured requests and 20 of warm-up that ``simulate`` makes of 1200.
+EVIDENCE = Evidence(
+    "open", "poisson", 8.0, planned=1220, client_cpu_share=0.3, client_loop_lag_ns=np.full(9, 1e5), cores_shared=False
+)

@@ -16,7 +16,7 @@ from gapmeter.analysis.results import Manifest
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 from tests import kit
-from tests.analysis.report_frames import write_run
+from tests.kit.runs import write_run
 
 TRAFFIC = Traffic(requests=200, rate=25.0, output_median=5.0, warmup=20)
 TIMES = StageTimes(

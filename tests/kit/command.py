@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,29 +22,28 @@ import pandas as pd
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import RecordTail
 from gapmeter.records.request import FINISHED
+from tests.kit.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "GAPMETER_TEST_MARK"
 _LONGEST_S = 300  # a hang takes for ever; a busy machine may take long
 
+
+def settings(*pairs: str) -> tuple[str, ...]:
+    """As words of a command line."""
+    return tuple(word for pair in pairs for word in ("--set", pair))
+
+
 # Thirty short requests in half a second.
-SHORT = tuple(
-    word
-    for setting in (
-        "load.arrivals=constant", "load.rate=60", "load.requests=30", "load.warmup=0", "load.timeout=9s",
-        "workload.prompt_tokens=16", "workload.output_tokens=4",
-    )
-    for word in ("--set", setting)
+SHORT = settings(
+    "load.arrivals=constant", "load.rate=60", "load.requests=30", "load.warmup=0", "load.timeout=9s",
+    "workload.prompt_tokens=16", "workload.output_tokens=4",
 )  # fmt: skip
 # Answers that take a second, in a window of four: no hiccup of a busy machine is large against either, so that the
 # verdict is about the SLOs.
-SLOW = tuple(
-    word
-    for setting in (
-        "load.rate=6", "load.requests=24", "workload.output_tokens=1", "server.max_batch=32",
-        "server.args.forward_ms=1000",
-    )
-    for word in ("--set", setting)
+SLOW = settings(
+    "load.rate=6", "load.requests=24", "workload.output_tokens=1", "server.max_batch=32",
+    "server.args.forward_ms=1000",
 )  # fmt: skip
 SIMULATED = ("run", "smoke", "--engine", "simulated", *SHORT)
 
@@ -121,23 +122,32 @@ class Command:
 
     def await_load(self, answered: int = 1) -> Path:
         """The run's folder, once so many answers are on disk."""
-        return self._await(lambda: next((f for f in self.runs.glob("*") if _answers(f) >= answered), None))
+        return self._await(
+            lambda: next((f for f in self.runs.glob("*") if answers_in(f / "requests") >= answered), None)
+        )
 
     def await_log(self) -> Path:
         """The run's folder, once its server has been started."""
         return self._await(lambda: next((log.parents[1] for log in self.runs.glob("*/logs/server.log")), None))
+
+    def await_start(self) -> int:
+        """When the load begins, in ns of CLOCK_MONOTONIC, once that is known."""
+
+        def planned() -> Path | None:
+            return next((run for run in self.runs.glob("*") if _t0_ns(run)), None)
+
+        return _t0_ns(self._await(planned))
 
     def children(self, part: str) -> list[int]:
         """Ids of this command's processes with ``part`` in their command line."""
         return [pid for pid, line in marked(self.mark).items() if part in line]
 
     def _await(self, look: Callable[[], Path | None]) -> Path:
-        end = time.monotonic() + _LONGEST_S
-        while (found := look()) is None:
+        def seen() -> Path | None:
             assert self.process.poll() is None, self.process.communicate()[1]
-            assert time.monotonic() < end, "nothing happened"
-            time.sleep(0.02)
-        return found
+            return look()
+
+        return until(seen, _LONGEST_S)
 
 
 def hear_signals() -> None:
@@ -149,6 +159,27 @@ def hear_signals() -> None:
 def gapmeter(*words: str, runs: Path, env: dict[str, str] | None = None) -> Done:
     """Run a command to its end."""
     return Command(words, runs, env or {}).done()
+
+
+@contextlib.contextmanager
+def crew(command: Command, before: Sequence[Sequence[str]] = ((), (), ())) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A worker for each of what stands before its words; nothing of them nor of the command is left."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        words = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", command.master()]
+        processes += [subprocess.Popen([*inside, *words], cwd=ROOT, stderr=subprocess.DEVNULL) for inside in before]
+        yield processes
+    finally:
+        for process in (*processes, command.process):
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def at_once(scenes: Mapping[str, Callable[[], Done]]) -> Iterator[dict[str, Future[Done]]]:
+    """Several commands, three at a time: most of each is waiting."""
+    with ThreadPoolExecutor(3) as pool:
+        yield {name: pool.submit(scene) for name, scene in scenes.items()}
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -173,6 +204,13 @@ def await_gone(mark: str) -> list[str]:
     return list(left.values())
 
 
-def _answers(folder: Path) -> int:
-    files = folder.glob("requests/*.gap")
-    return sum(code == FINISHED for file in files for code, _ in RecordTail(file).poll())
+def _t0_ns(run: Path) -> int:
+    try:
+        return int(RunFolder(run).read_manifest()["plan"]["t0_ns"])
+    except (OSError, KeyError):
+        return 0
+
+
+def answers_in(folder: Path) -> int:
+    """How many answers generators have put on disk by now."""
+    return sum(code == FINISHED for file in folder.glob("*.gap") for code, _ in RecordTail(file).poll())

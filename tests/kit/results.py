@@ -61,6 +61,12 @@ def manifest(**parts: Any) -> Manifest:
     return Manifest.model_validate(manifest_document(**parts))
 
 
+def steady(state: str) -> Steady:
+    """A steady state that no method said anything of."""
+    none = SteadyMethods(mser5=None, pelt=None, queue_slope=None)
+    return Steady(state=state, methods=none, valid_for_capacity=state == "steady")
+
+
 def figure_at(document: Any, key: str) -> Any:
     """The figure at a key such as ``slo.0.value_ms``, as a page's ``data-key`` names it."""
     for part in key.split("."):
@@ -85,9 +91,7 @@ def result(figures: RunFigures, about: Manifest | None = None, **parts: Any) -> 
         "ledger": LedgerFacts(
             refused=(), unmeasured=(), clipped={}, requests=0, interference=None, killed_processes=()
         ),
-        "steady": Steady(
-            state="unknown", methods=SteadyMethods(mser5=None, pelt=None, queue_slope=None), valid_for_capacity=False
-        ),
+        "steady": steady("unknown"),
         "drift": Drift(first_s=10.0, ttft=None, tpot=None, output_tokens_per_s=None, machine_time=None, reason=None),
         "tokens_per_request": TokensPerRequest(output=None, prompt=None, total=None),
         "cost": NoCost(status="none", reason="nobody asked", per_request_usd=None),

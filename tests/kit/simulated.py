@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import aiohttp
 from gapmeter.records import RecordFile, read_records
 from gapmeter.servers.launch import ServerProcess, free_port, launch
 from gapmeter.servers.simulated import simulated_command
+from tests.kit.wait import eventually
 
 # Short enough that a test is quick, with every stage long enough to be seen.
 QUICK: dict[str, Any] = {
@@ -69,6 +69,14 @@ class Server:
             lines = (await answer.text()).splitlines()
         return float(next(line.split()[-1] for line in lines if line.startswith(f"gapmeter_{name}{{")))
 
+    async def until(self, name: str, check: Callable[[float], bool], seconds: float = 10) -> None:
+        """Wait until a figure of its metrics is so."""
+
+        async def is_so() -> bool:
+            return check(await self.metric(name))
+
+        await eventually(is_so, seconds)
+
 
 @contextlib.contextmanager
 def simulated(folder: Path, *, timeout_s: float = 20.0, max_batch: int = 4, **flags: Any) -> Iterator[Server]:
@@ -118,10 +126,3 @@ def _read(asked: Asked, line: bytes) -> None:
         asked.text += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
         asked.finish_reason = choice["finish_reason"] or asked.finish_reason
         asked.token_ns.append(at)
-
-
-async def eventually(check: Any, timeout_s: float = 10.0) -> None:
-    """Wait until ``await check()`` is true."""
-    async with asyncio.timeout(timeout_s):
-        while not await check():  # noqa: ASYNC110 - what is awaited happens in another process
-            await asyncio.sleep(0.01)

@@ -1,0 +1,1 @@
+"""What several tests need: servers, loads, runs, results, streams, the command, a browser; a module each."""

@@ -1,0 +1,173 @@
+"""Servers that misbehave as told: the null server in the test's loop, in a thread or a process, and played bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gapmeter.servers.null.server import Connection, Schedule, Server, chunk
+from tests.kit.command import ROOT
+from tests.kit.streams import sse
+
+Timed = Sequence[tuple[int, dict[str, Any] | str]]
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_PING = b": still here\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate and its key in a folder."""
+
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "cert.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "key.pem"
+
+    @property
+    def serving(self) -> ssl.SSLContext:
+        """What a server speaks TLS with."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.file, self.key)
+        return context
+
+
+class Faulty(Server):
+    """``fault_of`` gives the fault of a request: by the number that its id ends with, and that of the attempt."""
+
+    def __init__(
+        self, schedule: Schedule, fault_of: Callable[[int, int], str], models: Sequence[str] = ("null",)
+    ) -> None:
+        super().__init__(schedule)
+        self._fault_of, self._models = fault_of, models
+
+    def begin(self, connection: Connection, body: dict[str, Any], path: bytes, request_id: str, now: int) -> None:
+        if path == b"/v1/models":
+            connection.answer(b"200 OK", json.dumps({"data": [{"id": name} for name in self._models]}).encode())
+            return
+        number, _, attempt = request_id.rpartition("-")[2].partition(".")
+        fault = self._fault_of(int(number), int(attempt or 0))
+        super().begin(connection, body | {"fault": fault}, path, request_id, now)
+
+
+@contextlib.asynccontextmanager
+async def null_server(
+    *faults: str, first_ms: float = 1, gap_ms: float = 1, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Server, str]]:
+    """In the test's own loop: the server and its address.
+
+    Of several faults attempt k of every request meets fault k; those after the last meet the last.
+    """
+    schedule = Schedule(first_ns=int(first_ms * 1e6), gap_ns=int(gap_ms * 1e6), fault=faults[0] if faults else "none")
+    sock = socket.create_server(("127.0.0.1", 0))
+    if len(faults) > 1:
+        server: Server = Faulty(schedule, lambda _, attempt: faults[min(attempt, len(faults) - 1)])
+    else:
+        server = Server(schedule, tls=tls)
+    await server.listen(sock)
+    try:
+        yield server, f"{'https' if tls else 'http'}://localhost:{sock.getsockname()[1]}"
+    finally:
+        await server.close()
+
+
+@contextlib.contextmanager
+def faulty(
+    faults: Sequence[str] = ("none",), models: Sequence[str] = ("null",), schedule: Schedule | None = None,
+    lasting: int = 100,
+) -> Iterator[str]:  # fmt: skip
+    """In a thread: its address. Request k meets fault k, and so on round the list.
+
+    ``lasting``: how many of a request's attempts meet it; those after them are answered well.
+    """
+    sock = socket.create_server(("127.0.0.1", 0))
+    loop = asyncio.new_event_loop()
+    server = Faulty(
+        schedule or Schedule(first_ns=5_000_000, gap_ns=1_000_000),
+        lambda number, attempt: faults[number % len(faults)] if attempt < lasting else "none",
+        models,
+    )
+
+    def serve() -> None:
+        loop.run_until_complete(server.listen(sock))
+        loop.run_forever()
+        loop.run_until_complete(server.close())
+        loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+@contextlib.contextmanager
+def null_process(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """As users start it: the process and its port."""
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], limit: int = 1 << 16
+) -> AsyncIterator[str]:
+    """The address at which ``serve`` is called for every connection."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=limit)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def player(answers: Mapping[str, Timed]) -> AsyncIterator[str]:
+    """Plays given answers: each event leaves at its own time after the request's last byte; its address.
+
+    A request names its answer in the body: ``"answer": NAME``; times are in ms. An event "ping" is a comment. One
+    event a write, so that each can be read by itself.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+                assert length is not None
+                asked = json.loads(await reader.readexactly(int(length[1])))
+                await _play(writer, answers[asked["answer"]])
+
+    async with listening(serve) as url:
+        yield url
+
+
+async def _play(writer: asyncio.StreamWriter, timed: Timed) -> None:
+    now = asyncio.get_running_loop().time
+    begun = now()
+    writer.write(_HEAD)
+    for at_ms, event in timed:
+        await asyncio.sleep(begun + at_ms / 1e3 - now())
+        writer.write(chunk(_PING if event == "ping" else sse(event)[0]))
+    writer.write(b"0\r\n\r\n")
