@@ -34,7 +34,7 @@ from gapmeter.analysis.requests.figures import ledgers_of, write_histograms
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests, succeeded, window_s
 from gapmeter.analysis.requests.rate_curve import CHANGING, Knots, expected_counts
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
-from gapmeter.analysis.results.run import LedgerFacts, RunResult, ShortenedLoad, StepFit
+from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.summary import build_figures
 from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_tables
 from gapmeter.records import RunFolder
@@ -56,7 +56,9 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
     measured = measured_requests(requests)
-    trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
+    trace = read_trace(
+        folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
+    )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     ledger = make_ledger(requests, trace)
     rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
@@ -216,4 +218,13 @@ def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
         if fit
         else None,
         killed_processes=tuple(trace.incomplete) if trace else (),
+        core_held=_core_held(ledger) if trace and trace.cores and not ledger.refused else None,
+    )
+
+
+def _core_held(ledger: Ledger) -> tuple[CoreHolder, ...]:
+    whole, requests = sum(ledger.held.values()), max(len(ledger.rows) // 2, 1)
+    return tuple(
+        CoreHolder(process=who.process, stage=who.stage, share=ns / whole, mean_ms=ns / requests / 1e6)
+        for who, ns in ledger.held.items()
     )

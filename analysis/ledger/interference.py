@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import EntryFlag, Span
 
@@ -66,7 +67,10 @@ def _forward_ns(trace: Trace, seqs: Ints) -> Floats:
     rows = trace.step_spans[trace.step_spans["code"] == Span.FORWARD]
     at = np.searchsorted(seqs, rows["step"])
     inside = (at < len(seqs)) & (seqs[np.minimum(at, len(seqs) - 1)] == rows["step"])
-    return np.bincount(at[inside], (rows["end"] - rows["start"])[inside], len(seqs)).astype(np.float64)
+    lasted = rows["end"] - rows["start"]
+    if trace.cores is not None and not trace.on_device:
+        lasted = lasted - covered(rows["start"], rows["end"], *trace.cores.waits["engine"].whole())
+    return np.bincount(at[inside], lasted[inside], len(seqs)).astype(np.float64)
 
 
 def decode_excess(trace: Trace, fit: Interference, request: Ints, low: Ints, high: Ints) -> Floats:

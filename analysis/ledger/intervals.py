@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.ledger.classes import CLASS, CORE_WAITS, LOOP_WAITS
+from gapmeter.analysis.ledger.classes import CLASS, CORE_WAITS, DEVICE_CLASSES, LOOP_WAITS, THREADS, WOKEN
 from gapmeter.analysis.ledger.critical_path import Intervals
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.ledger.trace_index import FAR, MISSING, Bools, Events, Index, Ints
@@ -135,6 +135,10 @@ class _Maker:
             self._within(name, cls, *self.trace.core_waits(threads))
         for name, cls in LOOP_WAITS.items():
             self._within(name, cls, *self.trace.loop_work())
+        if self.trace.cores is not None:
+            for name, thread in (THREADS | WOKEN).items():
+                if not (self.trace.on_device and name in DEVICE_CLASSES):
+                    self._within(name, f"{name}_core", *self.trace.cores.waits[thread].whole())
 
     def _within(self, name: str, cls: str, start: Ints, end: Ints) -> None:
         found = [part.within(start, end, CLASS[cls]) for part_name, part in self.parts if part_name == name]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.analysis.ledger.cores import CoreUse, read_core_use
 from gapmeter.analysis.ledger.critical_path import union
 from gapmeter.records import CoreThread, RecordFile, Span, StepFlag, read_records
 
@@ -49,6 +50,7 @@ class Trace:
     notes: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = field(default=())
+    cores: CoreUse | None = None
 
     @property
     def has_api(self) -> bool:
@@ -57,9 +59,14 @@ class Trace:
         )
 
     @property
+    def on_device(self) -> bool:
+        """Whether forwards are stamped by a device's own events: it goes on while the host's thread has no core."""
+        return bool(self.step_spans["n"][self.step_spans["code"] == Span.FORWARD].any())
+
+    @property
     def counts_core_waits(self) -> bool:
         """Whether a server process recorded how long its woken threads waited for a core."""
-        return any(note.get("type") == "core_waits" for note in self.notes)
+        return self.cores is not None or any(note.get("type") == "core_waits" for note in self.notes)
 
     def core_waits(self, threads: tuple[CoreThread, ...]) -> tuple[Ints, Ints]:
         """Starts and ends of the waits of these kinds of thread, in order, overlapping ones joined."""
@@ -82,8 +89,12 @@ class Trace:
         return len(self.steps) > 0
 
 
-def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace | None:
+def read_trace(
+    probe_files: Sequence[Path], request_ids: Sequence[str], telemetry: Path | None = None, cores: Sequence[int] = ()
+) -> Trace | None:
     """Read a run's probe files and join them to the client's requests; None when no server process recorded.
+
+    ``telemetry``: the folder that says who had the server's ``cores``, if known.
 
     Raises gapmeter.records.NotRecords when a file is something else.
     """
@@ -112,6 +123,7 @@ def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace
         notes=notes,
         problems=_problems(files),
         incomplete=tuple(Path(f.path).name for f in files if not f.complete),
+        cores=read_core_use(telemetry, files, cores) if telemetry else None,
     )
 
 

@@ -23,6 +23,7 @@ from gapmeter.servers.telemetry.engine_metrics import EngineMetrics
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
 from gapmeter.servers.telemetry.host import open_processes, open_rapl
 from gapmeter.servers.telemetry.journal import Absent, Journal, ReadFailed, Source
+from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10
 API_KEY = "GAPMETER_API_KEY"
@@ -34,7 +35,8 @@ _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell
 class SamplerSettings:
     """What a sampler is told. ``hz``: of everything but /metrics, which is asked every ``metrics_every_ns`` (0: never).
 
-    ``pids``: the roots of the server's process trees; ``cores``: where to run (empty: anywhere).
+    ``pids``: the roots of the server's process trees; ``beside``: of the load tester's own, whose use of the cores is
+    watched too; ``cores``: where to run (empty: anywhere).
     """
 
     folder: str
@@ -42,6 +44,7 @@ class SamplerSettings:
     metrics_every_ns: int
     url: str
     pids: tuple[int, ...]
+    beside: tuple[int, ...]
     cores: tuple[int, ...]
 
     def to_json(self) -> str:
@@ -50,7 +53,7 @@ class SamplerSettings:
     @classmethod
     def from_json(cls, text: str) -> SamplerSettings:
         value: dict[str, Any] = json.loads(text)
-        return cls(**value | {"pids": tuple(value["pids"]), "cores": tuple(value["cores"])})
+        return cls(**value | {name: tuple(value[name]) for name in ("pids", "beside", "cores")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ def main(arguments: Sequence[str]) -> int:
     over.set()
     for thread in threads:
         thread.join(1.0)
+    for source in (source for lane in lanes for source in lane.sources if isinstance(source, Switches)):
+        source.read()  # what came since its last look
     journal.note("end", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
     return 0
 
@@ -109,6 +114,7 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
         (pcie, "pcie", lambda: open_gpus(visible, "pcie", PCIE_READINGS)),
         (fast, "rapl", open_rapl),
         (fast, "processes", lambda: open_processes(settings.pids)),
+        (fast, "switches", lambda: open_switches(Path(settings.folder), settings.pids, settings.beside)),
     )
     for lane, name, open_source in openers:
         try:
