@@ -5,11 +5,14 @@ Warnings of telemetry and of a growing queue are made where those are described.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, share, significant
@@ -37,7 +40,7 @@ def recording_warnings(
         flag = "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR"
         text, cause = "the server's stages are unmeasured", "no server process wrote probe records"
         return [*found, RunWarning(code="no-probe", text=text, cause=cause, flag=flag, touches=("stages",))]
-    if not ledger.refused and (starved := core_warning(ledger.rows)):
+    if not ledger.refused and (starved := core_warning(ledger.rows, ledger.held)):
         found.append(starved)
     for note in trace.notes:
         if note.get("type") == "missing":
@@ -74,20 +77,41 @@ def emulation_warning(manifest: Manifest) -> list[RunWarning]:
     ]
 
 
-def core_warning(rows: pd.DataFrame) -> RunWarning | None:
-    """A warning when waiting for a core is a notable part of the time to first tokens; ``rows`` as in a Ledger."""
+_PROCESSES = {"api": "API server", "server": "the server's other processes", "load tester": "the load tester"}
+_SHARED = ("its own processes share a core; a faster device would not shorten this", "give the server more cores")
+_STRANGERS = {
+    "another program": ("another program runs on the server's cores", "stop it, or give the server cores of its own"),
+    "load tester": ("the load tester runs on the server's cores", "load it from other cores, or another machine"),
+}
+
+
+def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> RunWarning | None:
+    """A warning when waiting for a core is a notable part of the time to first tokens, and who had it meanwhile.
+
+    ``rows`` and ``held`` as in a Ledger.
+    """
     first = rows[rows["event"] == "first_token"]
     total = float(first["total_ns"].sum())
     waited = float(first[column("core_wait")].sum()) if column("core_wait") in first else 0.0
     if not total or waited / total < NOTABLE:
         return None
+    whole = sum(held.values())
+    most = [(who, ns / whole) for who, ns in held.items() if ns >= NOTABLE * whole][:3]
+    names = [f"{_named(who)} ({share(part)})" for who, part in most]
+    cause, flag = _STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
     return RunWarning(
         code="cores",
-        text=f"{share(waited / total)} of the time to first tokens, the server's own processes waited for a CPU core",
-        cause="more of them wanted to run than it has cores; a faster device would not shorten this",
-        flag="give the server more cores",
+        text=f"{share(waited / total)} of the time to first tokens, the server waited for a CPU core"
+        + (f" that others had: {', '.join(names)}" if names else ""),
+        cause=cause,
+        flag=flag,
         touches=("core_wait",),
     )
+
+
+def _named(who: Culprit) -> str:
+    process = _PROCESSES.get(who.process, who.process)
+    return f"{process} at {who.stage.replace('_', ' ')}" if who.stage else process
 
 
 def warmup_warning(found: Warmup | None) -> list[RunWarning]:
