@@ -78,7 +78,10 @@ def emulation_warning(manifest: Manifest) -> list[RunWarning]:
 
 
 _PROCESSES = {"api": "API server", "server": "the server's other processes", "load tester": "the load tester"}
-_SHARED = ("its own processes share a core; a faster device would not shorten this", "give the server more cores")
+_SHARED = (
+    "more of them wanted to run than it has cores; a faster device would not shorten this",
+    "give the server more cores",
+)
 _STRANGERS = {
     "another program": ("another program runs on the server's cores", "stop it, or give the server cores of its own"),
     "load tester": ("the load tester runs on the server's cores", "load it from other cores, or another machine"),
@@ -101,7 +104,7 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> RunWarning 
     cause, flag = _STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
     return RunWarning(
         code="cores",
-        text=f"{share(waited / total)} of the time to first tokens, the server waited for a CPU core"
+        text=f"{share(waited / total)} of the time to first tokens, the server's own processes waited for a CPU core"
         + (f" that others had: {', '.join(names)}" if names else ""),
         cause=cause,
         flag=flag,
