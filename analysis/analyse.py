@@ -46,6 +46,7 @@ from gapmeter.analysis.results.manifest import Manifest, Slo
 from gapmeter.analysis.results.run import (
     INVALID,
     Confidence,
+    CoreHolder,
     LedgerFacts,
     RunFigures,
     RunResult,
@@ -77,7 +78,9 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
     measured = measured_requests(requests)
-    trace = read_trace(folder.record_files(folder.probe), requests["request_id"].tolist())
+    trace = read_trace(
+        folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
+    )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     ledger = make_ledger(requests, trace)
     rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
@@ -141,7 +144,16 @@ def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
             per_kv_token_us=fit.per_token_ns / 1e3, decode_only_steps=fit.steps,
         ),
         killed_processes=trace.incomplete if trace else (),
+        core_held=_core_held(ledger) if trace and trace.cores and not ledger.refused else None,
     )  # fmt: skip
+
+
+def _core_held(ledger: Ledger) -> tuple[CoreHolder, ...]:
+    whole, requests = sum(ledger.held.values()), max(len(ledger.rows) // 2, 1)
+    return tuple(
+        CoreHolder(process=who.process, stage=who.stage, share=ns / whole, mean_ms=ns / requests / 1e6)
+        for who, ns in ledger.held.items()
+    )
 
 
 def build_figures(

@@ -31,7 +31,7 @@ ingress       | API server  | framework    | measured  | i | HTTP, JSON, validat
 template      | API server  | tokenization | measured  | m | chat template rendered
 tokenize      | API server  | tokenization | measured  | t | text to ids
 handoff       | framework   | framework    | transit   | h | API server to engine process
-core_wait     | capacity    | queueing     | measured  | C | a woken process or thread waited for a CPU core
+core_wait     | capacity    | queueing     | measured  | C | a thread of the server could run, others had its core
 engine_wait   | framework   | framework    | measured  | w | on the engine's input queue, the engine inside a step
 queue         | capacity    | queueing     | measured  | Q | in the scheduler's queue until first scheduled
 other_step    | capacity    | queueing     | measured  | O | scheduled, behind a step of others

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
@@ -46,7 +47,7 @@ def recording_warnings(
         yield _warning("no-probe", text, cause, flag, ("stages",))
         return
     if not ledger.refused:
-        yield from core_warning(ledger.rows)
+        yield from core_warning(ledger.rows, ledger.held)
     for found in trace.notes:
         if found.get("type") == "missing":
             stages = tuple(found.get("stages", ()))
@@ -63,16 +64,39 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
         yield _warning("emulated", text, "its speed and cost say nothing of a device that has it", flag)
 
 
-def core_warning(rows: pd.DataFrame) -> Iterator[RunWarning]:
-    """Where waiting for a core is a notable part of the time to first tokens; ``rows`` as in a Ledger."""
+_PROCESSES = {"api": "API server", "server": "the server's other processes", "load tester": "the load tester"}
+_SHARED = (
+    "more of them wanted to run than it has cores; a faster device would not shorten this",
+    "give the server more cores",
+)
+_STRANGERS = {
+    "another program": ("another program runs on the server's cores", "stop it, or give the server cores of its own"),
+    "load tester": ("the load tester runs on the server's cores", "load it from other cores, or another machine"),
+}
+
+
+def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[RunWarning]:
+    """Where waiting for a core is a notable part of the time to first tokens, and who had it meanwhile.
+
+    ``rows`` and ``held`` as in a Ledger.
+    """
     first = rows[rows["event"] == "first_token"]
     total = float(first["total_ns"].sum())
     waited = float(first[column("core_wait")].sum()) if column("core_wait") in first else 0.0
-    if total and waited / total >= _STARVED:
-        part = share(waited / total)
-        text = f"{part} of the time to first tokens, the server's own processes waited for a CPU core"
-        cause = "more of them wanted to run than it has cores; a faster device would not shorten this"
-        yield _warning("cores", text, cause, "give the server more cores", ("core_wait",))
+    if not total or waited / total < _STARVED:
+        return
+    whole = sum(held.values())
+    most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
+    names = ", ".join(f"{_named(who)} ({share(part)})" for who, part in most)
+    cause, flag = _STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
+    part = share(waited / total)
+    text = f"{part} of the time to first tokens, the server's own processes waited for a CPU core"
+    yield _warning("cores", text + (f" that others had: {names}" if names else ""), cause, flag, ("core_wait",))
+
+
+def _named(who: Culprit) -> str:
+    process = _PROCESSES.get(who.process, who.process)
+    return f"{process} at {who.stage.replace('_', ' ')}" if who.stage else process
 
 
 def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:

@@ -39,11 +39,22 @@ class Intervals:
 
     def within(self, start: Ints, end: Ints, cls: int) -> Intervals:
         """The parts of these rows that lie in given stretches (in order, none overlapping), as rows of ``cls``."""
-        low = np.searchsorted(end, self.start, side="right")
-        row, nth = each_of(np.maximum(np.searchsorted(start, self.end) - low, 0))
-        at = nth + low[row]
-        begins, ends = np.maximum(self.start[row], start[at]), np.minimum(self.end[row], end[at])
-        return Intervals(self.event[row], begins, ends, np.full(len(row), cls))
+        row, _, low, high = overlaps(self.start, self.end, start, end)
+        return Intervals(self.event[row], low, high, np.full(len(row), cls))
+
+
+def overlaps(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Where intervals and stretches (in order, none overlapping) meet: which interval, which stretch, from, to."""
+    first = np.searchsorted(stretch_end, start, side="right")
+    row, nth = each_of(np.maximum(np.searchsorted(stretch_start, end) - first, 0))
+    at = nth + first[row]
+    return row, at, np.maximum(start[row], stretch_start[at]), np.minimum(end[row], stretch_end[at])
+
+
+def covered(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> Ints:
+    """How much of each interval given stretches (in order, none overlapping) cover, ns."""
+    row, _, low, high = overlaps(start, end, stretch_start, stretch_end)
+    return np.bincount(row, high - low, len(start)).astype(np.int64)
 
 
 def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:

@@ -27,7 +27,7 @@ class Class:
     transit: bool = False
 
 
-CLASSES: tuple[Class, ...] = (
+_WORK: tuple[Class, ...] = (
     Class("queue", "queue"),
     Class("preempted", "preempted"),
     Class("engine_wait", "engine_wait"),
@@ -61,6 +61,25 @@ CLASSES: tuple[Class, ...] = (
     Class("network_in", "network_in", transit=True),
     Class("network_out", "network_out", transit=True),
 )
+# Whose core a class of activity needs: what it waited for that thread's core, put off it, is no time of its stage.
+_BY_THREAD = {
+    "engine": "engine_wait prefill decode input_prep sampling other_step engine_code worker executor loop",
+    "pool": "template tokenize",
+    "loop": "detokenize ingress egress accept_wait output_loop",
+}
+THREADS: dict[str, str] = {name: thread for thread, names in _BY_THREAD.items() for name in names.split()}
+# Which thread should take what lies between two processes' or threads' stamps.
+WOKEN: dict[str, str] = {
+    "network_in": "loop woken",
+    "output_transit": "loop woken",
+    "handoff_transit": "engine woken",
+}
+# Its wait for a core comes directly before each class that has a thread.
+CLASSES: tuple[Class, ...] = tuple(
+    part
+    for work in _WORK
+    for part in ((Class(f"{work.name}_core", "core_wait"), work) if work.name in {**THREADS, **WOKEN} else (work,))
+)
 CLASS = {c.name: number for number, c in enumerate(CLASSES)}
 # Stretches between two processes' or threads' stamps, whose core those who receive there may have had to wait for.
 CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
@@ -72,6 +91,7 @@ CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
 }
 # Such stretches that end when the API server's event loop looks, and what it is when the loop worked for others then.
 LOOP_WAITS = {"network_in": "accept_wait", "output_transit": "output_loop"}
+DEVICE_CLASSES = frozenset({"prefill", "decode", "other_step"})
 FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
 HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
 
@@ -118,6 +138,9 @@ def build(trace: Trace | None, client: Client, events: Events, dropped: frozense
             maker.divide(name, cls, *trace.core_waits(threads))
         for name, cls in LOOP_WAITS.items():
             maker.divide(name, cls, *trace.loop_work())
+        for name, thread in (THREADS | WOKEN).items():
+            if trace.cores is not None and not (trace.on_device and name in DEVICE_CLASSES):
+                maker.divide(name, f"{name}_core", *trace.cores.waits[thread].whole())
     parts = [part for name, part in maker.parts if name not in dropped]
     whole = Intervals.join(parts).clip(events.start, events.end)
     return Causes(whole, maker.joined, maker.seq_of(maker.low), maker.seq_of(maker.step), maker.gaps)

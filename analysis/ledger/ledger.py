@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
-from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
-from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
+from gapmeter.analysis.ledger.cores import Culprit
+from gapmeter.analysis.ledger.critical_path import Intervals, overlaps, pieces, sweep, with_holes
+from gapmeter.analysis.ledger.intervals import (
+    CLASS,
+    CLASSES,
+    FORWARD_CLASSES,
+    HOST_CLASSES,
+    THREADS,
+    WOKEN,
+    Causes,
+    Client,
+    build,
+)
 from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Trace
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.records import EntryFlag
@@ -56,7 +68,8 @@ class Ledger:
     ``rows``: two rows a successful request (event ``first_token`` and ``last_token``); ``gaps``: one row a gap between
     two chunks with tokens (``request_id``, ``k`` from 1, ``tokens``, ``gap_ns``, ``first_step``, ``last_step``). Both
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
-    sum), ``total_ns`` and ``hidden_host_ns``. ``refused`` says why no row may be shown, if so.
+    sum), ``total_ns`` and ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
+    core while something of these requests waited for it, in ns over all of them, to the last token.
     """
 
     rows: pd.DataFrame
@@ -65,6 +78,7 @@ class Ledger:
     unmeasured: tuple[str, ...]
     clipped: dict[str, int]
     interference: Interference | None
+    held: Mapping[Culprit, int]
 
 
 def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
@@ -93,6 +107,7 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
         clipped=clipped,
         interference=fit,
+        held=_held(trace, tables[1][1].intervals, len(to_last)),
     )
 
 
@@ -119,6 +134,20 @@ def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools) -> pd.D
             "end_ns": owned.end,
         }
     )
+
+
+def _held(trace: Trace | None, intervals: Intervals, events: int) -> dict[Culprit, int]:
+    """By culprit, the most time first: what the events waited for a core that it had."""
+    if trace is None or trace.cores is None:
+        return {}
+    owned = pieces(intervals, events, len(CLASSES))
+    total = np.zeros(len(trace.cores.culprits))
+    for name, thread in (THREADS | WOKEN).items():
+        mine, waits = owned.cls == CLASS[f"{name}_core"], trace.cores.waits[thread]
+        _, at, low, high = overlaps(owned.start[mine], owned.end[mine], waits.start, waits.end)
+        total += np.bincount(waits.culprit[at], high - low, len(total))
+    order = np.argsort(-total, kind="stable")
+    return {trace.cores.culprits[one]: int(total[one]) for one in order if total[one] > 0}
 
 
 def chosen(requests: pd.DataFrame, most: int = MOST_SHOWN) -> Bools:

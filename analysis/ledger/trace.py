@@ -15,7 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.ledger.critical_path import union
+from gapmeter.analysis.ledger.cores import CoreUse, read_core_use
+from gapmeter.analysis.ledger.critical_path import covered, union
 from gapmeter.records import CoreThread, EntryFlag, RecordFile, Span, StepFlag, read_records
 
 Table = NDArray[np.void]
@@ -54,6 +55,7 @@ class Trace:
     notes: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
+    cores: CoreUse | None = None
 
     @property
     def has_api(self) -> bool:
@@ -65,9 +67,14 @@ class Trace:
         return len(self.steps) > 0
 
     @property
+    def on_device(self) -> bool:
+        """Whether forwards are stamped by a device's own events: it goes on while the host's thread has no core."""
+        return bool(self.step_spans["n"][self.step_spans["code"] == Span.FORWARD].any())
+
+    @property
     def counts_core_waits(self) -> bool:
         """Whether a server process recorded how long its woken threads waited for a core."""
-        return any(note.get("type") == "core_waits" for note in self.notes)
+        return self.cores is not None or any(note.get("type") == "core_waits" for note in self.notes)
 
     def core_waits(self, threads: tuple[CoreThread, ...]) -> tuple[Ints, Ints]:
         """Starts and ends of the waits of these kinds of thread, in order, overlapping ones joined."""
@@ -90,8 +97,9 @@ class Trace:
     def step_loads(self) -> pd.DataFrame:
         """A row a step that ran tokens, by ``step``: what was in it.
 
-        ``start_ns`` and ``forward_ns`` are its forward's, 0 where that was not stamped. ``decoding`` and ``prompts``:
-        how many sequences of each kind; ``prompt_tokens``; ``kv_tokens``: what the decoding ones attend to.
+        ``start_ns`` and ``forward_ns`` are its forward's, 0 where that was not stamped; what its thread waited for a
+        core meanwhile is no part of it. ``decoding`` and ``prompts``: how many sequences of each kind;
+        ``prompt_tokens``; ``kv_tokens``: what the decoding ones attend to.
         """
         entries = self.entries[self.entries["tokens"] > 0]
         seqs, at = np.unique(entries["step"], return_inverse=True)
@@ -101,6 +109,9 @@ class Trace:
         of_step = np.searchsorted(seqs, forwards["step"])
         start_ns = np.zeros(len(seqs), np.int64)
         start_ns[of_step] = forwards["start"]
+        lasted_ns = forwards["end"] - forwards["start"]
+        if self.cores is not None and not self.on_device:
+            lasted_ns = lasted_ns - covered(forwards["start"], forwards["end"], *self.cores.waits["engine"].whole())
 
         def total(rows: Ints, values: NDArray[Any]) -> Floats:
             return np.bincount(rows, values, len(seqs)).astype(np.float64)
@@ -109,7 +120,7 @@ class Trace:
             {
                 "step": seqs,
                 "start_ns": start_ns,
-                "forward_ns": total(of_step, forwards["end"] - forwards["start"]),
+                "forward_ns": total(of_step, lasted_ns),
                 "decoding": total(at, ~prompt),
                 "prompts": total(at, prompt),
                 "prompt_tokens": total(at, entries["tokens"] * prompt),
@@ -118,8 +129,12 @@ class Trace:
         )
 
 
-def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace | None:
+def read_trace(
+    probe_files: Sequence[Path], request_ids: Sequence[str], telemetry: Path | None = None, cores: Sequence[int] = ()
+) -> Trace | None:
     """Read a run's probe files and join them to the client's requests; None when no server process recorded.
+
+    ``telemetry``: the folder that says who had the server's ``cores``, if known.
 
     Raises gapmeter.records.NotRecords when a file is something else.
     """
@@ -151,6 +166,7 @@ def read_trace(probe_files: Sequence[Path], request_ids: Sequence[str]) -> Trace
         notes=notes,
         problems=_problems(files),
         incomplete=tuple(Path(f.path).name for f in files if not f.complete),
+        cores=read_core_use(telemetry, files, cores) if telemetry else None,
     )
 
 

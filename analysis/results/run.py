@@ -113,8 +113,24 @@ class StepFit(Result):
     decode_only_steps: int
 
 
+class CoreHolder(Result):
+    """Who had a core while requests waited for it: a process, and the stage that it was at ("" for none of its stages).
+
+    ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester`` or ``another program``.
+    ``share`` of all such waiting of the run's requests, ``mean_ms`` of a request.
+    """
+
+    process: str
+    stage: str
+    share: float
+    mean_ms: float
+
+
 class LedgerFacts(Result):
-    """The ledger itself: why it was refused, stages that are unmeasured, stamps that were out of order a little."""
+    """The ledger itself: why it was refused, stages that are unmeasured, stamps that were out of order a little.
+
+    ``core_held``: the most time first; left out where the kernel's records of switches could not be had.
+    """
 
     refused: tuple[str, ...]
     unmeasured: tuple[str, ...]
@@ -122,6 +138,7 @@ class LedgerFacts(Result):
     requests: int
     interference: StepFit | None
     killed_processes: tuple[str, ...]
+    core_held: tuple[CoreHolder, ...] | None = left_out()
 
 
 class ShortenedLoad(Result):

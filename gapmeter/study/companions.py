@@ -88,7 +88,13 @@ def telemetry(
         return
     pids = listeners(url) if process is None else (process.pid,)
     settings = SamplerSettings(
-        str(folder.telemetry), asked.hz, asked.metrics_every_ns, url, tuple(pids), cores_except(generator)
+        str(folder.telemetry),
+        asked.hz,
+        asked.metrics_every_ns,
+        url,
+        tuple(pids),
+        (os.getpid(),),
+        cores_except(generator),
     )
     path = folder.logs / "sampler.log"
     with path.open("wb") as log, companion(

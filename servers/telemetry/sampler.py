@@ -21,6 +21,7 @@ from pathlib import Path
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
 from gapmeter.servers.telemetry.sources import EngineMetrics, Processes, Rapl
+from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10
 API_KEY = "GAPMETER_API_KEY"
@@ -32,7 +33,8 @@ _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell
 class SamplerSettings:
     """What a sampler is told. ``hz``: of everything but /metrics, which is asked every ``metrics_every_ns`` (0: never).
 
-    ``pids``: the roots of the server's process trees; ``cores``: where to run (empty: anywhere).
+    ``pids``: the roots of the server's process trees; ``beside``: of the load tester's own, whose use of the cores is
+    watched too; ``cores``: where to run (empty: anywhere).
     """
 
     folder: str
@@ -40,6 +42,7 @@ class SamplerSettings:
     metrics_every_ns: int
     url: str
     pids: Sequence[int]
+    beside: Sequence[int]
     cores: Sequence[int]
 
     def to_json(self) -> str:
@@ -85,6 +88,8 @@ def main(arguments: Sequence[str]) -> int:
     over.set()
     for thread in threads:
         thread.join(1.0)
+    for source in (source for lane in lanes for source in lane.sources if isinstance(source, Switches)):
+        source.read()  # what came since its last look
     journal.note("end", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
     return 0
 
@@ -110,6 +115,7 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
         (pcie, "pcie", lambda: open_gpus(visible, "pcie", PCIE_READINGS)),
         (fast, "rapl", Rapl),
         (fast, "processes", lambda: Processes(settings.pids)),
+        (fast, "switches", lambda: open_switches(Path(settings.folder), settings.pids, settings.beside)),
     )
     for lane, name, open_source in openers:
         try:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge.warnings import core_warning
+from gapmeter.analysis.ledger.cores import Culprit
 
 
 def _rows(core_wait_ns: float | None) -> pd.DataFrame:
@@ -14,11 +15,33 @@ def _rows(core_wait_ns: float | None) -> pd.DataFrame:
 
 
 def test_the_warning_gives_the_share_of_the_time_to_first_tokens() -> None:
-    (found,) = core_warning(_rows(51_000.0))
+    (found,) = core_warning(_rows(51_000.0), {})
     assert found.text.startswith("5.1 % of the time to first tokens")
     assert found.touches == ("core_wait",)
 
 
 @pytest.mark.parametrize("waited", [0.0, 29_000.0, None])
 def test_little_or_unmeasured_waiting_is_not_worth_a_warning(waited: float | None) -> None:
-    assert not list(core_warning(_rows(waited)))
+    assert not list(core_warning(_rows(waited), {}))
+
+
+@pytest.mark.parametrize(
+    ("held", "text", "flag"),
+    [
+        (
+            {Culprit("api", "egress"): 71, Culprit("engine"): 27, Culprit("load tester"): 2},
+            "a CPU core that others had: API server at egress (71 %), engine (27 %)",
+            "give the server more cores",
+        ),
+        (
+            {Culprit("another program"): 90, Culprit("engine", "input_prep"): 10},
+            "a CPU core that others had: another program (90 %), engine at input prep (10 %)",
+            "stop it, or give the server cores of its own",
+        ),
+        ({Culprit("load tester"): 5}, "the load tester (100 %)", "load it from other cores, or another machine"),
+    ],
+)
+def test_who_had_the_core_is_named_and_what_to_do_about_him(held: dict[Culprit, int], text: str, flag: str) -> None:
+    (found,) = core_warning(_rows(51_000.0), held)
+    assert found.text.endswith(text)
+    assert found.flag == flag

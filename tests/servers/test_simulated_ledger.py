@@ -18,6 +18,7 @@ from gapmeter.analysis.ledger.trace import read_trace
 from gapmeter.records import EntryFlag
 from tests.kit.simulated import Asked, Server, ask, session, simulated
 
+pytestmark = pytest.mark.alone  # who shares the machine delays every hop
 TOKENS = 12
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},

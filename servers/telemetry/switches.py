@@ -1,0 +1,154 @@
+"""Who ran on which core, exactly: the kernel's own records of every switch of every thread, by ``perf_event_open``.
+
+Every thread of the process trees asked for is watched, and whatever it starts (``inherit``); the kernel writes a record
+of 32 bytes, stamped with CLOCK_MONOTONIC, when one is put on a core and when it leaves it, with whether it would have
+gone on (it was preempted) or had nothing to do. All threads' records of one core share a ring, which is emptied at
+every look into ``switches-CORE.bin`` as it stands: nothing is asked of the threads that are watched.
+The layout is that of perf_event_open(2) and linux/perf_event.h. No privilege is needed for one's own processes where
+/proc/sys/kernel/perf_event_paranoid is 2 or less; many containers refuse the system call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import resource
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from gapmeter.servers.telemetry import About, Absent, Row
+
+_SYSCALL = {"x86_64": 298, "aarch64": 241}
+_SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY: an event that counts nothing itself
+_TID, _TIME, _CPU = 1 << 1, 1 << 2, 1 << 7  # PERF_SAMPLE_*: what every record ends with
+_INHERIT, _NO_KERNEL, _NO_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
+_SAMPLE_ID_ALL, _USE_CLOCK, _CONTEXT_SWITCH = 1 << 18, 1 << 25, 1 << 26
+_CLOCK_MONOTONIC = 1
+_CLOSE_ON_EXEC = 8
+_SET_OUTPUT = 0x2405  # PERF_EVENT_IOC_SET_OUTPUT
+_HEAD, _TAIL = 1024, 1032  # where a ring's first page has data_head and data_tail
+_RING_PAGES = 64  # 8,000 switches of a core between two looks
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Switches:
+    """One ring a core. ``about`` says which processes are watched; a row is what the kernel had no room for."""
+
+    name = "switches"
+
+    def __init__(self, folder: Path, pids: Iterable[int]) -> None:
+        _allow_many_files()
+        self._events: list[int] = []
+        self._rings: list[_Ring] = []
+        threads = sorted({thread for pid in pids for thread in _threads(pid)})
+        for cpu in sorted(_cores(threads)):
+            events = [event for tid in threads if (event := _open_event(tid, cpu)) is not None]
+            if not events:
+                continue
+            self._events += events
+            self._rings.append(_Ring(events[0], folder / f"switches-{cpu}.bin"))
+            for event in events[1:]:
+                _set_output(event, events[0])
+        if not self._rings:
+            raise Absent("none of the processes is there any more")
+        self.about: About = {"threads": len(threads), "cores": len(self._rings)}
+
+    def read(self) -> list[Row]:
+        for ring in self._rings:
+            ring.drain()
+        return []
+
+
+class _Ring:
+    """What the kernel writes for one core, and the file that it goes to."""
+
+    def __init__(self, event: int, path: Path) -> None:
+        size = _RING_PAGES * mmap.PAGESIZE
+        self._map = mmap.mmap(event, mmap.PAGESIZE + size)
+        self._data = memoryview(self._map)[mmap.PAGESIZE :]
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def drain(self) -> None:
+        (head,) = struct.unpack_from("Q", self._map, _HEAD)
+        (tail,) = struct.unpack_from("Q", self._map, _TAIL)
+        if head == tail:
+            return
+        size = len(self._data)
+        start, end = tail % size, head % size
+        parts = [self._data[start:end]] if start < end else [self._data[start:], self._data[:end]]
+        os.writev(self._file, parts)
+        struct.pack_into("Q", self._map, _TAIL, head)
+
+
+def open_switches(folder: Path, pids: Sequence[int], beside: Sequence[int]) -> Switches:
+    """Of the server's process trees and of those ``beside`` it.
+
+    Raises Absent, with the remedy, where the kernel or a container refuses.
+    """
+    if not pids:
+        raise Absent("the server's processes are not on this machine, or may not be seen by this user")
+    if platform.machine() not in _SYSCALL:
+        raise Absent(f"switches are not read on {platform.machine()}")
+    try:
+        return Switches(folder, [*pids, *beside])
+    except OSError as error:
+        level = Path("/proc/sys/kernel/perf_event_paranoid")
+        known = level.read_text().strip() if level.exists() else "not there"
+        raise Absent(
+            f"the kernel refuses to tell who runs on which core ({error.strerror}; {level} is {known}): "
+            "sysctl kernel.perf_event_paranoid=2, and in a container allow perf_event_open"
+        ) from error
+
+
+def _open_event(tid: int, cpu: int) -> int | None:
+    """The descriptor of an event for one thread on one core, and for what it starts; None: the thread is gone."""
+    attributes = bytearray(128)
+    flags = _INHERIT | _NO_KERNEL | _NO_HYPERVISOR | _SAMPLE_ID_ALL | _USE_CLOCK | _CONTEXT_SWITCH
+    struct.pack_into("IIQQQQQ", attributes, 0, _SOFTWARE, len(attributes), _DUMMY, 0, _TID | _TIME | _CPU, 0, flags)
+    struct.pack_into("i", attributes, 92, _CLOCK_MONOTONIC)
+    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
+    event: int = _libc.syscall(_SYSCALL[platform.machine()], buffer, tid, cpu, -1, _CLOSE_ON_EXEC)
+    if event >= 0:
+        return event
+    number = ctypes.get_errno()
+    if number == 3:  # ESRCH
+        return None
+    raise OSError(number, os.strerror(number))
+
+
+def _set_output(event: int, to: int) -> None:
+    if _libc.ioctl(event, _SET_OUTPUT, to) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _threads(pid: int) -> list[int]:
+    """All threads of a process and of those below it."""
+    try:
+        process = psutil.Process(pid)
+        return [t.id for one in [process, *process.children(recursive=True)] for t in one.threads()]
+    except psutil.Error:
+        return []
+
+
+def _cores(threads: Iterable[int]) -> set[int]:
+    """Where these threads may run."""
+    found: set[int] = set()
+    for tid in threads:
+        try:
+            found |= os.sched_getaffinity(tid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def _allow_many_files() -> None:
+    """One descriptor a thread and core."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,71 @@
+"""Neighbors on the server's core: what they take away is nobody's stage, and the run says who had the core."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gapmeter.servers.telemetry import Absent
+from gapmeter.servers.telemetry.switches import open_switches
+from tests.kit.command import gapmeter
+
+TURN_NS = 2_000_000_000
+# Busy in every second turn of the clock that all processes share, asleep in the others.
+NEIGHBOR = f"""
+import os, sys, time
+os.sched_setaffinity(0, [int(sys.argv[1])])
+while True:
+    if time.monotonic_ns() // {TURN_NS} % 2 == 0:
+        time.sleep(0.001)
+"""
+NEIGHBORS = 3
+
+
+def test_a_run_without_the_servers_processes_says_why_nobody_watches_the_cores(tmp_path: Path) -> None:
+    with pytest.raises(Absent, match="not on this machine"):
+        open_switches(tmp_path, [], [os.getpid()])
+
+
+@pytest.mark.transformers
+@pytest.mark.alone
+def test_what_neighbors_take_is_a_wait_for_the_core_that_names_them(tmp_path: Path) -> None:
+    try:
+        open_switches(tmp_path, [os.getpid()], [])
+    except Absent as absent:
+        pytest.skip(str(absent))
+    core = str(min(os.sched_getaffinity(0)))  # where a launched server is put first
+    command = [sys.executable, "-c", NEIGHBOR, core]
+    neighbors = [subprocess.Popen(command, start_new_session=True) for _ in range(NEIGHBORS)]
+    try:
+        done = gapmeter(
+            "run", "smoke", "--engine", "transformers", "--set", "load.rate=4", "--set", "load.duration=16s",
+            "--set", "load.warmup=0", runs=tmp_path / "runs",
+        )  # fmt: skip
+    finally:
+        for neighbor in neighbors:
+            neighbor.kill()
+            neighbor.wait()
+    quiet, busy = (_means(done.folder.path, turn) for turn in (0, 1))
+    added = busy - quiet
+    elsewhere = added.drop(["core_wait_ns", "queue_ns"])  # who comes behind those who wait queues
+    assert added["core_wait_ns"] > 5, added
+    assert elsewhere.abs().max() < 0.2 * added["core_wait_ns"], added
+    first, *_ = done.summary["ledger"]["core_held"]
+    assert (first["process"], first["stage"]) == ("another program", "")
+    assert first["share"] > 0.8
+
+
+def _means(folder: Path, turn: int) -> pd.Series:
+    """Every stage's mean to the last token, ms, of the requests that came and went in turns of one kind."""
+    requests = pd.read_parquet(folder / "requests.parquet")
+    turns = [requests[stamp] // TURN_NS for stamp in ("due_ns", "last_token_ns")]
+    chosen = requests["request_id"][(turns[0] == turns[1]) & (turns[0] % 2 == turn)]
+    assert len(chosen) > 5
+    rows = pd.read_parquet(folder / "ledger.parquet").query("event == 'last_token' and request_id in @chosen")
+    stages = [name for name in rows if name.endswith("_ns") and name not in ("total_ns", "strict_ns", "transit_ns")]
+    return rows[stages].fillna(0).mean() / 1e6
