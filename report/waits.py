@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gapmeter.analysis.judge.warnings import PROCESSES
 from gapmeter.analysis.ledger.tail import SLOW
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.distribution import percentile_key
@@ -148,9 +149,24 @@ def where(result: RunResult, device: str) -> Section:
         doc.Switch("event", "time", [(metric, UNTIL[metric]) for metric in metrics], str(first)),
         doc.Switch("band", "slow means", [*bands, ("all", "everyone")], percentile_key(_MAIN)),
     ]
-    return Section(
-        "where", title, [doc.Choice(switches, panels), Paragraph(_KEY, "quiet")], short="where the time goes"
-    )
+    blocks = [doc.Choice(switches, panels), Paragraph(_KEY, "quiet"), *_who_had_the_core(result)]
+    return Section("where", title, blocks, short="where the time goes")
+
+
+def _who_had_the_core(result: RunResult) -> list[Block]:
+    """Whom the server's threads waited for, where that is known and anybody is worth a row."""
+    held = result.ledger.core_held or ()
+    rows: list[Row] = [
+        [PROCESSES.get(one.process, one.process), marks.words(one.stage) if one.stage else "",
+         Figure(one.share, "share", f"ledger.core_held.{at}.share"),
+         Figure(one.mean_ms, "ms", f"ledger.core_held.{at}.mean_ms")]
+        for at, one in enumerate(held) if one.share >= _SMALL
+    ]  # fmt: skip
+    if not rows:
+        return []
+    headers: doc.Headers = ["who had the core", "at", "share of the wait", *in_ms("a request")]
+    lead = "While a thread of the server could run and had no core (core wait), others had it:"
+    return [Paragraph(lead), Table("Who had the core", headers, rows, words=2, css="compact")]
 
 
 def _slow(result: RunResult, metric: str, percentile: float) -> ResultBand | None:

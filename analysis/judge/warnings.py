@@ -64,14 +64,17 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
         yield _warning("emulated", text, "its speed and cost say nothing of a device that has it", flag)
 
 
-_PROCESSES = {"api": "API server", "server": "the server's other processes", "load tester": "the load tester"}
+PROCESSES = {"api": "API server", "server": "the server's other processes", "load tester": "the load tester"}
 _SHARED = (
     "more of them wanted to run than it has cores; a faster device would not shorten this",
     "give the server more cores",
 )
 _STRANGERS = {
-    "another program": ("another program runs on the server's cores", "stop it, or give the server cores of its own"),
-    "load tester": ("the load tester runs on the server's cores", "load it from other cores, or another machine"),
+    "another program": ("another program runs on the server's cores", "cores of its own for the server"),
+    "load tester": (
+        "the load tester runs on the server's cores",
+        "other cores, or another machine, for the load tester",
+    ),
 }
 
 
@@ -95,7 +98,7 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
 
 
 def _named(who: Culprit) -> str:
-    process = _PROCESSES.get(who.process, who.process)
+    process = PROCESSES.get(who.process, who.process)
     return f"{process} at {who.stage.replace('_', ' ')}" if who.stage else process
 
 

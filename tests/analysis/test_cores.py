@@ -36,9 +36,13 @@ def test_little_or_unmeasured_waiting_is_not_worth_a_warning(waited: float | Non
         (
             {Culprit("another program"): 90, Culprit("engine", "input_prep"): 10},
             "a CPU core that others had: another program (90 %), engine at input prep (10 %)",
-            "stop it, or give the server cores of its own",
+            "cores of its own for the server",
         ),
-        ({Culprit("load tester"): 5}, "the load tester (100 %)", "load it from other cores, or another machine"),
+        (
+            {Culprit("load tester"): 5},
+            "the load tester (100 %)",
+            "other cores, or another machine, for the load tester",
+        ),
     ],
 )
 def test_who_had_the_core_is_named_and_what_to_do_about_him(held: dict[Culprit, int], text: str, flag: str) -> None:
