@@ -15,7 +15,7 @@ from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.results import Manifest
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
-from tests import kit
+from tests.kit import results as kit
 from tests.kit.runs import write_run
 
 TRAFFIC = Traffic(requests=200, rate=25.0, output_median=5.0, warmup=20)

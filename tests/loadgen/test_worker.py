@@ -167,6 +167,7 @@ ORPHAN = """
 import sys, time
 from pathlib import Path
 from gapmeter.loadgen.fleet import make_fleet
+from tests.kit.loads import plan
 what = plan([0, 3_600_000_000_000])
 what.bodies[0] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
 with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1, generator=sys.argv[4]) as fleet:

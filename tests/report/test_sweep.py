@@ -34,7 +34,7 @@ from gapmeter.report import html, markdown, terminal
 from gapmeter.report.charts import Scale
 from gapmeter.report.growth import headline
 from gapmeter.report.sweep import document, words_of
-from tests import kit
+from tests.kit import results as kit
 
 STAGES = {"queue": 30.0, "decode": 60.0, "unexplained": 0.0}
 RATES = (4.0, 8.0, 16.0, 32.0)
