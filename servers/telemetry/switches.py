@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from gapmeter.servers.telemetry import About, Absent, Row
+from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY: an event that counts nothing itself
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Switches:
-    """One ring a core. ``about`` says which processes are watched; a row is what the kernel had no room for."""
+    """One ring a core, and its file; there are no rows."""
 
     name = "switches"
 
@@ -73,8 +73,10 @@ class _Ring:
         self._map = mmap.mmap(event, mmap.PAGESIZE + size)
         self._data = memoryview(self._map)[mmap.PAGESIZE :]
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._written = 0
 
     def drain(self) -> None:
+        """Raises ReadFailed when there was no room: then nothing of it is in the file, so that no record is torn."""
         (head,) = struct.unpack_from("Q", self._map, _HEAD)
         (tail,) = struct.unpack_from("Q", self._map, _TAIL)
         if head == tail:
@@ -82,8 +84,15 @@ class _Ring:
         size = len(self._data)
         start, end = tail % size, head % size
         parts = [self._data[start:end]] if start < end else [self._data[start:], self._data[:end]]
-        os.writev(self._file, parts)
         struct.pack_into("Q", self._map, _TAIL, head)
+        try:
+            written = os.writev(self._file, parts)
+        except OSError:
+            written = 0
+        if written < sum(map(len, parts)):
+            os.ftruncate(self._file, self._written)
+            raise ReadFailed("there is no room for the switches of the last moment")
+        self._written += written
 
 
 def open_switches(folder: Path, pids: Sequence[int], beside: Sequence[int]) -> Switches:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from gapmeter.servers.telemetry import Absent
+from gapmeter.analysis.ledger.cores import read_switches
+from gapmeter.servers.telemetry import Absent, ReadFailed
 from gapmeter.servers.telemetry.switches import open_switches
 from tests.kit.command import gapmeter
 
@@ -29,6 +33,31 @@ NEIGHBORS = 3
 def test_a_run_without_the_servers_processes_says_why_nobody_watches_the_cores(tmp_path: Path) -> None:
     with pytest.raises(Absent, match="not on this machine"):
         open_switches(tmp_path, [], [os.getpid()])
+
+
+def test_a_disk_that_is_full_loses_the_switches_of_a_moment_and_tears_no_record(tmp_path: Path) -> None:
+    try:
+        source = open_switches(tmp_path, [os.getpid()], [])
+    except Absent as absent:
+        pytest.skip(str(absent))
+    time.sleep(0.01)
+    source.read()
+    sizes = {path: path.stat().st_size for path in tmp_path.glob("switches-*.bin")}
+    assert sum(sizes.values()) > 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(sizes.values()) + 8, before[1]))  # 8 bytes: part of a record
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    time.sleep(0.01)
+    try:
+        with pytest.raises(ReadFailed, match="no room"):
+            source.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    time.sleep(0.01)
+    source.read()
+    assert all(path.stat().st_size % 32 == 0 for path in sizes)
+    assert len(read_switches(tmp_path)) > 0
 
 
 @pytest.mark.transformers
