@@ -79,7 +79,7 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 
 # NumPy's threads wait for each other at every sum of products, most of all beside other tests: four times the work.
 test test-fast: export OPENBLAS_NUM_THREADS = 1
-test:  ## everything that proves it, both engines included (some ten minutes on two cores)
+test:  ## all tests, both engines included (some ten minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
 	@$(own) -m pytest --lanes 3 $(ARGS)
 
@@ -113,7 +113,7 @@ bench-peers:  ## gapmeter beside guidellm, aiperf, vllm bench serve and genai-be
 	@for peer in guidellm aiperf genai-bench; do $(PYTHON) setup/environment.py $$peer || echo "$$peer is left out" >&2; done
 	@$(own) -m bench peers $(ARGS)
 
-evidence:  ## do the intervals keep their promise? queues with known quantiles, into docs/results (three minutes)
+evidence:  ## how often 95 % intervals hold the truth, on queues with known quantiles; into docs/results (three minutes)
 	$(setup) core
 	@$(own) -m bench coverage $(ARGS)
 

@@ -1,12 +1,12 @@
-"""An example of users and a shape of one's own; docs/locust.md says how it is run."""
+"""An example of your own users and shape; docs/locust.md says how to run it."""
 
 from locust import LoadTestShape, between, task
 
-from gapmeter.loadgen.locust.locustfile import GapmeterUser
+from gapmeter.locust import GapmeterUser
 
 
 class Reader(GapmeterUser):
-    """Asks, reads the answer, asks on; now and then wants something long."""
+    """Asks, reads the answer, asks again; now and then sends a long prompt."""
 
     wait_time = between(0.2, 0.6)
 
@@ -25,7 +25,7 @@ class Reader(GapmeterUser):
 
 
 class LunchBreak(LoadTestShape):
-    """Four users, then twelve, then four again: Locust asks once a second how many there shall be."""
+    """Four users, then twelve, then four again: Locust asks once a second how many there should be."""
 
     def tick(self) -> tuple[int, float] | None:
         seconds = self.get_run_time()

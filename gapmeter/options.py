@@ -25,7 +25,7 @@ class LocustPageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is asked beside its scenario. ``command`` is what repeats it, for the manifest; None: derived.
+    """How a run is done, beside its scenario. ``command``: what repeats it, for the manifest; None: derived.
 
     ``live_port``: where a page shows the run as it goes, 0 for any free port, None for no page. ``progress``: auto, or
     json for an object a second. ``locust_page``: also show the run on Locust's own page.

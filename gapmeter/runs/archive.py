@@ -27,9 +27,9 @@ _MOST_BYTES = 64 << 30
 
 
 def archive(folder: str | Path, target: str | Path | None = None) -> Path:
-    """Write a run's folder into ``target`` (its name with .tar.gz when None), and say its own hash on standard error.
+    """Write a run's folder into one file (None: its name with .tar.gz), and print its SHA-256 on standard error.
 
-    Keys that the manifest or the environment tell of are replaced by REDACTED wherever they stand in text. Raises
+    Keys that stand in the manifest or the environment are replaced by REDACTED in every text. Raises
     UserError when there is no run, the file exists, or raw records hold a key.
     """
     folder = Path(folder)

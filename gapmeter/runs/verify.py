@@ -48,7 +48,7 @@ class Check:
 
 
 def verify(path: str | Path) -> list[Check]:
-    """Check a run's folder or an archive of one: a check for each thing that was looked at.
+    """Derive a run's figures again from its folder, or an archive of it; one Check for each thing that was compared.
 
     A folder of several runs (a sweep, a capacity search), or a comparison of some, is checked run by run. Raises
     UserError when there is none.

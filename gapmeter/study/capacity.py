@@ -39,9 +39,9 @@ _LONGEST = 40_000
 
 @dataclass(frozen=True, slots=True)
 class CapacityGoal:
-    """What is to be found. ``target_rps`` is a load to plan servers for, None for none.
+    """What to find, and how exactly. ``target_rps``: a load to plan servers for; None: no plan.
 
-    ``headroom`` and ``within`` are shares; ``budget_s`` is how long trials may take in all.
+    ``headroom`` and ``within`` are shares of 1; ``budget_s`` is how long all trials may take together.
     """
 
     target_rps: float | None = None
@@ -56,7 +56,7 @@ def find_capacity(
     name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Path | None = None,
 ) -> Conclusion[CapacityResult]:  # fmt: skip
-    """Search the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
+    """Search for the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
 
     Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
     of the same scenario, whose trials count, also against the budget.

@@ -77,7 +77,7 @@ def compare_in_turn(
     scenario: str, a: Sequence[str], b: Sequence[str], pairs: int = 2, overrides: Sequence[str] = (),
     options: Options = Options(), *, factors: Sequence[str] = (), force: bool = False, command: str = "",
 ) -> Conclusion[Comparison]:  # fmt: skip
-    """Run a scenario under two sets of overrides in the order A B B A …, so that a drift meets both sides alike.
+    """Run a scenario under two sets of overrides in the order A B B A …, so that a drift affects both sides alike.
 
     Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, and when one is
     interrupted.
