@@ -15,13 +15,16 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONCE_NS = 1_000_000_000  # a terminal that is closed says so twice: the kernel, and then the shell
 _RETRY_S = 0.02
 _IMPORT = "<frozen importlib._bootstrap>"
+# A destructor, where an exception is shown and forgotten; pydantic's, where it is told as a mistake in the model.
+_UNBROKEN = ("__del__", "complete_model_class")
 
 
 def interrupt_on_signals() -> None:
     """Signals that end a command raise KeyboardInterrupt from now on, in the main thread, never within an import.
 
-    An import that is broken off leaves half of a module behind, and sometimes the interpreter's import lock held. What
-    this process was started to ignore (by ``nohup``, or in a script's background) stays ignored.
+    An import that is broken off leaves half of a module behind, and sometimes the interpreter's import lock held; the
+    making of a model, on its first use, is no better. What this process was started to ignore (by ``nohup``, or in a
+    script's background) stays ignored.
     """
     heard_ns = -_ONCE_NS
 
@@ -34,7 +37,7 @@ def interrupt_on_signals() -> None:
                 return
             if output_is_gone():  # what is said there has nowhere to go
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if _in_import(frame):
+        if _must_not_break(frame):
             signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
         else:
             raise KeyboardInterrupt
@@ -78,10 +81,10 @@ class _LossyOutput(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _in_import(frame: FrameType | None) -> bool:
-    """Whether this is within an import, or within a destructor, where an exception is shown and forgotten."""
+def _must_not_break(frame: FrameType | None) -> bool:
+    """Whether an exception raised here would not end the command, or not cleanly."""
     while frame is not None:
-        if frame.f_code.co_filename == _IMPORT or frame.f_code.co_name == "__del__":
+        if frame.f_code.co_filename == _IMPORT or frame.f_code.co_name in _UNBROKEN:
             return True
         frame = frame.f_back
     return False

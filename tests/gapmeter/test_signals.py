@@ -31,14 +31,42 @@ try:
 except KeyboardInterrupt:
     print("interrupted", "slow" in sys.modules)
 """
+# The same where a model is made, on its first use.
+MODELS = """
+import time
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import core_schema
+from gapmeter.signals import interrupt_on_signals
+
+class Slow:
+    def __get_pydantic_core_schema__(source, handler):
+        print("began", flush=True)
+        time.sleep(0.5)
+        print("whole", flush=True)
+        return core_schema.any_schema()
+
+class Model(BaseModel):
+    model_config = ConfigDict(defer_build=True)
+    value: Slow
+
+interrupt_on_signals()
+try:
+    Model(value=1)
+    time.sleep(9)
+except KeyboardInterrupt:
+    print("interrupted", Model(value=2).value == 2)
+"""
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_in_the_middle_of_an_import_is_heard_when_it_is_over(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [IMPORTS, MODELS], ids=["an import", "the making of a model"])
+def test_a_signal_in_the_middle_of_what_must_not_break_is_heard_when_it_is_over(
+    words: str, number: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     with subprocess.Popen(
-        [sys.executable, "-c", IMPORTS], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True,
+        [sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True,
         stdout=subprocess.PIPE, preexec_fn=hear_signals,
     ) as program:  # fmt: skip
         assert program.stdout is not None
