@@ -79,7 +79,7 @@ doctor:  ## what this machine can and cannot do, each miss with its remedy
 
 # NumPy's threads wait for each other at every sum of products, most of all beside other tests: four times the work.
 test test-fast: export OPENBLAS_NUM_THREADS = 1
-test:  ## all tests, both engines included (some ten minutes on two cores)
+test:  ## all tests, both engines included (some twenty minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
 	@$(own) -m pytest --lanes 3 $(ARGS)
 
