@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.ledger.critical_path import Intervals, overlaps, pieces, union
 from gapmeter.records import RecordFile, Span
 
-Ints = NDArray[np.int64]
-
-_SWITCH, _OUT, _PREEMPTED = 14, 0x2000, 0x4000  # PERF_RECORD_SWITCH and its misc bits
+_LOST, _SWITCH, _OUT, _PREEMPTED = 2, 14, 0x2000, 0x4000  # PERF_RECORD_LOST and _SWITCH, and the latter's misc bits
 _RECORD = np.dtype(
     [("type", "<u4"), ("misc", "<u2"), ("size", "<u2"), ("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"),
      ("cpu", "<u4"), ("pad", "<u4")]
@@ -69,10 +68,13 @@ class CoreUse:
 
 
 def read_switches(folder: Path) -> NDArray[np.void]:
-    """Every stretch in which a watched thread ran, in order of time (``RUN``); empty where nothing was recorded."""
+    """Every stretch in which a watched thread ran, in order of time (``RUN``).
+
+    Empty where nothing was recorded, or where the kernel lost records: a thread would seem to run, or to wait, through
+    what is missing.
+    """
     records = [_records(path) for path in sorted(folder.glob("switches-*.bin"))]
-    records = [part for part in records if len(part)]
-    if not records:
+    if not sum(map(len, records)) or any((part["type"] == _LOST).any() for part in records):
         return np.empty(0, RUN)
     every = np.concatenate(records)
     every = every[np.lexsort((every["time"], every["tid"]))]
@@ -87,7 +89,7 @@ def read_switches(folder: Path) -> NDArray[np.void]:
 
 
 def _records(path: Path) -> NDArray[np.void]:
-    """The switches in a file of the kernel's records, whose other kinds (what was lost) are passed over."""
+    """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
     raw = path.read_bytes()
     raw = raw[: len(raw) // 8 * 8]
     whole = np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
@@ -96,7 +98,7 @@ def _records(path: Path) -> NDArray[np.void]:
     heads = np.frombuffer(raw, np.dtype([("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]))
     places, at = [], 0
     while at < len(heads) and heads["size"][at] >= 8:
-        if heads["type"][at] == _SWITCH:
+        if heads["type"][at] in (_SWITCH, _LOST):
             places.append(raw[8 * at : 8 * at + _RECORD.itemsize])
         at += int(heads["size"][at]) // 8
     return np.frombuffer(b"".join(places), _RECORD)

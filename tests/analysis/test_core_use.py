@@ -104,9 +104,12 @@ def test_of_two_api_servers_it_is_not_known_whose_wait_it_was(tmp_path: Path) ->
 
 
 LOST = struct.pack("<IHHQQ", 2, 0, 48, 0, 7) + bytes(24)
+OTHER = struct.pack("<IHHQQ", 5, 0, 48, 0, 7) + bytes(24)
 
 
-@pytest.mark.parametrize("torn", [b"", b"\0" * 12, struct.pack("<IHH", 14, 0, 32), LOST, struct.pack("<IHH", 14, 0, 0)])
+@pytest.mark.parametrize(
+    "torn", [b"", b"\0" * 12, struct.pack("<IHH", 14, 0, 32), OTHER, struct.pack("<IHH", 14, 0, 0)]
+)
 def test_a_file_that_breaks_off_or_holds_other_records_gives_what_is_whole(tmp_path: Path, torn: bytes) -> None:
     _switches(tmp_path / "switches-0.bin", (1, API, "in"), (3, API, "out"), torn=torn)
     assert [(int(run["start"]), int(run["end"])) for run in read_switches(tmp_path)] == [(1 * MS, 3 * MS)]
@@ -121,3 +124,9 @@ def test_without_the_kernels_records_nobody_is_known(tmp_path: Path) -> None:
     assert use is not None
     assert all(len(waits.start) == 0 for waits in use.waits.values())
     assert np.array_equal(use.waits["loop"].culprit, [])
+
+
+def test_where_the_kernel_lost_records_nobody_is_known(tmp_path: Path) -> None:
+    """The thread may have left its core, and come back, in what is missing."""
+    _switches(tmp_path / "switches-0.bin", (1, API, "in"), (3, API, "out"), torn=LOST)
+    assert len(read_switches(tmp_path)) == 0
