@@ -89,7 +89,10 @@ def main(arguments: Sequence[str]) -> int:
     for thread in threads:
         thread.join(1.0)
     for source in (source for lane in lanes for source in lane.sources if isinstance(source, Switches)):
-        source.read()  # what came since its last look
+        try:
+            source.read()  # what came since its last look
+        except Absent as absent:
+            journal.note("absent", source=source.name, why=str(absent))
     journal.note("end", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
     return 0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
+from gapmeter.servers.telemetry import About, Absent, Row
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY: an event that counts nothing itself
@@ -76,7 +76,7 @@ class _Ring:
         self._written = 0
 
     def drain(self) -> None:
-        """Raises ReadFailed when there was no room: then nothing of it is in the file, so that no record is torn."""
+        """Raises Absent when there was no room: what comes behind a hole would be misread, so no more is written."""
         (head,) = struct.unpack_from("Q", self._map, _HEAD)
         (tail,) = struct.unpack_from("Q", self._map, _TAIL)
         if head == tail:
@@ -91,7 +91,7 @@ class _Ring:
             written = 0
         if written < sum(map(len, parts)):
             os.ftruncate(self._file, self._written)
-            raise ReadFailed("there is no room for the switches of the last moment")
+            raise Absent("there was no room for the switches of the last moment; from then on nobody watches")
         self._written += written
 
 
