@@ -62,11 +62,11 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> A
         due, knots = _inverted(load, curve, gaps_rng, warmup_ns)
     elif load.arrivals == "constant":
         rate = load.rate or 0.0
-        count = int(np.ceil((warmup_ns + (load.duration_ns or 0)) / 1e9 * rate)) + 1 + (load.requests or 0)
+        count = int(np.ceil((warmup_ns + (load.longest_ns or 0)) / 1e9 * rate)) + 1 + (load.requests or 0)
         due = _cut(load, np.arange(count) * (1e9 / rate), warmup_ns)
     else:
         due = _renewal(load, rng, warmup_ns)
-    window_ns = load.duration_ns or (int(due[-1]) - warmup_ns if len(due) else 0)
+    window_ns = load.longest_ns or (int(due[-1]) - warmup_ns if len(due) else 0)
     return Arrivals(due, tuple(knots), count_dispersion(load, max(window_ns, 1) / 1e9))
 
 
@@ -98,7 +98,7 @@ def _inverted(
     load: Load, curve: Source, rng: np.random.Generator, warmup_ns: int
 ) -> tuple[NDArray[np.int64], list[tuple[int, float]]]:
     """Arrivals and the rate they were drawn at. For a number of requests the horizon doubles until they are reached."""
-    horizon_s = (warmup_ns + (load.duration_ns or 1_000_000_000)) / 1e9
+    horizon_s = (warmup_ns + (load.longest_ns or 1_000_000_000)) / 1e9
     chunks: list[Floats] = []
     reached = 0.0
     while True:
@@ -113,15 +113,15 @@ def _inverted(
         units = np.concatenate(chunks)
         at_ns = rates.invert(units[units <= expected]) * 1e9
         enough = int(np.count_nonzero((at_ns >= warmup_ns) & (at_ns < horizon_s * 1e9))) >= (load.requests or 0)
-        if load.duration_ns is not None or enough:
+        if load.longest_ns is not None or enough:
             due = _cut(load, at_ns, warmup_ns)
-            return due, rates.knots(horizon_s if load.duration_ns is not None or not len(due) else float(due[-1]) / 1e9)
+            return due, rates.knots(horizon_s if load.longest_ns is not None or not len(due) else float(due[-1]) / 1e9)
         horizon_s *= 2
 
 
 def _renewal(load: Load, rng: np.random.Generator, warmup_ns: int) -> NDArray[np.int64]:
     mean_ns, burstiness = 1e9 / (load.rate or 0.0), load.burstiness or 1.0
-    end_ns = warmup_ns + (load.duration_ns or 0)
+    end_ns = warmup_ns + (load.longest_ns or 0)
     chunks: list[Floats] = []
     reached, beyond = 0.0, 0
     while reached < end_ns or beyond < (load.requests or 1):
@@ -138,8 +138,8 @@ def _renewal(load: Load, rng: np.random.Generator, warmup_ns: int) -> NDArray[np
 def _cut(load: Load, at_ns: Floats, warmup_ns: int) -> NDArray[np.int64]:
     """Keep what the duration or the number of requests asks for."""
     due = np.rint(np.minimum(at_ns, _NEVER_NS)).astype(np.int64)
-    if load.duration_ns is not None:
-        return due[: np.searchsorted(due, warmup_ns + load.duration_ns)]
+    if load.longest_ns is not None:
+        return due[: np.searchsorted(due, warmup_ns + load.longest_ns)]
     return due[: int(np.searchsorted(due, warmup_ns)) + (load.requests or 0)]
 
 
@@ -204,7 +204,7 @@ def source(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | Non
         case OnOff() as bursts:
             return _onoff(bursts, load.rate or 0.0, rng)
         case Ramp(start=start, end=end, over_ns=over_ns):
-            over_s = (over_ns or load.duration_ns or 0) / 1e9
+            over_s = (over_ns or load.longest_ns or 0) / 1e9
             return _pieces([warmup_s, over_s], [start, start], [start, end], end)
         case tuple() as steps:
             rates = [steps[0].rate, *(step.rate for step in steps)]

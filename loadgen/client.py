@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import ssl
 from array import array
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, cast
 import httptools
 
 from gapmeter.loadgen.exchange import Address, Exchange
+from gapmeter.loadgen.transport import Transport, Watched, new_socket
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
 from gapmeter.records.stream import parse_answer
@@ -26,24 +28,32 @@ from gapmeter.records.stream import parse_answer
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
 STALE_NS = 500_000_000
 _MOST_ERROR_BODY = 300
+_NO_STAMPS: array[int] = array("q")
 _CUT = "the connection was closed before the answer was complete"
 
 
 class Connection(asyncio.Protocol):
-    """One socket. The stamp of a piece is when the loop handed its bytes over, before anything looks at them."""
+    """One socket. A piece has two stamps: when the kernel had its bytes, and when we did, before we look at them.
+
+    A transport that reads with the kernel's stamps calls ``received`` and sets ``disorder``, which counts packets that
+    came out of order; any other calls ``data_received``.
+    """
 
     __slots__ = (
-        "_client", "_complete", "_exchange", "_feed", "_framed", "_headed", "_keep", "_mark", "_marks", "_parser",
-        "_parts", "_stamp", "_stamps", "_transport", "closed", "number", "on_body",
+        "_arrive", "_arrived", "_client", "_complete", "_disordered", "_exchange", "_feed", "_framed", "_headed",
+        "_keep", "_mark", "_marks", "_parser", "_parts", "_stamp", "_stamps", "_transport", "closed", "disorder",
+        "number", "on_body",
     )  # fmt: skip
 
     def __init__(self, client: Pool, number: int) -> None:
         self._client, self.number, self.closed = client, number, False
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport | None = None
-        self._stamps, self._marks, self._parts = array("q"), list[int](), list[bytes]()
-        # Bound methods of C objects: the parser and data_received store through them without a Python frame.
-        self._stamp, self._mark = self._stamps.append, self._marks.append
+        self._stamps, self._arrived, self._marks, self._parts = array("q"), array("q"), list[int](), list[bytes]()
+        # Bound methods of C objects: the parser and ``received`` store through them without a Python frame.
+        self._stamp, self._arrive, self._mark = self._stamps.append, self._arrived.append, self._marks.append
+        self.disorder: Callable[[], int] | None = None
+        self._disordered = 0
         self.on_body = self._parts.append
         self._complete = -1  # body parts of the complete answer, -1 until it is
         self._headed = self._framed = False  # its head has been read; its head says where the body ends
@@ -66,11 +76,15 @@ class Connection(asyncio.Protocol):
             self._exchange.sent_ns = monotonic_ns()
 
     def data_received(self, data: bytes) -> None:
-        now = monotonic_ns()
+        self.received(data, monotonic_ns(), 0)
+
+    def received(self, data: bytes, now: int, arrived: int) -> None:
+        """``now``: when we had it; ``arrived``: when the kernel did, by CLOCK_REALTIME, 0 where it does not say."""
         if self._exchange is None:  # bytes that answer nothing: this connection cannot be trusted any more
             self.close()
             return
         self._stamp(now)
+        self._arrive(arrived)
         try:
             self._feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -101,7 +115,7 @@ class Connection(asyncio.Protocol):
             self._answered(now)
         else:
             self._finish(Outcome.CUT, f"{_CUT}: {error}" if error else _CUT, now)
-        self._parser = None  # it holds on to us: without the collector a cycle would stay
+        self._parser = self._transport = self.disorder = None  # they hold on to us: nobody collects cycles here
         del self._feed
 
     def last_data_ns(self) -> int:
@@ -116,7 +130,7 @@ class Connection(asyncio.Protocol):
         """Whether a token has come already. Parses all that is there: not to be called for each chunk."""
         if self._exchange is None:
             return False
-        self._exchange.keep(self._stamps, self._marks, self._parts)
+        self._exchange.keep(self._stamps, self._arrived, self._marks, self._parts)
         return bool(len(parse_answer(self._exchange.collect(), first_token_only=True).token_ns))
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
@@ -148,6 +162,11 @@ class Connection(asyncio.Protocol):
     def _status(self) -> int:
         return self._parser.get_status_code() if self._parser is not None else 0
 
+    def _trusted(self) -> array[int]:
+        """The kernel's stamps of this answer; none where a packet overtook another, since a stamp may be too early."""
+        before, self._disordered = self._disordered, self.disorder() if self.disorder is not None else 0
+        return self._arrived if self._disordered <= before and self.disorder is not None else _NO_STAMPS
+
     def _is_stale(self, exchange: Exchange, now: int) -> bool:
         reused = Flag.REUSED in exchange.flags and exchange.attempt == 0
         return reused and not self._stamps and now - exchange.sent_ns < STALE_NS
@@ -175,12 +194,12 @@ class Connection(asyncio.Protocol):
             return
         if self._stamps:
             exchange.status = self._status()
-        exchange.keep(self._stamps, self._marks, self._parts)
+        exchange.keep(self._stamps, self._trusted(), self._marks, self._parts)
         exchange.end(outcome, error, now)
         if keep:
             self._parts.clear()
             self._marks.clear()
-            del self._stamps[:]
+            del self._stamps[:], self._arrived[:]
             self._complete = -1
             self._parser = httptools.HttpResponseParser(self)  # the old one would give this status to what is no answer
             self._feed = self._parser.feed_data
@@ -212,6 +231,7 @@ class Pool:
     def __init__(self, address: Address, on_finished: Callable[[Exchange], None]) -> None:
         self._address, self._on_finished = address, on_finished
         self._host = address.host  # numeric once ``warm`` has found one that answers
+        self._family: int = socket.AF_INET  # of that one
         self._idle: list[Connection] = []
         self._flying: dict[Exchange, None] = {}  # in the order of issue
         self._opened = 0
@@ -318,6 +338,13 @@ class Pool:
 class Client(Pool):
     """A pool whose connections are opened by asyncio's running loop."""
 
+    _watched: Watched | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self._watched is not None:
+            self._watched.close()
+
     async def warm(self, connections: int) -> None:
         first = await self._reach()
         others = [self._open() for _ in range(connections - 1)]
@@ -328,8 +355,8 @@ class Client(Pool):
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
         failure: OSError | None = None
-        for _, _, _, _, address in addresses:
-            self._host = str(address[0])
+        for family, _, _, _, address in addresses:
+            self._family, self._host = family, str(address[0])
             try:
                 return await self._open()
             except OSError as error:
@@ -339,10 +366,23 @@ class Client(Pool):
     async def _open(self) -> Connection:
         self._opened += 1
         number, address = self._opened, self._address
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self, number), self._host, address.port, ssl=address.tls,
-            server_hostname=address.host if address.tls else None,
-        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        if address.tls is not None:
+            _, secured = await loop.create_connection(
+                lambda: Connection(self, number), self._host, address.port, ssl=address.tls,
+                server_hostname=address.host,
+            )  # fmt: skip
+            return secured
+        sock = new_socket(self._family)
+        try:
+            await loop.sock_connect(sock, (self._host, address.port))
+        except BaseException:
+            sock.close()
+            raise
+        connection = Connection(self, number)
+        if self._watched is None:
+            self._watched = Watched(loop)
+        Transport(self._watched, sock, connection)
         return connection
 
     def _send_on_new(self, exchange: Exchange) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from gapmeter.loadgen.receive import WallClock
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord, traceparent
 
@@ -81,7 +82,7 @@ class Exchange(RequestRecord):
     try of a request that has failed is another exchange.
     """
 
-    __slots__ = ("carrier", "data", "done", "marks", "parts", "stamps")
+    __slots__ = ("arrived", "carrier", "data", "done", "marks", "parts", "stamps")
 
     def __init__(
         self, index: int, request_id: str, data: bytes, *, worker: int = 0, prompt_tokens: int = 0,
@@ -93,13 +94,16 @@ class Exchange(RequestRecord):
         )  # fmt: skip
         self.data, self.done = data, False
         self.carrier: Connection | Callable[[], object] | None = None
-        self.stamps, self.marks, self.parts = _NO_READS, _NO_MARKS, _NO_PARTS
+        self.stamps, self.arrived, self.marks, self.parts = _NO_READS, _NO_READS, _NO_MARKS, _NO_PARTS
 
-    def keep(self, stamps: array[int], marks: list[int], parts: list[bytes]) -> None:
-        """Copy what a connection gathered: read i was at ``stamps[i]``, after it the body had ``marks[i]`` parts."""
+    def keep(self, stamps: array[int], arrived: array[int], marks: list[int], parts: list[bytes]) -> None:
+        """Copy what a connection gathered: read i was at ``stamps[i]``, after it the body had ``marks[i]`` parts.
+
+        ``arrived[i]``: the kernel's stamp of what it brought, CLOCK_REALTIME, 0 for none; empty: of no read.
+        """
         if stamps:
             self.first_byte_ns = stamps[0]
-            self.stamps, self.marks, self.parts = stamps[:], marks[:], parts[:]
+            self.stamps, self.arrived, self.marks, self.parts = stamps[:], arrived[:], marks[:], parts[:]
 
     def end(self, outcome: Outcome, error: str, at_ns: int) -> None:
         """It has ended."""
@@ -113,10 +117,11 @@ class Exchange(RequestRecord):
     def mark(self, flag: Flag) -> None:
         self.flags |= flag
 
-    def collect(self) -> RequestRecord:
+    def collect(self, wall: WallClock | None = None) -> RequestRecord:
         """Make the record's chunks and body of what was read; reads that brought no body (the head) are left out.
 
-        Takes some 50 µs for an answer of 64 chunks: not for the moment at which it ends.
+        ``wall`` puts the kernel's stamps on our clock; without it there are only our own. Takes some 50 µs for
+        an answer of 64 chunks: not for the moment at which it ends.
         """
         if self.parts:
             total = list(accumulate(map(len, self.parts), initial=0))
@@ -124,7 +129,13 @@ class Exchange(RequestRecord):
             sizes = ends.copy()
             sizes[1:] -= ends[:-1]
             brought = sizes.nonzero()[0]
-            self.chunk_ns = np.frombuffer(self.stamps, np.int64)[brought]
+            read = np.frombuffer(self.stamps, np.int64)
+            self.chunk_ns = read[brought]
+            if wall is not None and self.arrived:
+                waits = wall.waits(np.frombuffer(self.arrived, np.int64), read, self.write_ns)[brought]
+                if waits.any():
+                    self.chunk_wait_ns = waits
+                    self.mark(Flag.KERNEL)
             self.chunk_bytes = sizes[brought].astype(np.uint32)
             self.body = b"".join(self.parts)
         return self

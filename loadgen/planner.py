@@ -48,8 +48,8 @@ def make_plan(
         encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
         for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
     ]
-    if load.duration_ns is not None:
-        end_ns = warmup_ns + load.duration_ns
+    if load.longest_ns is not None:
+        end_ns = warmup_ns + load.longest_ns
     elif load.loop == "open" and not len(firsts):
         end_ns = int(due_ns[-1]) + 1
     else:  # with the last answer: a number of conversations run to their ends
@@ -136,7 +136,7 @@ def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int)
         count = warmup_requests + load.requests
     else:
         # How many requests a closed loop will send is not known beforehand; past these, bodies come round changed.
-        span_s = (warmup_ns + (load.duration_ns or 0)) / 1e9
+        span_s = (warmup_ns + (load.longest_ns or 0)) / 1e9
         count = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
         if scenario.workload.kind == "conversation":
             each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()

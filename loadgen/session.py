@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from gapmeter.loadgen.client import Client, Connection, Pool
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.receive import WallClock
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.request import FINISHED, ISSUED, encode
 from gapmeter.records.timer import Readers, Timer
@@ -57,6 +58,7 @@ class Session:
         self.on_finished: Callable[[Exchange], None] | None = None
         self.issued = self.finished = 0
         self.stopped, self.drained = event(), event()
+        self.wall = WallClock()
         self._address = address
         self._unwritten: deque[Exchange] = deque()
         self._stalls = Stalls(plan.stall_ns) if plan.stall_ns else None
@@ -162,7 +164,7 @@ class Session:
             self.loop.call_soon(self._write_next)
 
     def _write_one(self) -> None:
-        self.writer.blob(FINISHED, encode(self._unwritten.popleft().collect()))
+        self.writer.blob(FINISHED, encode(self._unwritten.popleft().collect(self.wall)))
 
 
 class Stalls:

@@ -234,6 +234,8 @@ class Heartbeat:
         self._timer.close()
         session = self._session
         session.writer.json({"type": "issued", "issued": session.issued, "finished": session.finished})
+        wall = session.wall
+        session.writer.json({"type": "wall_clock", "width_ns": wall.width_ns, "set": wall.steps})
 
     def _beat(self) -> None:
         now = monotonic_ns()
@@ -241,6 +243,7 @@ class Heartbeat:
         writer.span(Span.LOOP_LAG, 0, now, now, queued_ns=self._due)
         if self._cpu0 is None:
             self._cpu0 = time.process_time_ns()
+        self._session.wall.look()
         self._session.expire(now)
         if writer.dropped:
             self._session.stop("the disk is full")

@@ -72,13 +72,14 @@ class GapmeterUser(User):
         self.wait_time = lambda: self._pause(drawn())  # type: ignore[method-assign]
 
     def ask(
-        self, prompt: str = "", *, messages: Sequence[dict[str, Any]] | None = None, completion: bool = False,
-        max_tokens: int = 64, exact: bool = False, temperature: float = 0.0, **more: Any,
+        self, prompt: str | Sequence[str] = "", *, messages: Sequence[dict[str, Any]] | None = None,
+        completion: bool = False, max_tokens: int = 64, exact: bool = False, temperature: float = 0.0, **more: Any,
     ) -> Reply:  # fmt: skip
         """Send a request and wait for the whole answer. ``messages``, instead of a prompt, continue a conversation.
 
-        ``completion``: no chat, the prompt as it is. ``exact``: the answer is to have ``max_tokens`` tokens (vLLM's
-        ``ignore_eos``). ``more`` goes into the body. A failed request has a reply, too. The user ends with the run.
+        ``completion``: no chat, the prompt as it is, or several in a list. ``exact``: each answer is to have
+        ``max_tokens`` tokens (vLLM's ``ignore_eos``). ``more`` goes into the body (``n=2``: two answers). A failed
+        request has a reply, too. The user ends with the run.
         """
         question = {"prompt": prompt} if completion else {"messages": messages or [{"role": "user", "content": prompt}]}
         body: dict[str, Any] = {**question, "max_tokens": max_tokens, "temperature": temperature, **more}
@@ -132,9 +133,10 @@ class RequestQueue:
             raise StopUser
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
         body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}
-        exchange = self._session.compose(
-            self._composed, path, json.dumps(body).encode(), int(fields.get("min_tokens", 0))
-        )
+        prompts = fields.get("prompt")
+        choices = int(fields.get("n", 1)) * (len(prompts) if isinstance(prompts, list | tuple) else 1)
+        asked = choices * int(fields.get("min_tokens", 0))
+        exchange = self._session.compose(self._composed, path, json.dumps(body).encode(), asked)
         self._composed += 1
         answer = self._answers[exchange.index] = gevent.event.AsyncResult()
         try:

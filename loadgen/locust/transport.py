@@ -1,8 +1,7 @@
-"""What a generator needs of gevent: its event loop, sockets, and a pool of connections."""
+"""What a generator needs of gevent: its event loop, and a pool of connections."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import socket
@@ -17,111 +16,50 @@ from gevent.socket import wait_read, wait_write
 
 from gapmeter.loadgen.client import Connection, Pool
 from gapmeter.loadgen.exchange import Address, Exchange
+from gapmeter.loadgen.transport import Transport, new_socket
 
 READ, WRITE = 1, 2
-_MOST_READ = 1 << 16
-_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _BEFORE_READING = 2  # libev's highest: within one priority it takes what became ready last first, and a timer waits
 _AFTER_READING = -2  # libev's lowest priority: within a round of the loop it comes after what has arrived
 
 
 class GreenLoop:
-    """Callbacks run in gevent's hub: they must not wait. What they raise goes to the hub's ``handle_error``."""
+    """Callbacks run in gevent's hub: they must not wait. What they raise goes to the hub's ``handle_error``.
 
-    def __init__(self) -> None:
-        self.native = gevent.get_hub().loop
-        self._readers: dict[int, Any] = {}
-
-    def add_reader(self, fd: int, callback: Callable[[], Any]) -> None:
-        watcher = self.native.io(fd, READ)
-        watcher.priority = _BEFORE_READING
-        watcher.start(callback)
-        self._readers[fd] = watcher
-
-    def remove_reader(self, fd: int) -> None:
-        watcher = self._readers.pop(fd)
-        watcher.stop()
-        watcher.close()
-
-    def call_soon(self, callback: Callable[[], Any]) -> None:
-        """In the loop's next round, after the sockets: gevent's own callbacks would all run before they are read."""
-        self.native.timer(0.0, 0.0, True, _AFTER_READING).start(callback)
-
-
-class Transport(asyncio.Transport):
-    """A connected socket: read without a greenlet, its bytes handed on the moment they are read.
-
-    ``sock`` does not block; a TLS one has shaken hands.
+    Those of timers come before those of sockets, which have ``priority`` 0.
     """
 
-    def __init__(self, loop: GreenLoop, sock: socket.socket, connection: Connection) -> None:
-        self._native, self._sock, self._connection = loop.native, sock, connection
-        self._recv = sock.recv
-        self._secure = isinstance(sock, ssl.SSLSocket)
-        self._unsent = b""
-        self._closed = False
-        self._reads = self._native.io(sock.fileno(), READ)
-        self._writes: Any = None
-        connection.connection_made(self)
-        self._reads.start(self._readable)
+    def __init__(self, priority: int = _BEFORE_READING) -> None:
+        self.native = gevent.get_hub().loop
+        self._priority = priority
+        self._watchers: dict[tuple[int, int], Any] = {}
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is held back here: what the socket does not take at once follows as soon as it does."""
+    def add_reader(self, fd: int, callback: Callable[[], Any]) -> None:
+        self._watch(fd, READ, callback)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        rest = self._push(bytes(data)) if not self._unsent else b""
-        self._unsent = rest if not self._unsent else self._unsent + bytes(data)
-        if self._unsent and self._writes is None:
-            self._writes = self._native.io(self._sock.fileno(), WRITE)
-            self._writes.start(self._writable)
+    def remove_reader(self, fd: int) -> None:
+        self._leave(fd, READ)
 
-    def abort(self) -> None:
-        self._lose(None)
+    def add_writer(self, fd: int, callback: Callable[[], Any]) -> None:
+        self._watch(fd, WRITE, callback)
 
-    def _push(self, data: bytes) -> bytes:
-        """What the socket did not take."""
-        try:
-            sent = self._sock.send(data)
-        except _NOT_NOW:
-            return data
-        except OSError as error:
-            self._lose(error)
-            return b""
-        return data[sent:] if sent < len(data) else b""
+    def remove_writer(self, fd: int) -> None:
+        self._leave(fd, WRITE)
 
-    def _writable(self) -> None:
-        self._unsent = self._push(self._unsent)
-        if not self._unsent and self._writes is not None:
-            self._writes.stop()
-            self._writes = None
-            self._connection.resume_writing()
+    def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """In the loop's next round, after the sockets: gevent's own callbacks would all run before they are read."""
+        self.native.timer(0.0, 0.0, True, _AFTER_READING).start(callback, *arguments)
 
-    def _readable(self) -> None:
-        more = True
-        while more and not self._closed:
-            try:
-                data = self._recv(_MOST_READ)
-            except _NOT_NOW:
-                return
-            except OSError as error:
-                self._lose(error)
-                return
-            if not data:
-                self._lose(None)
-                return
-            self._connection.data_received(data)
-            more = self._secure  # more may have been decrypted already, of which the socket itself knows nothing
+    def _watch(self, fd: int, what: int, callback: Callable[[], Any]) -> None:
+        watcher = self.native.io(fd, what)
+        watcher.priority = self._priority
+        watcher.start(callback)
+        self._watchers[fd, what] = watcher
 
-    def _lose(self, error: OSError | None) -> None:
-        """The connection learns of it in the loop's next round, when the call that wrote or closed has returned."""
-        if self._closed:
-            return
-        self._closed = True
-        self._reads.stop()
-        if self._writes is not None:
-            self._writes.stop()
-        self._sock.close()
-        self._native.run_callback(self._connection.connection_lost, error)
+    def _leave(self, fd: int, what: int) -> None:
+        watcher = self._watchers.pop((fd, what))
+        watcher.stop()
+        watcher.close()
 
 
 class GreenPool(Pool):
@@ -129,8 +67,7 @@ class GreenPool(Pool):
 
     def __init__(self, address: Address, on_finished: Callable[[Exchange], None]) -> None:
         super().__init__(address, on_finished)
-        self._loop = GreenLoop()
-        self._family: int = socket.AF_INET
+        self._loop = GreenLoop(priority=0)
 
     def warm(self, connections: int) -> None:
         first = self._reach()
@@ -174,10 +111,8 @@ class GreenPool(Pool):
 
 def _connected(family: int, address: tuple[str, int]) -> socket.socket:
     """A socket that does not block. Raises OSError."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = new_socket(family)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = sock.connect_ex(address)
         if code in (errno.EINPROGRESS, errno.EAGAIN):
             wait_write(sock.fileno())
