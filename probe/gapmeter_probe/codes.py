@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter_probe.records import CoreThread, Span
+from gapmeter_probe.records import Span
 
 INGRESS = int(Span.INGRESS)
 TEMPLATE = int(Span.TEMPLATE)
@@ -11,6 +11,8 @@ HANDOFF = int(Span.HANDOFF)
 OUTPUT_RECEIVE = int(Span.OUTPUT_RECEIVE)
 DETOKENIZE = int(Span.DETOKENIZE)
 EGRESS = int(Span.EGRESS)
+HTTP = int(Span.HTTP)
+APPLICATION = int(Span.APPLICATION)
 CORE_RECEIVE = int(Span.CORE_RECEIVE)
 CORE_ADD = int(Span.CORE_ADD)
 PREEMPT = int(Span.PREEMPT)
@@ -26,5 +28,4 @@ INPUT_PREP = int(Span.INPUT_PREP)
 FORWARD = int(Span.FORWARD)
 SAMPLING = int(Span.SAMPLING)
 HOST_LAUNCH = int(Span.HOST_LAUNCH)
-LOOP_THREAD, POOL_THREAD = int(CoreThread.LOOP), int(CoreThread.POOL)
-INPUT_THREAD, OUTPUT_THREAD = int(CoreThread.INPUT), int(CoreThread.OUTPUT)
+KERNELS = int(Span.KERNELS)

@@ -5,13 +5,11 @@ A hook never raises into the engine: a failure inside it is recorded once, with 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib.util
 import logging
 import multiprocessing.util
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
@@ -19,13 +17,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from gapmeter_probe import calls
+from gapmeter_probe.calls import Stamps, now
+from gapmeter_probe.digests import known
 from gapmeter_probe.writer import RecordWriter, open_probe
 
 logger = logging.getLogger("vllm.gapmeter_probe")  # vLLM shows what is logged beneath its own name
-now = time.monotonic_ns
+__all__ = ["Hook", "Probe", "Stamps", "install", "now"]
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-Fail = Callable[[BaseException], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Probe:
         self._failed: set[str] = set()
         self._hooks: list[Hook] = []
         self.wrapped: set[tuple[Hook, str]] = set()  # a hook, and the target that it has wrapped
+        self.read: list[
+            tuple[Hook, str, Callable[..., Any]]
+        ] = []  # wrapped, and not yet said whether its code is known
 
     def hooks(self) -> list[Hook]:
         """Made once: a hook is known by its identity, since several may wrap one target."""
@@ -75,9 +78,19 @@ class Probe:
             self._report(problem)
 
     def review(self, imported: str = "") -> None:
-        """Note hooks none of whose targets exists or may still come; ``imported`` has just run to its end."""
+        """Note hooks none of whose targets exists or may still come; ``imported`` has just run to its end.
+
+        Of the others: whether their code is that of a version on which the probe was tested.
+        """
         if self.writer is None:
             return
+        code = [(target, known(target, function), hook.stages) for hook, target, function in self.read]
+        self.read.clear()
+        if told := [each for each in code if each[1] is not None]:
+            changed = [{"hook": target, "stages": list(stages)} for target, same, stages in told if not same]
+            self.writer.json(
+                {"type": "code", "known": [target for target, same, _ in told if same], "changed": changed}
+            )
         for hook in self.hooks():
             if any((hook, target) in self.wrapped or _pending(target, imported) for target in hook.targets):
                 continue
@@ -110,18 +123,38 @@ class Probe:
         self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None], *, every: bool = False
     ) -> Hook:
         """``handle(start_ns, end_ns, result, args)`` once the call has returned (awaited, where it is a coroutine)."""
-        return self._hook(_wrap_after, targets, stages, handle, every)
+        return self._hook(calls.after, targets, stages, handle, every)
 
     def before(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None]) -> Hook:
         """``handle(*args)`` before the call is made (before its coroutine is, where it makes one)."""
-        return self._hook(_wrap_before, targets, stages, handle, False)
+        return self._hook(calls.before, targets, stages, handle, False)
 
     def around(
         self, targets: str | tuple[str, ...], stages: Sequence[str], begin: Callable[..., Callable[[], None] | None],
         *, every: bool = False,
     ) -> Hook:  # fmt: skip
         """``begin(*args)`` before the call; what it returns is called after it, also when the call raised."""
-        return self._hook(_wrap_around, targets, stages, begin, every)
+        return self._hook(calls.around, targets, stages, begin, every)
+
+    def note(
+        self, targets: str | tuple[str, ...], stages: Sequence[str], stamps: Stamps, first: int, *, argument: int = -1,
+        every: bool = False,
+    ) -> Hook:  # fmt: skip
+        """No code of ours: when the latest call began and ended is left in ``stamps``; see ``calls.note``."""
+        names = (targets,) if isinstance(targets, str) else targets
+        return Hook(names, tuple(stages), lambda original: calls.note(original, stamps, first, argument), every)
+
+    def arrival(
+        self, targets: str | tuple[str, ...], stages: Sequence[str], code: int, stamps: Stamps, at: int,
+        attribute: str | None = None, *, every: bool = False,
+    ) -> Hook:  # fmt: skip
+        """A span of a call, or of the future that it gives; see ``calls.arrival``."""
+        names = (targets,) if isinstance(targets, str) else targets
+        fail = functools.partial(self.failed, names[0], stages)
+        return Hook(
+            names, tuple(stages), lambda original: calls.arrival(original, self, fail, code, stamps, at, attribute),
+            every,
+        )  # fmt: skip
 
     def _hook(
         self, wrap: Callable[..., Any], targets: str | tuple[str, ...], stages: Sequence[str],
@@ -130,80 +163,6 @@ class Probe:
         names = (targets,) if isinstance(targets, str) else targets
         fail = functools.partial(self.failed, names[0], stages)
         return Hook(names, tuple(stages), lambda original: wrap(original, handle, fail), every)
-
-
-def _wrap_after(original: Callable[..., Any], handle: Callable[..., None], fail: Fail) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        start = now()
-        result = await original(*args, **kwargs)
-        try:
-            handle(start, now(), result, args)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-            fail(error)
-        return result
-
-    @functools.wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        start = now()
-        result = original(*args, **kwargs)
-        try:
-            handle(start, now(), result, args)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-            fail(error)
-        return result
-
-    return awaited if asyncio.iscoroutinefunction(original) else called
-
-
-def _wrap_before(original: Callable[..., Any], handle: Callable[..., None], fail: Fail) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            handle(*args)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-            fail(error)
-        return original(*args, **kwargs)
-
-    return called
-
-
-def _wrap_around(
-    original: Callable[..., Any], begin: Callable[..., Callable[[], None] | None], fail: Fail
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        end = None
-        try:
-            end = begin(*args)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-            fail(error)
-        try:
-            return await original(*args, **kwargs)
-        finally:
-            if end is not None:
-                try:
-                    end()
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                    fail(error)
-
-    @functools.wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        end = None
-        try:
-            end = begin(*args)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-            fail(error)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            if end is not None:
-                try:
-                    end()
-                except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-                    fail(error)
-
-    return awaited if asyncio.iscoroutinefunction(original) else called
 
 
 def install(probes: Sequence[Probe]) -> None:
@@ -234,9 +193,11 @@ def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
     if original is None:
         return
     static = isinstance(original, staticmethod)
-    wrapped = hook.wrap(original.__func__ if static else original)
+    function = original.__func__ if static else original
+    wrapped = hook.wrap(function)
     setattr(owner, attribute, staticmethod(wrapped) if static else wrapped)
     probe.wrapped.add((hook, target))
+    probe.read.append((hook, target, function))
 
 
 def _pending(target: str, imported: str) -> bool:

@@ -21,12 +21,14 @@ REQUEST = struct.Struct("<IHHII")  # size, kind, code=0, ref, length of engine i
 SPAN = struct.Struct("<IHHIIqqq")  # size, kind, Span code, ref, n, queued_ns, start_ns, end_ns
 COUNTS = struct.Struct("<IHHIIIIq")  # size, kind, Outcome code, ref, prompt, output, cached tokens, at_ns
 STEP = struct.Struct("<IHHIIIIIIqqI4x")  # size, kind, code=StepFlag, seq, running, waiting, free KV blocks,
-#                                        padded batch (0 = none), entries, thread CPU ns, schedule start ns,
-#                                        involuntary context switches of the engine thread so far
+#                                        padded batch (0 = none), entries, 0, schedule start ns, 0 (older probes:
+#                                        the engine thread's CPU ns and involuntary context switches so far)
 ENTRY = struct.Struct("<IIIII")  # ref, tokens in this step, computed before, cached tokens, EntryFlag
 EMIT = struct.Struct("<IHHIIq")  # size, kind, code=0, step seq, entries, at_ns
 EMISSION = struct.Struct("<II")  # ref, new tokens
 JSON = struct.Struct("<IHHq")  # size, kind, length in bytes modulo 8 padding in code, at_ns; then UTF-8 JSON
+DEVICE = struct.Struct("<IHHII10q")  # size, kind, code=0, step seq, anchor number; then for each of DEVICE_PARTS
+#                                    host_ns (0: not marked), device_ns
 BLOB = struct.Struct("<IHHQ")  # size, kind, code: the kind's own; length of the payload in bytes; then the payload
 
 
@@ -41,6 +43,13 @@ class Kind(IntEnum):
     JSON = 6  # anything else: process description, settings, hooks that are missing, a warning
     BLOB = 7  # load generators: one request's wire record (see loadgen)
     END = 8  # the process closed the file itself (absent after a kill)
+    DEVICE = 9  # when a device was where in a step, on its own clock
+
+
+# What of a step a DEVICE frame stamps: ``host_ns``, when the host put the mark onto the device's stream, and
+# ``device_ns``, when the device came to it, in its own nanoseconds since the frame's anchor. Anchors are JSON records:
+# ``number``, ``host_ns`` give or take ``half_width_ns``, and ``since_ns``, the device's time since the anchor before.
+DEVICE_PARTS = ("input", "forward", "forward_end", "sampled", "copied")
 
 
 class Span(IntEnum):
@@ -58,6 +67,8 @@ class Span(IntEnum):
     HANDOFF = 4  # call that sends the request to the engine process (or puts it on the engine's queue)
     OUTPUT_RECEIVE = 5  # engine output that holds the request's tokens: received .. processing starts (n = tokens)
     DETOKENIZE = 6  # queued: batch processing starts; start .. end: this request's ids -> text, stop checks
+    HTTP = 8  # of INGRESS: first bytes .. the application is called
+    APPLICATION = 9  # of INGRESS: routing, JSON, validation
     EGRESS = 7  # start: chunk handed to the HTTP layer; end: write call returned; queued: formatting starts
     # engine core; ref = request
     CORE_RECEIVE = 20  # engine's input thread has the message .. it is on the engine's input queue
@@ -73,25 +84,19 @@ class Span(IntEnum):
     OUTPUT_SEND = 106  # sending thread: encode and send
     WORKER = 110  # worker has the step .. worker's answer is written
     INPUT_PREP = 111  # inputs built and copied
-    FORWARD = 112  # model forward; n = 1: device events, 0: wall time of the call on the host
+    FORWARD = 112  # model forward; n = 0: wall time of the call on the host, 1: made by analysis, as the next
     SAMPLING = 113  # logits -> tokens, on the host's clock
-    KERNEL_BUSY = 114  # sampled steps: start 0, end = nanoseconds in which a kernel ran
-    HOST_LAUNCH = 115  # host's time inside the forward call, where FORWARD comes from device events
+    HOST_LAUNCH = 115  # host's time inside the forward call, where a device computes
+    # made by analysis from DEVICE frames, on the host's clock; no probe writes them
+    DEVICE_STEP = 116  # first mark .. last mark; n = half the width to which its place on the host's clock is known
+    DEVICE_INPUT = 117  # input kernels, from the launch of the forward on (until then the device waits for that)
+    DEVICE_SAMPLING = 118  # logits -> tokens
+    DEVICE_COPY = 119  # tokens copied to the host
     # process; ref = 0
-    LOOP_LAG = 200  # event-loop lag sample: queued = due, start = end = when it ran
-    CANARY = 201  # fixed piece of CPU work
-    CANARY_DEVICE = 202  # fixed piece of device work
-    GC = 203  # a garbage collection; n = generation
-    CORE_WAIT = 204  # a woken thread waited for a core, as the kernel counts it; n = CoreThread
-
-
-class CoreThread(IntEnum):
-    """The n of a CORE_WAIT: which thread of its process waited."""
-
-    LOOP = 0  # API server: the event loop
-    POOL = 1  # API server: a thread of the pool that renders templates and tokenizes
-    INPUT = 2  # engine: the thread that receives requests; its loop, woken from idleness, where there is no such thread
-    OUTPUT = 3  # engine: the thread that sends outputs
+    LOOP_LAG = 200  # load generators: event-loop lag sample: queued = due, start = end = when it ran
+    CANARY = 201  # load generators: fixed piece of CPU work
+    CORE_WAIT = 204  # older probes: a woken thread waited for a core
+    KERNELS = 205  # sampled windows: a stretch in which kernels ran without a pause; n = kernels
 
 
 class StepFlag(IntFlag):

@@ -7,19 +7,26 @@ and by the engine's id once it is handed over; ids are never taken apart.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from gapmeter_probe import codes
+from gapmeter_probe import calls, codes
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import Outcome
-from gapmeter_probe.vitals import CoreWaits, watch_collections, watch_loop
+from gapmeter_probe.vllm.answers import Answers
 from gapmeter_probe.vllm.core import describe, settings
 
 _PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
 _HTTP = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h11_impl")
+_CLIENT = "vllm.v1.engine.core_client:"
 _OUTPUT = "vllm.v1.engine.output_processor:"
+_INDEX = re.compile(rb'"index": ?([0-9]+)')  # a quote inside text would be escaped
+_ENDPOINTS = (
+    "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion",
+    "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion.create_completion",
+)
 _POOLED = {"safe_apply_chat_template": codes.TEMPLATE, "_tokenize_prompt": codes.TOKENIZE}
 
 
@@ -49,25 +56,51 @@ class Generation:
 class Call:
     """One HTTP request."""
 
-    __slots__ = ("begun_ns", "client_id", "engine_ids", "generations", "opened", "stages")
+    __slots__ = (
+        "begun_ns", "client_id", "engine_ids", "generations", "opened", "running_ns", "sent_ns", "served_ns", "stages",
+    )  # fmt: skip
 
     def __init__(self, begun_ns: int, client_id: str) -> None:
         self.begun_ns = begun_ns
+        self.running_ns = now()  # the application is called
+        self.served_ns = 0  # the endpoint's own code is called
+        self.sent_ns = 0  # the message to the engine is with its socket
         self.client_id = client_id
         self.stages: list[tuple[int, list[int]]] = []  # code, [queued, start, end]
         self.generations: list[Generation] = []
         self.engine_ids: list[str] = []
         self.opened = False  # a chunk with a token has been written
 
-    def carries(self, body: bytes) -> Generation | None:
-        """Whose tokens this piece of the answer carries; None when it carries none."""
+    def carries(self, body: bytes) -> Sequence[Generation]:
+        """Whose tokens this piece of the answer carries: of several choices a chunk names one.
+
+        ``written`` of each is how many have gone out with it. An answer that comes whole has all that the engine made:
+        choices that ended early wait within vLLM for the last one.
+        """
         if not self.opened and _tokenless(body):
-            return None
-        for generation in self.generations:
-            if generation.taken() > generation.written:
-                self.opened = True
-                return generation
-        return None
+            return ()
+        if body.startswith((b"data:", b":")):
+            fresh = [one for one in self.generations if one.taken() > one.written]
+            fresh = self._of_choice(body, fresh) if len(self.generations) > 1 else fresh
+            for one in fresh:
+                one.written = one.taken()
+        else:
+            fresh = [one for one in self.generations if one.received > one.written]
+            for one in fresh:
+                one.written = one.received
+        self.opened = self.opened or bool(fresh)
+        return fresh
+
+    def _of_choice(self, body: bytes, fresh: list[Generation]) -> list[Generation]:
+        """The one that this chunk is of; choices are numbered prompt by prompt."""
+        named = _INDEX.search(body)
+        if named is None:
+            return fresh[:1]
+        prompts = list(dict.fromkeys(id(one.collector) for one in self.generations))
+        order = sorted(
+            self.generations, key=lambda one: (prompts.index(id(one.collector)), getattr(one.state, "request_index", 0))
+        )
+        return [one for at, one in enumerate(order) if at == int(named[1]) and one in fresh]
 
 
 _current: ContextVar[Call | None] = ContextVar("gapmeter_call", default=None)
@@ -86,13 +119,10 @@ class ApiProbe(Probe):
     def __init__(self) -> None:
         super().__init__()
         self._generations: dict[str, Generation] = {}
-        self._decoding_ns = 0
-        self._arrived: dict[int, int] = {}  # id of an engine output -> when its message was received
-        self._arrived_ns = 0
         self._marks: dict[str, int] = {}  # collector's id -> when an output was put into it
         self._states: dict[str, Any] = {}  # engine id -> the output processor's state, until handed over
-        self._watching = False
-        self._waits = CoreWaits(None)
+        made = calls.native.Answers if calls.native else Answers
+        self._answers: Answers = made(self._generations, self._marks, self._carrying)
 
     def make_hooks(self) -> list[Hook]:
         ingress, egress = ("network_in", "ingress"), ("egress", "network_out")
@@ -107,21 +137,25 @@ class ApiProbe(Probe):
             Hook(("vllm.renderers.hf:safe_apply_chat_template",), ("template",), self._wrap_inline),
             Hook(("vllm.renderers.hf:make_async",), (), self._wrap_pool),
             Hook(("vllm.renderers.base:make_async",), ("tokenize",), self._wrap_pool),
-            self.around("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("handoff",), self._hand_over),
-            self.after("vllm.v1.serial_utils:MsgpackDecoder.decode", ("output",), self._decoded),
-            self.after(f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output"), self._processed),
+            *(self.before(endpoint, (), _serving) for endpoint in _ENDPOINTS),
+            self.after(f"{_CLIENT}AsyncMPClient._send_input_message", (), _handed),
+            self.around(
+                (f"{_CLIENT}AsyncMPClient.add_request_async", f"{_CLIENT}DPAsyncMPClient.add_request_async"),
+                ("handoff",), self._hand_over, every=True,
+            ),
+            self.after("vllm.v1.serial_utils:MsgpackDecoder.decode", ("output",), self._answers.decoded),
+            self.after(f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output"), self._answers.processed),
             self.after(f"{_OUTPUT}OutputProcessor.add_request", ("egress",), self._registered),
             Hook((f"{collector}put",), ("detokenize", "egress"), self._wrap_put),
-            Hook((f"{collector}get",), (), _wrap_get),
-            Hook((f"{collector}get_nowait",), (), _wrap_get_nowait),
+            Hook((f"{collector}get",), (), self._wrap_get),
+            Hook((f"{collector}get_nowait",), (), self._wrap_get),
         ]  # fmt: skip
 
     def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         self.open(describe())
         if self.writer:
             self.writer.json(settings(args[0].vllm_config))
-            self._waits = CoreWaits(self.writer)
-            watch_collections(self.writer)
+            self._answers.writer = self.writer
 
     # -- in
 
@@ -133,7 +167,6 @@ class ApiProbe(Probe):
             before = protocol.cycle
             in_body = before is not None and before.more_body
             seen = now()
-            self._waits.woken(codes.LOOP_THREAD, seen)
             first = protocol.__dict__.get("gapmeter_first_ns") or seen
             original(protocol, data)
             cycle = protocol.cycle
@@ -162,9 +195,6 @@ class ApiProbe(Probe):
     def _begin(self, cycle: Any) -> Call | None:
         call = None
         if self.writer is not None and cycle.scope.get("method") == "POST":
-            if not self._watching:
-                self._watching = True
-                watch_loop(self.writer)
             names = (value for name, value in cycle.scope["headers"] if name == b"x-request-id")
             begun = getattr(cycle, "gapmeter_first_ns", 0) or now()
             call = Call(begun, next(names, b"").decode("latin-1"))
@@ -191,6 +221,9 @@ class ApiProbe(Probe):
 
     def _write_stages(self, call: Call, ref: int) -> None:
         assert self.writer is not None
+        self.writer.span(codes.HTTP, ref, call.begun_ns, call.running_ns)
+        if call.served_ns:
+            self.writer.span(codes.APPLICATION, ref, call.running_ns, call.served_ns)
         for code, (queued, start, end) in call.stages:
             if end:
                 self.writer.span(code, ref, start, end, 0, queued)
@@ -221,12 +254,10 @@ class ApiProbe(Probe):
 
             def in_thread(stamps: list[int], *given: Any, **named: Any) -> Any:
                 stamps[1] = now()
-                self._waits.woken(codes.POOL_THREAD, stamps[1])
                 try:
                     return func(*given, **named)
                 finally:
                     stamps[2] = now()
-                    self._waits.done(stamps[2])
 
             submit = original(in_thread, *args, **kwargs)
 
@@ -257,19 +288,13 @@ class ApiProbe(Probe):
             self._write_stages(call, ref)
 
         def sent() -> None:
-            end = now()
+            """What the call awaits when the message has been sent is no work of it."""
+            end = call.sent_ns if call is not None and call.sent_ns > start else now()
             writer.span(codes.HANDOFF, ref, start, end)
-            self._waits.done(end)
 
         return sent
 
     # -- out
-
-    def _decoded(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        outputs = getattr(result, "outputs", None)
-        if outputs and self.writer is not None:
-            self._arrived[id(outputs[0])] = start
-            self._waits.woken(codes.LOOP_THREAD, start)
 
     def _registered(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         processor, request = args[:2]
@@ -278,100 +303,38 @@ class ApiProbe(Probe):
             self._states[request.request_id] = state
 
     def _wrap_put(self, original: Callable[..., None]) -> Callable[..., None]:
-        marks = self._marks
+        fail = functools.partial(self.failed, f"{_OUTPUT}RequestOutputCollector.put", ("detokenize", "egress"))
+        return calls.mark(original, self._marks, fail, "request_id")
 
-        @functools.wraps(original)
-        def put(collector: Any, output: Any) -> None:
-            original(collector, output)
-            marks[collector.request_id] = now()
-
-        return put
-
-    def _processed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
-        """Requests of a batch are handled in turn: each one's share ends when its output is put for its task."""
-        writer, outputs, marks = self.writer, args[1], self._marks
-        if writer is None or not outputs:
-            marks.clear()
-            return
-        self._arrived_ns = arrived = self._arrived.pop(id(outputs[0]), self._arrived_ns)
-        arrived = arrived or start
-        before = start
-        records: list[int] = []
-        for output in outputs:
-            generation = self._generations.get(output.request_id)
-            if generation is None:
-                continue
-            generation.received = count = generation.received + len(output.new_token_ids)
-            done = marks.get(getattr(generation.collector, "request_id", ""))
-            if done is None:
-                done = before  # its tokens wait for more (stream interval), or for the end
-            else:
-                generation.put = count
-            if output.new_token_ids:
-                ref = generation.ref
-                records += (40, 2, codes.OUTPUT_RECEIVE, ref, count, arrived, arrived, start)
-                records += (40, 2, codes.DETOKENIZE, ref, count, start, before, max(before, done))
-            before = max(before, done)
-            if output.finish_reason is not None:
-                generation.finished = True
-                del self._generations[output.request_id]
-        writer.spans(records)
-        marks.clear()
+    def _wrap_get(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Stamp when the code that formats chunks takes an output."""
+        fail = functools.partial(self.failed, f"{_OUTPUT}RequestOutputCollector.get", ())
+        return calls.taken(original, "gapmeter_ns", fail)
 
     def _wrap_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """n says how many tokens have been written with this chunk; 0 for one that carries none."""
         fail = functools.partial(self.failed, f"{_HTTP[0]}:RequestResponseCycle.send", ("egress",))
+        return calls.sent(original, self._answers.sending, fail)
 
-        @functools.wraps(original)
-        async def send(cycle: Any, message: Any) -> None:
-            call = getattr(cycle, "gapmeter_call", None)
-            body = message.get("body")
-            if call is None or not body or not call.generations:
-                await original(cycle, message)
-                return
-            generation, count = None, 0
-            try:
-                generation = call.carries(body)
-                if generation is not None:
-                    count = generation.written = generation.taken()
-            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into vLLM
-                fail(error)
-            start = now()
-            await original(cycle, message)
-            end = now()
-            writer = self.writer
-            assert writer is not None
-            if generation is None:
-                writer.span(codes.EGRESS, call.generations[0].ref, start, end, 0, start)
-            else:
-                formatted = getattr(generation.collector, "gapmeter_ns", start)
-                writer.span(codes.EGRESS, generation.ref, start, end, count, formatted)
-            self._waits.done(end)
-
-        return send
+    def _carrying(self, call: Call, body: bytes) -> calls.Sent | None:
+        """n says how many tokens have been written with this chunk; 0 for one that carries none."""
+        if not call.generations:
+            return None
+        assert self.writer is not None
+        carried = call.carries(body)
+        rows = ((codes.EGRESS, one.ref, one.written, getattr(one.collector, "gapmeter_ns", 0)) for one in carried)
+        return self.writer, tuple(rows) or ((codes.EGRESS, call.generations[0].ref, 0, 0),)
 
 
-def _wrap_get(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stamp when the code that formats chunks takes an output."""
-
-    @functools.wraps(original)
-    async def get(collector: Any) -> Any:
-        output = await original(collector)
-        collector.gapmeter_ns = now()
-        return output
-
-    return get
+def _serving(*_: Any) -> None:
+    call = _current.get()
+    if call is not None:
+        call.served_ns = now()
 
 
-def _wrap_get_nowait(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_nowait(collector: Any) -> Any:
-        output = original(collector)
-        if output is not None:
-            collector.gapmeter_ns = now()
-        return output
-
-    return get_nowait
+def _handed(start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+    call = _current.get()
+    if call is not None:
+        call.sent_ns = end
 
 
 def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,20 +5,27 @@ It may be a process of its own (the usual case on a CPU and with several GPUs) o
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gapmeter_probe import codes
-from gapmeter_probe.device import DeviceClock, open_device
+from gapmeter_probe import calls, codes
+from gapmeter_probe.device import COPIED, FORWARD, FORWARD_END, SAMPLED, DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
-from gapmeter_probe.vllm.core import SEQ, describe
+from gapmeter_probe.vllm.core import describe, engine_of
+from gapmeter_probe.vllm.steps import SEQ
 from gapmeter_probe.writer import span
 
-GRAPH = 1 << 31  # the bit of INPUT_PREP's n that says "ran as a captured graph"; the rest is the padded batch size
+# Bits of INPUT_PREP's n: ran as a captured graph; as one in pieces. The rest is the padded batch size.
+GRAPH, PIECEWISE = 1 << 31, 1 << 30
 _V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 _V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
+_V1_OUTPUT = "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__"
+_V2_OUTPUT = "vllm.v1.worker.gpu.async_utils:AsyncOutput.__init__"
+_COPY_STREAMS = ("async_output_copy_stream", "output_copy_stream")  # of Model Runner V1 and V2
 _PROC = "vllm.v1.executor.multiproc_executor:WorkerProc."
 _STEP = ("prefill", "decode")
 
@@ -42,22 +49,36 @@ class WorkerProbe(Probe):
         self._prep = self._forward = 0
         self._padded = 0
         self._device: DeviceClock | None = None
+        self._copies: Any = None  # the stream on which tokens go to the host, where it is not the model's
         self._spans: list[int] = []  # of a remote call, written at its end by the thread that ran it
+        self._worker: Any = calls.native.Worker(_padded) if calls.native else None
 
     def make_hooks(self) -> list[Hook]:
         return [
             self.after((f"{_V1}__init__", f"{_V2}__init__"), (), self._opened, every=True),
             self.before("vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.get_data", (), self._got),
-            self.around("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", _STEP, self._execute),
-            self.around("vllm.v1.worker.gpu_worker:Worker.sample_tokens", ("sampling",), self._sample),
+            self._in_c(
+                "EXECUTE",
+                self.around("vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model", _STEP, self._execute),
+            ),
+            self._in_c(
+                "SAMPLE", self.around("vllm.v1.worker.gpu_worker:Worker.sample_tokens", ("sampling",), self._sample)
+            ),
             self.before(f"{_PROC}worker_busy_loop", (), self._answers),
             self.before(f"{_PROC}shutdown", (), self.close),
             self.before("vllm.v1.engine.core:EngineCore.shutdown", (), self.close),
             self.before(f"{_PROC}handle_output", (), self._handing),
             self.after(f"{_PROC}enqueue_output", (), self._answered),
-            self.around((f"{_V1}execute_model", f"{_V2}execute_model"), _STEP, self._run, every=True),
-            self.after((f"{_V1}sample_tokens", f"{_V2}sample_tokens"), ("sampling",), self._sampled, every=True),
-            self.before(f"{_V1}_model_forward", _STEP, self._forwarding),
+            self._in_c(
+                "RUN", self.around((f"{_V1}execute_model", f"{_V2}execute_model"), _STEP, self._run, every=True)
+            ),
+            self._in_c(
+                "SAMPLED",
+                self.after((f"{_V1}sample_tokens", f"{_V2}sample_tokens"), ("sampling",), self._sampled, every=True),
+            ),
+            self.around(f"{_V1}_to_list", (), self._listing),
+            self.after((_V1_OUTPUT, _V2_OUTPUT), (), self._copying, every=True),
+            self._in_c("FORWARDING", self.before(f"{_V1}_model_forward", _STEP, self._forwarding)),
             self.before(
                 (
                     "vllm.v1.worker.gpu.async_utils:StepTimingCollector.forward_start",
@@ -67,21 +88,37 @@ class WorkerProbe(Probe):
                 self._forwarding,
             ),
             self.before("vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_fullgraph", (), self._forwarding),
-            self.after(f"{_V1}_determine_batch_execution_and_padding", (), self._padding_v1),
+            self._in_c("PADDING", self.after(f"{_V1}_determine_batch_execution_and_padding", (), self._padding_v1)),
             self.after("vllm.v1.worker.gpu.model_runner:dispatch_cg_and_sync_dp", (), self._padding_v2),
         ]
+
+    def _in_c(self, kind: str, hook: Hook) -> Hook:
+        """The same in C, where the worker is in the engine's process and has no device with a clock of its own."""
+        worker = self._worker
+        if worker is None:
+            return hook
+        fail = functools.partial(self.failed, hook.targets[0], hook.stages)
+        return dataclasses.replace(
+            hook, wrap=lambda original: calls.either(kind, original, worker, fail, hook.wrap(original))
+        )
 
     def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         runner = args[0]
         version = 2 if ".gpu.model_runner" in "".join(c.__module__ for c in type(runner).__mro__) else 1
         device = str(getattr(runner, "device", "unknown"))
-        self.open({**describe(), "model_runner": version, "device": device})
+        parallel = {"engine": engine_of(runner.vllm_config), "rank": runner.vllm_config.parallel_config.rank}
+        self.open({**describe(), **parallel, "model_runner": version, "device": device})
         if self.writer:
             self._device = open_device(self.writer, device)
+            self._copies = next((s for name in _COPY_STREAMS if (s := getattr(runner, name, None)) is not None), None)
+            if self._worker is not None and self._device is None and not self._separate:
+                self._worker.writer = self.writer
 
     def close(self, *_: Any) -> None:
         if self._device:
-            self._device.resolve()
+            self._device.finish()
+        if self.writer:
+            self._flush()
         super().close()
 
     def _flush(self) -> None:
@@ -96,8 +133,12 @@ class WorkerProbe(Probe):
 
     def _answers(self, *_: Any) -> None:
         self._separate = True
+        if self._worker is not None:
+            self._worker.writer = None
 
     def _begin(self, seq: int, number: int) -> Callable[[], None]:
+        if self._spans and self.writer:  # of a call that this rank did not answer: of several, only one does
+            self._flush()
         self._call = (self._local.received_ns if self._separate else now(), seq, number)
         self._seq = seq
         return self._end
@@ -137,16 +178,16 @@ class WorkerProbe(Probe):
         if not self._seq or not self.writer:
             return None
         self._forward = self._padded = 0
+        self._prep = now()
         if self._device:
             self._device.begin(self._seq)
-        self._prep = now()
         return self._ran
 
     def _forwarding(self, *_: Any) -> None:
         if self._seq and not self._forward:
-            if self._device:
-                self._device.forward_start()
             self._forward = now()
+            if self._device:
+                self._device.mark(FORWARD)
 
     def _ran(self) -> None:
         seq, writer, forward = self._seq, self.writer, self._forward
@@ -154,14 +195,27 @@ class WorkerProbe(Probe):
             return
         end = now()
         self._spans += span(codes.INPUT_PREP, seq, self._prep, forward, self._padded)
-        on_device = self._device and self._device.forward_end()
-        self._spans += span(codes.HOST_LAUNCH if on_device else codes.FORWARD, seq, forward, end)
+        if self._device:
+            self._device.mark(FORWARD_END)
+        self._spans += span(codes.HOST_LAUNCH if self._device else codes.FORWARD, seq, forward, end)
 
     def _sampled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq and self.writer:
             self._spans += span(codes.SAMPLING, self._seq, start, end)
             if self._device:
-                self._device.resolve()
+                self._device.mark(SAMPLED)
+
+    def _listing(self, *_: Any) -> Callable[[], None] | None:
+        """Model Runner V1, synchronous: the host waits in this call until it has the tokens."""
+        if not self._seq or not self._device:
+            return None
+        self._device.mark(SAMPLED)
+        return functools.partial(self._device.mark, COPIED)  # comes at once: the copy ends some microseconds late
+
+    def _copying(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        """The copy of the tokens has been put on its stream, and the host goes on."""
+        if self._seq and self._device and self._copies is not None:
+            self._device.mark(COPIED, self._copies)
 
     def _padding_v1(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq:
@@ -173,4 +227,4 @@ class WorkerProbe(Probe):
 
 
 def _padded(mode: Any, batch: Any) -> int:
-    return int(batch.num_tokens) | (0 if mode.name == "NONE" else GRAPH)
+    return int(batch.num_tokens) | {"NONE": 0, "PIECEWISE": GRAPH | PIECEWISE}.get(mode.name, GRAPH)
