@@ -4,7 +4,7 @@ The record types and their writer live in the probe's own distribution, since se
 without the rest of gapmeter; they are re-exported here for everyone else.
 """
 
-from gapmeter_probe.records import SCHEMA_VERSION, CoreThread, EntryFlag, Kind, Outcome, Span, StepFlag
+from gapmeter_probe.records import SCHEMA_VERSION, EntryFlag, Kind, Outcome, Span, StepFlag
 from gapmeter_probe.writer import RecordWriter
 
 from gapmeter.records.folder import RunFolder
@@ -12,7 +12,6 @@ from gapmeter.records.reader import RecordFile, read_records
 
 __all__ = [
     "SCHEMA_VERSION",
-    "CoreThread",
     "EntryFlag",
     "Kind",
     "Outcome",

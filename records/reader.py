@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gapmeter_probe.records import (
     BLOB,
+    DEVICE_PARTS,
     EMIT,
     FILE_HEADER,
     HEAD,
@@ -42,6 +43,10 @@ STEP_DTYPE = np.dtype(
     ]
 )  # fmt: skip
 ENTRY_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4"), ("before", "<u4"), ("cached", "<u4"), ("flags", "<u4")])
+DEVICE_DTYPE = np.dtype(
+    [*_HEAD, ("seq", "<u4"), ("anchor", "<u4"),
+     *((f"{part}_{clock}_ns", "<i8") for part in DEVICE_PARTS for clock in ("host", "device"))]
+)  # fmt: skip
 EMISSION_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4")])
 
 
@@ -65,6 +70,7 @@ class RecordFile:
     emissions: Table
     emission_step: NDArray[np.int64]
     emission_ns: NDArray[np.int64]
+    device: Table
     notes: list[dict[str, Any]]
     blobs: list[tuple[int, bytes]]
     complete: bool
@@ -151,6 +157,7 @@ def _read(name: str, data: bytes) -> RecordFile:
         emissions=emissions,
         emission_step=emission_step,
         emission_ns=emission_ns,
+        device=_gather(data, by_kind[Kind.DEVICE], DEVICE_DTYPE),
         notes=notes,
         blobs=blobs,
         complete=complete,

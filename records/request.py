@@ -31,6 +31,7 @@ class Flag(IntFlag):
     TLS = 2
     RESENT = 4  # an idle connection closed as we wrote to it: sent once more on a new one (``attempt`` 1)
     CLOSE_DELIMITED = 8  # the body ended with the connection
+    KERNEL = 16  # the kernel stamped what arrived: ``chunk_wait_ns`` is there
 
 
 NO_FLAG = Flag(0)
@@ -61,7 +62,9 @@ class RequestRecord:
     prompt_tokens: Annotated[int, Stored("I", "prompt tokens asked for", "prompt_tokens_asked")] = 0
     output_tokens: Annotated[int, Stored("I", "output tokens asked for", "output_tokens_asked")] = 0
     connection: Annotated[int, Stored("I", "number of its connection in its process, from 1")] = 0
-    flags: Annotated[Flag, Stored("I", "how it travelled: REUSED 1, TLS 2, RESENT 4, CLOSE_DELIMITED 8")] = NO_FLAG
+    flags: Annotated[Flag, Stored("I", "how it travelled: REUSED 1, TLS 2, RESENT 4, CLOSE_DELIMITED 8, KERNEL 16")] = (
+        NO_FLAG
+    )
     request_id: Annotated[str, Stored("I", "the `x-request-id` that went out", "request_id")]
     error: Annotated[str, Stored("I", "what went wrong, at most 4 KiB", "error")] = ""
     chunk_ns: Annotated[NDArray[np.int64], Stored("I", "when each piece of the body was read")] = field(
@@ -70,6 +73,10 @@ class RequestRecord:
     chunk_bytes: Annotated[NDArray[np.uint32], Stored("", "bytes of each piece, as many as `chunk_ns`")] = field(
         default_factory=lambda: _NO_SIZES
     )
+    chunk_wait_ns: Annotated[
+        NDArray[np.uint32],
+        Stored("", "how long each had lain in the kernel by then, 0 where that is not known; only with KERNEL"),
+    ] = field(default_factory=lambda: _NO_SIZES)
     body: Annotated[bytes, Stored("I", "the entity, transfer coding removed")] = b""
     retry: Annotated[int, Stored("H", "how often the same `index` had been issued before and failed", "retry")] = 0
     turn: Annotated[int, Stored("H", "place in its conversation, from 1; 0: in none", "turn")] = 0
@@ -84,6 +91,11 @@ class RequestRecord:
     first_byte_ns: Annotated[int, Stored("q", "first read of the answer, head included", "first_byte_ns")] = 0
     end_ns: Annotated[int, Stored("q", "its fate was known", "end_ns")] = 0
 
+    @property
+    def arrival_ns(self) -> NDArray[np.int64]:
+        """When each piece of the body was here: in the kernel where it said so, else when we read it."""
+        return self.chunk_ns - self.chunk_wait_ns if len(self.chunk_wait_ns) else self.chunk_ns
+
 
 FIELDS: dict[str, Stored] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(RequestRecord, include_extras=True).items()
@@ -93,6 +105,7 @@ STAMPS = tuple(name for name, stored in FIELDS.items() if stored.code == "q")
 _HEAD = struct.Struct("<" + "".join(stored.code for stored in FIELDS.values()))
 _NAMES = tuple(FIELDS)
 _FIRST, _LAST = _NAMES[: _NAMES.index("request_id")], _NAMES[_NAMES.index("body") + 1 :]
+_FLAGS = _FIRST.index("flags")
 _first, _last = attrgetter(*_FIRST), attrgetter(*_LAST)
 
 
@@ -101,7 +114,8 @@ def encode(record: RequestRecord) -> list[bytes]:
     name, error = record.request_id.encode(), record.error.encode()[:MOST_ERROR_BYTES]
     lengths = len(name), len(error), len(record.chunk_ns), len(record.body)
     head = _HEAD.pack(*_first(record), *lengths, *_last(record))
-    return [head, record.chunk_ns.tobytes(), record.chunk_bytes.tobytes(), name, error, record.body]
+    waits = record.chunk_wait_ns.tobytes()
+    return [head, record.chunk_ns.tobytes(), record.chunk_bytes.tobytes(), waits, name, error, record.body]
 
 
 def decode(payload: bytes | memoryview) -> RequestRecord:
@@ -114,7 +128,8 @@ def decode(payload: bytes | memoryview) -> RequestRecord:
         raise ValueError(f"{len(data)} bytes are too few for a request record")
     values = _HEAD.unpack_from(data)
     name, error, chunks, body = values[len(_FIRST) : -len(_LAST)]
-    at = _HEAD.size + 12 * chunks
+    waits = chunks if values[_FLAGS] & Flag.KERNEL else 0
+    at = _HEAD.size + 12 * chunks + 4 * waits
     if len(data) < at + name + error + body:
         raise ValueError("a request record is cut off")
     text = at + name + error
@@ -123,6 +138,7 @@ def decode(payload: bytes | memoryview) -> RequestRecord:
         error=data[at + name : text].decode(errors="replace"),
         chunk_ns=np.frombuffer(data, np.int64, chunks, _HEAD.size),
         chunk_bytes=np.frombuffer(data, np.uint32, chunks, _HEAD.size + 8 * chunks),
+        chunk_wait_ns=np.frombuffer(data, np.uint32, waits, _HEAD.size + 12 * chunks),
         body=data[text : text + body],
         **dict(zip(_FIRST + _LAST, values[: len(_FIRST)] + values[-len(_LAST) :], strict=True)),
     )
@@ -142,6 +158,11 @@ def on_clock(record: RequestRecord, offset_ns: int) -> RequestRecord:
         return record
     stamps: dict[str, Any] = {name: at - offset_ns for name in STAMPS if (at := getattr(record, name))}
     return replace(record, **stamps, chunk_ns=record.chunk_ns - offset_ns)
+
+
+def as_read(record: RequestRecord) -> RequestRecord:
+    """The record without the kernel's stamps: what arrived did so when we read it."""
+    return replace(record, chunk_wait_ns=_NO_SIZES, flags=record.flags & ~Flag.KERNEL)
 
 
 def trace_ids(request_id: str) -> tuple[int, int]:

@@ -51,12 +51,16 @@ class Answer:
 
 
 class _Piece(NamedTuple):
-    """What a chunk with choices says of tokens: ids, a running total (None: nothing), text or calls of any kind."""
+    """What a chunk with choices says of tokens: ids, a running total (None: nothing), text or calls of any kind.
+
+    ``choice``: the number of the only one that it has, 0 where it has several.
+    """
 
     stamp: int
     ids: int
     total: int | None
     content: bool
+    choice: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +95,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         reading.error = _unfinished(reading, record.body)
     usage = reading.usage
     details = usage.get("prompt_tokens_details")
-    counted, new = _counts(reading.pieces)
+    counted, new = _counts(reading.pieces, _whole(usage.get("completion_tokens")))
     brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
     stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
     counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
@@ -140,7 +144,7 @@ def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
     # An event is complete with the first byte of its blank line's own end.
     last = np.array([match.start() + 1 + (match[0][:2] == b"\r\n") for match in blanks], dtype=np.int64)
     pieces = np.minimum(np.searchsorted(ends, last, side="right"), max(len(ends) - 1, 0))
-    stamps = record.chunk_ns[pieces].tolist() if len(ends) else [record.end_ns] * len(blanks)
+    stamps = record.arrival_ns[pieces].tolist() if len(ends) else [record.end_ns] * len(blanks)
     for match, stamp in zip(blanks, stamps, strict=True):
         data = _data(body[at : match.start()])
         at = match.end()
@@ -151,10 +155,10 @@ def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
 
 
 def _arrival(record: RequestRecord, ends: Ints, offset: int) -> int:
-    """When the byte at ``offset`` of the body was read."""
+    """When the byte at ``offset`` of the body had arrived."""
     if not len(ends):
         return record.end_ns
-    return int(record.chunk_ns[min(int(np.searchsorted(ends, offset, side="right")), len(ends) - 1)])
+    return int(record.arrival_ns[min(int(np.searchsorted(ends, offset, side="right")), len(ends) - 1)])
 
 
 def _data(block: bytes) -> str | None:
@@ -219,7 +223,8 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
     if max(total or 0, ids) > _MOST_TOKENS:
         reading.error = f"a usage of {max(total or 0, ids)} tokens in one chunk"
         return
-    reading.pieces.append(_Piece(stamp, ids, total, content))
+    number = _whole(choices[0].get("index")) if len(choices) == 1 else None
+    reading.pieces.append(_Piece(stamp, ids, total, content, number or 0))
     reading.spoke = reading.spoke or content or bool(ids or total)
 
 
@@ -230,17 +235,24 @@ def _characters(text: Any) -> int:
     return len(text) if isinstance(text, str) else 0
 
 
-def _counts(pieces: list[_Piece]) -> tuple[str, list[int]]:
+def _counts(pieces: list[_Piece], whole: int | None = None) -> tuple[str, list[int]]:
     """How the tokens of each piece are counted, and how many there are: by usage, by ids, or a piece with content one.
 
     The whole stream decides. A usage that some chunks lack, or that stays as it is while text comes, is no running
     total: a zero beside the role, a sum at the end, or what a chunk of its own holds. Taken for one, it would give all
-    tokens to one chunk.
+    tokens to one chunk. Of several choices, each may have a total of its own: then these add up to the ``whole``, which
+    is the last usage.
     """
-    new, most = [], 0
+    own: dict[int, int] = {}
     for piece in pieces:
-        new.append(max((piece.total or 0) - most, 0))
-        most += new[-1]
+        own[piece.choice] = max(own.get(piece.choice, 0), piece.total or 0)
+    apart = len(own) > 1 and sum(own.values()) == whole
+    new, so_far = [], dict.fromkeys(own, 0)
+    for piece in pieces:
+        counter = piece.choice if apart else next(iter(own))
+        new.append(max((piece.total or 0) - so_far[counter], 0))
+        so_far[counter] += new[-1]
+    most = sum(new)
     spoken = [k for k, piece in enumerate(pieces) if piece.content]
     if most and (not spoken or _running(pieces, new, spoken)):
         return "usage", new
@@ -276,7 +288,7 @@ def _whole(value: Any) -> int | None:
 class Chunk:
     """One event as clients look at it that do not know which chunks carry tokens: they go by what is in it.
 
-    ``at_ns``: when the piece that completed it was read.
+    ``at_ns``: when the piece that completed it arrived.
 
     ``choice``: it has a choice, be it empty (a role alone, a finish reason alone); ``text``: with visible or reasoning
     text; ``calls``: with a part of a tool call; ``finish``: with a finish reason. ``usage``: the completion tokens that

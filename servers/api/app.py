@@ -17,7 +17,6 @@ from time import monotonic_ns as now
 import uvloop
 from aiohttp import web
 from gapmeter_probe import codes
-from gapmeter_probe.vitals import CoreWaits, watch_collections, watch_loop
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter
@@ -94,13 +93,11 @@ class Generation:
 class Api:
     """Answers requests for one engine. Everything happens on one event loop."""
 
-    def __init__(
-        self, engine: EngineClient, text: TextModel, options: ApiOptions, writer: RecordWriter | None, waits: CoreWaits
-    ) -> None:
+    def __init__(self, engine: EngineClient, text: TextModel, options: ApiOptions, writer: RecordWriter | None) -> None:
         self._engine = engine
         self._text = text
         self._options = options
-        self._writer, self._waits = writer, waits
+        self._writer = writer
         self._metrics = Metrics()
         self._count = 0
         self._started_s = int(time.time())
@@ -158,12 +155,15 @@ class Api:
         chat = request.path == "/v1/chat/completions"
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id or uuid.uuid4().hex}"
         engine_id = f"{answer_id}-{self._count}"
-        stamps = RequestStamps(self._writer, self._waits, self._metrics, engine_id, client_id, request.begun_ns)
+        stamps = RequestStamps(self._writer, self._metrics, engine_id, client_id, request.begun_ns)
         outcome = Outcome.ABORTED
         try:
             if request.headers.get("expect", "").lower() == "100-continue":
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            completion = parse_request(await request.read(), chat=chat, served_name=self._options.served_name)
+            body = await request.read()
+            read_ns = now()
+            completion = parse_request(body, chat=chat, served_name=self._options.served_name)
+            stamps.parsed(read_ns)
             prompt_ids = await self._prompt_ids(completion, stamps)
             generation = self._submit(completion, engine_id, client_id, prompt_ids, stamps)
             answer = AnswerJson(completion, answer_id, self._options.served_name, prompt_ids)
@@ -316,13 +316,9 @@ async def _serve(
     stop_asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_asked.set)
-    if writer:
-        watch_loop(writer)
-        watch_collections(writer)
-    waits = CoreWaits(writer)
-    api = Api(engine, text, options, writer, waits)
+    api = Api(engine, text, options, writer)
     handle = around(api.handle) if around else api.handle
-    server = StampedServer(handle, waits, handler_cancellation=True, access_log=None)
+    server = StampedServer(handle, handler_cancellation=True, access_log=None)
     runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     try:

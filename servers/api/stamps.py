@@ -13,7 +13,6 @@ from typing import Any
 
 from aiohttp import web
 from gapmeter_probe import codes
-from gapmeter_probe.vitals import CoreWaits
 
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.servers.engine_client import EngineStats
@@ -60,13 +59,12 @@ class Metrics:
 class RequestStamps:
     """One request: ``begun_ns`` is when its first bytes were seen. Without a writer it is only counted."""
 
-    __slots__ = ("_begun_ns", "_cached", "_metrics", "_prompt", "_ref", "_waits", "_writer", "_written", "received")
+    __slots__ = ("_begun_ns", "_cached", "_metrics", "_prompt", "_ref", "_writer", "_written", "received")
 
     def __init__(
-        self, writer: RecordWriter | None, waits: CoreWaits, metrics: Metrics, engine_id: str, client_id: str,
-        begun_ns: int,
-    ) -> None:  # fmt: skip
-        self._writer, self._waits, self._metrics = writer, waits, metrics
+        self, writer: RecordWriter | None, metrics: Metrics, engine_id: str, client_id: str, begun_ns: int
+    ) -> None:
+        self._writer, self._metrics = writer, metrics
         self._begun_ns = begun_ns
         self._ref = writer.request(engine_id, client_id) if writer else 0
         self._prompt = self._cached = self._written = 0
@@ -77,6 +75,12 @@ class RequestStamps:
         if self._writer:
             self._writer.span(code, self._ref, start_ns, end_ns, 0, queued_ns)
 
+    def parsed(self, read_ns: int) -> None:
+        """The body had been read at ``read_ns``, and is a request now."""
+        if self._writer:
+            self._writer.span(codes.HTTP, self._ref, self._begun_ns, read_ns)
+            self._writer.span(codes.APPLICATION, self._ref, read_ns, now())
+
     def handoff(self, prompt_tokens: int, start_ns: int, end_ns: int) -> None:
         """The call that gave the request to the engine; ingress ends where it starts."""
         self._prompt = prompt_tokens
@@ -85,14 +89,12 @@ class RequestStamps:
         if self._writer:
             self._writer.span(codes.INGRESS, self._ref, self._begun_ns, start_ns)
             self._writer.span(codes.HANDOFF, self._ref, start_ns, end_ns)
-            self._waits.done(end_ns)
 
     def detokenized(self, new: int, received_ns: int, batch_ns: int, start_ns: int, end_ns: int, cached: int) -> None:
         """``new`` tokens of one engine message were turned into text."""
         self.received += new
         self._cached = cached or self._cached
         if self._writer and new:
-            self._waits.woken(codes.LOOP_THREAD, received_ns)
             self._writer.span(codes.OUTPUT_RECEIVE, self._ref, received_ns, batch_ns, self.received)
             self._writer.span(codes.DETOKENIZE, self._ref, start_ns, end_ns, self.received, batch_ns)
 
@@ -104,7 +106,6 @@ class RequestStamps:
             self._written = tokens
         if self._writer:
             self._writer.span(codes.EGRESS, self._ref, start_ns, end, tokens, format_ns)
-            self._waits.done(end)
 
     def finished(self, outcome: Outcome) -> None:
         """The answer is over, or was refused before it began."""
@@ -120,11 +121,10 @@ class RequestStamps:
 class StampedHandler(web.RequestHandler):
     """A connection. ``first_ns``: when bytes of the request that is being read, or comes next, were first seen."""
 
-    __slots__ = ("_waits", "first_ns")
+    __slots__ = ("first_ns",)
 
-    def __init__(self, waits: CoreWaits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._waits = waits
         self.first_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,7 +137,6 @@ class StampedHandler(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if not self.first_ns:
             self.first_ns = now()
-            self._waits.woken(codes.LOOP_THREAD, self.first_ns)
         super().data_received(data)
 
 
@@ -156,12 +155,8 @@ class StampedRequest(web.BaseRequest):
 class StampedServer(web.Server):
     """aiohttp's low-level server, made of these connections and requests."""
 
-    def __init__(self, handler: Any, waits: CoreWaits, **kwargs: Any) -> None:
-        super().__init__(handler, **kwargs)
-        self._waits = waits
-
     def __call__(self) -> StampedHandler:
-        return StampedHandler(self._waits, self, loop=self._loop, **self._kwargs)
+        return StampedHandler(self, loop=self._loop, **self._kwargs)
 
     def _make_request(
         self, message: Any, payload: Any, protocol: web.RequestHandler, writer: Any, task: asyncio.Task[None]

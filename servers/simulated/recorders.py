@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,8 +178,6 @@ class ProbeRecorder(Recorder):
             waiting=plan.waiting,
             free_blocks=plan.free_blocks,
             schedule_ns=self._begun[Span.SCHEDULE, plan.seq],
-            cpu_ns=time.thread_time_ns(),
-            switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
         )
 
     def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:

@@ -6,7 +6,9 @@ cent of the time in which any kernel ran. NVML gives PCIe throughput as the aver
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,13 @@ def _memory(nvml: ModuleType, handle: Any) -> Row:
     return {"memory_used_bytes": int(memory.used), "memory_total_bytes": int(memory.total)}
 
 
+def _instant_power(nvml: ModuleType, handle: Any) -> Row:
+    (field,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if field.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(field.nvmlReturn)
+    return {"power_instant_mw": int(field.value.uiVal)}
+
+
 def _use(nvml: ModuleType, handle: Any) -> Row:
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     return {"busy_percent": int(rates.gpu), "memory_busy_percent": int(rates.memory)}
@@ -29,6 +38,7 @@ def _use(nvml: ModuleType, handle: Any) -> Row:
 READINGS: Mapping[str, Reading] = {
     "energy": lambda nvml, handle: {"energy_mj": int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))},
     "power": lambda nvml, handle: {"power_mw": int(nvml.nvmlDeviceGetPowerUsage(handle))},
+    "instant power": _instant_power,
     "SM clock": lambda nvml, handle: {"sm_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))},
     "memory clock": lambda nvml, handle: {"memory_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))},
     "throttle reasons": lambda nvml, handle: {
@@ -40,6 +50,7 @@ READINGS: Mapping[str, Reading] = {
     "memory": _memory,
     "utilisation": _use,
 }
+_OF_INSTANCES = frozenset({"memory"})
 PCIE_READINGS: Mapping[str, Reading] = {
     "PCIe received": lambda nvml, handle: {
         "pcie_rx_kb_s": int(nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))
@@ -67,42 +78,70 @@ _ABOUT: Mapping[str, Callable[[ModuleType, Any], Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU by NVML's number, and the instances of it that are used, where it is divided."""
+
+    handle: Any
+    instances: tuple[Any, ...] = ()
+
+    def ask(self, nvml: ModuleType, name: str, read: Reading) -> Row:
+        """Of the instances where they can say it, summed; else of the whole. Raises NVMLError."""
+        if name in _OF_INSTANCES and self.instances:
+            rows = [read(nvml, instance) for instance in self.instances]
+            return {key: sum(int(row[key]) for row in rows) for key in rows[0]}
+        return read(nvml, self.handle)
+
+
 class Gpus:
     """The GPUs that the server may use, read together; a reading that a GPU does not support is left out."""
 
-    def __init__(self, nvml: ModuleType, handles: Mapping[int, Any], name: str, readings: Mapping[str, Reading]):
+    def __init__(self, nvml: ModuleType, gpus: Mapping[int, Gpu], name: str, readings: Mapping[str, Reading]):
         self.name = name
-        self._nvml, self._handles = nvml, handles
+        self._nvml, self._gpus = nvml, gpus
         self._readings = {
-            gpu: {name: read for name, read in readings.items() if _ask(nvml, read, handle) is not None}
-            for gpu, handle in handles.items()
+            number: {
+                name: read
+                for name, read in readings.items()
+                if _ask(nvml, functools.partial(_ask_gpu, gpu, name, read)) is not None
+            }
+            for number, gpu in gpus.items()
         }
         if not any(self._readings.values()):
             raise Absent("NVML answers, but none of these readings is supported by any GPU here")
-        gpus: list[About] = []
-        for gpu, handle in handles.items():
-            facts = {key: _ask(nvml, ask, handle) for key, ask in _ABOUT.items()}
-            unsupported = [name for name in readings if name not in self._readings[gpu]]
-            gpus.append({"gpu": gpu, **facts, "unsupported": unsupported})
+        about: list[About] = []
+        for number, gpu in gpus.items():
+            facts = {key: _ask(nvml, ask, gpu.handle) for key, ask in _ABOUT.items()}
+            if gpu.instances:
+                facts["instances"] = [_ask(nvml, _ABOUT["uuid"], instance) for instance in gpu.instances]
+                each = [_ask(nvml, _ABOUT["pids"], instance) or [] for instance in gpu.instances]
+                facts["pids"] = sorted({*(facts["pids"] or ()), *(pid for pids in each for pid in pids)})
+            unsupported = [name for name in readings if name not in self._readings[number]]
+            about.append({"gpu": number, **facts, "unsupported": unsupported})
         driver = _ask(nvml, lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion()))
-        self.about: About = {"gpus": gpus, "throttle_bits": throttle_bits(nvml), "driver": driver}
+        self.about: About = {"gpus": about, "throttle_bits": throttle_bits(nvml), "driver": driver}
 
     def read(self) -> list[Row]:
         rows: list[Row] = []
-        for gpu, handle in self._handles.items():
-            rows.append({"gpu": gpu})
+        for number, gpu in self._gpus.items():
+            rows.append({"gpu": number})
             try:
-                for reading in self._readings[gpu].values():
-                    rows[-1] |= reading(self._nvml, handle)
+                for name, reading in self._readings[number].items():
+                    rows[-1] |= gpu.ask(self._nvml, name, reading)
             except self._nvml.NVMLError as error:
-                raise ReadFailed(f"GPU {gpu}: {error}") from error
+                raise ReadFailed(f"GPU {number}: {error}") from error
         return rows
 
 
-def open_gpus(visible: str | None, name: str, readings: Mapping[str, Reading]) -> Gpus:
-    """The GPUs named by ``visible`` (as CUDA_VISIBLE_DEVICES; None: all), as a source called ``name``.
+def _ask_gpu(gpu: Gpu, name: str, read: Reading, nvml: ModuleType, _: Any) -> Row:
+    return gpu.ask(nvml, name, read)
 
-    Raises Absent without NVIDIA's driver library, a GPU, one that is visible, or any of the readings.
+
+def open_gpus(visible: str | None, order: str | None, name: str, readings: Mapping[str, Reading]) -> Gpus:
+    """The GPUs named by ``visible`` and ``order``, as a source called ``name``.
+
+    They are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER (None: not set). Raises Absent without NVIDIA's driver library,
+    a GPU, one that is visible, or any of the readings.
     """
     import pynvml
 
@@ -110,27 +149,54 @@ def open_gpus(visible: str | None, name: str, readings: Mapping[str, Reading]) -
         pynvml.nvmlInit()
         handles = {n: pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())}
         uuids = {n: _text(pynvml.nvmlDeviceGetUUID(handle)) for n, handle in handles.items()}
+        names = {_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles.values()}
     except pynvml.NVMLError_LibraryNotFound:
         raise Absent("no NVIDIA GPU here (its driver's library, NVML, is not installed)") from None
     except pynvml.NVMLError as error:
         raise Absent(f"NVML does not answer: {error}") from error
-    shown = {n: handles[n] for n in visible_gpus(visible, uuids)}
+    if visible and visible.strip().startswith("MIG-"):
+        shown = _instances(pynvml, visible, handles, uuids)
+    else:
+        numbered = len(names) < 2 or order == "PCI_BUS_ID"
+        shown = {n: Gpu(handles[n]) for n in visible_gpus(visible, uuids, numbered=numbered)}
     if not shown:
         raise Absent("NVML finds no GPU" if not handles else f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
     return Gpus(pynvml, shown, name, readings)
 
 
-def visible_gpus(visible: str | None, uuids: Mapping[int, str]) -> list[int]:
-    """Which indices CUDA_VISIBLE_DEVICES leaves; numbers or beginnings of UUIDs, up to the first that is unknown."""
+def visible_gpus(visible: str | None, uuids: Mapping[int, str], *, numbered: bool = True) -> list[int]:
+    """Which indices CUDA_VISIBLE_DEVICES leaves; numbers or beginnings of UUIDs, up to the first that is unknown.
+
+    Not ``numbered``: CUDA's numbers are not NVML's, so that any GPU may be meant by one.
+    """
     if visible is None:
         return list(uuids)
     chosen: list[int] = []
     for word in (part.strip() for part in visible.split(",")):
+        if not numbered and word.isdigit() and int(word) < len(uuids):
+            return list(uuids)
         matching = [n for n, uuid in uuids.items() if word == str(n) or (word and uuid.startswith(word))]
         if len(matching) != 1:
             break  # as CUDA does
         chosen += matching
     return chosen
+
+
+def _instances(nvml: ModuleType, visible: str, handles: Mapping[int, Any], uuids: Mapping[int, str]) -> dict[int, Gpu]:
+    """The GPUs that instances are parts of: ``MIG-UUID``, or as drivers before R470 wrote it ``MIG-GPU-UUID/GI/CI``."""
+    found: dict[int, tuple[Any, ...]] = {}
+    for word in (part.strip() for part in visible.split(",")):
+        older = word.removeprefix("MIG-").partition("/")[0]
+        if older.startswith("GPU-"):
+            parent, instance = older, None
+        else:
+            instance = _ask(nvml, lambda nvml, _, word=word: nvml.nvmlDeviceGetHandleByUUID(word))  # type: ignore[misc]
+            if instance is None:
+                break
+            parent = _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)))
+        for number in (n for n, uuid in uuids.items() if uuid == parent):
+            found[number] = (*found.get(number, ()), *(() if instance is None else (instance,)))
+    return {number: Gpu(handles[number], instances) for number, instances in found.items()}
 
 
 def throttle_bits(nvml: ModuleType) -> dict[str, int]:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
-from gapmeter.servers.telemetry.sources import EngineMetrics, Processes, Rapl
+from gapmeter.servers.telemetry.schedstat import Schedstat
+from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl
 from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10
@@ -112,19 +113,22 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     fast = Lane("fast", every_ns, [])
     pcie = Lane("pcie", max(_PCIE_EVERY_NS, every_ns), [])
     engine = Lane("engine", max(settings.metrics_every_ns, 1), [])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    openers: tuple[tuple[Lane, str, Callable[[], Source]], ...] = (
-        (fast, "gpu", lambda: open_gpus(visible, "gpu", READINGS)),
-        (pcie, "pcie", lambda: open_gpus(visible, "pcie", PCIE_READINGS)),
+    named = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+    openers: list[tuple[Lane, str, Callable[[], Source]]] = [
+        (fast, "gpu", lambda: open_gpus(*named, "gpu", READINGS)),
+        (pcie, "pcie", lambda: open_gpus(*named, "pcie", PCIE_READINGS)),
         (fast, "rapl", Rapl),
         (fast, "processes", lambda: Processes(settings.pids)),
+        (fast, "limits", lambda: CpuLimits(settings.pids)),
         (fast, "switches", lambda: open_switches(Path(settings.folder), settings.pids, settings.beside)),
-    )
+    ]
     for lane, name, open_source in openers:
         try:
             lane.sources.append(open_source())
         except Absent as absent:
             journal.note("absent", source=name, why=str(absent))
+            if name == "switches":
+                openers.append((fast, "schedstat", lambda: Schedstat(settings.pids)))
     if settings.metrics_every_ns:
         engine.sources.append(EngineMetrics(settings.url, os.environ.get(API_KEY)))
     else:

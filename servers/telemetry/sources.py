@@ -1,4 +1,4 @@
-"""What is sampled besides GPUs: the engine's /metrics, the server's processes, and the CPU's energy.
+"""What is sampled besides GPUs: the engine's /metrics, the server's processes, its CPU limits, the CPU's energy.
 
 Processes: CPU time, memory, threads and context switches, from psutil, counted since each began. Energy: the kernel's
 powercap tree (RAPL), in µJ, wrapping at a range of its own. /metrics is made on the API server's event loop, so asking
@@ -38,6 +38,7 @@ _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?[ \t]+(\S+)")
 _PATIENCE_S = 2.0
 _LARGEST = 1 << 24
 _POWERCAP = Path("/sys/class/powercap")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
 
 
@@ -198,3 +199,60 @@ class Rapl:
             return [{"domain": d, "energy_uj": int(path.read_text())} for d, path in self._counters.items()]
         except (OSError, ValueError) as error:
             raise ReadFailed(f"RAPL: {error}") from error
+
+
+class CpuLimits:
+    """How long the server's control groups were kept from running by their CPU limit.
+
+    Rows: ``group``, ``throttled_ns`` and ``throttled_periods`` so far. Raises Absent where no group has a limit.
+    """
+
+    name = "limits"
+
+    def __init__(self, pids: Iterable[int], root: Path = _CONTROL_GROUPS) -> None:
+        found = {folder: limit for pid in pids for folder in _groups(pid, root) if (limit := _cpu_limit(folder))}
+        if not found:
+            raise Absent("no control group limits the server's CPU time")
+        self._stats = {str(folder.relative_to(root)): folder / "cpu.stat" for folder in found}
+        self.about: About = {"cores": {str(folder.relative_to(root)): limit for folder, limit in found.items()}}
+
+    def read(self) -> list[Row]:
+        try:
+            return [{"group": group, **_throttled(path.read_text())} for group, path in self._stats.items()]
+        except (OSError, ValueError) as error:
+            raise ReadFailed(f"the CPU limit: {error}") from error
+
+
+def _groups(pid: int, root: Path) -> list[Path]:
+    """The folders of a process's control groups that may limit its CPU time, and of those around them."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    tops = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / controllers if controllers else root
+        tops += [(top, top / path.strip("/"))]
+    folders = [one for top, folder in tops for one in (folder, *folder.parents) if one.is_relative_to(top)]
+    return list(dict.fromkeys(folders))
+
+
+def _cpu_limit(folder: Path) -> float | None:
+    """In cores; None where this group has none."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _throttled(stat: str) -> dict[str, int]:
+    """From a cpu.stat: version 2 counts in µs, version 1 in ns."""
+    values = {name: int(value) for name, value in (line.split() for line in stat.splitlines())}
+    ns = values["throttled_usec"] * 1000 if "throttled_usec" in values else values["throttled_time"]
+    return {"throttled_ns": ns, "throttled_periods": values["nr_throttled"]}

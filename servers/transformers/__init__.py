@@ -18,7 +18,7 @@ class TransformersSettings:
     """What the engine process is told, as JSON; lengths and sizes are in tokens.
 
     ``device`` "auto" is the first CUDA device, else the CPU. ``kv_tokens`` 0: room for every request at full length,
-    within bounds. ``async_batching`` None: as Transformers chooses.
+    within bounds. ``async_batching`` and ``cuda_graphs`` None: as Transformers chooses.
     """
 
     model: str
@@ -31,6 +31,7 @@ class TransformersSettings:
     scheduler: str
     prefix_cache: bool
     async_batching: bool | None
+    cuda_graphs: bool | None
     device: str
     threads: int
     seed: int

@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--async-batching", action=argparse.BooleanOptionalAction, help="default: as Transformers chooses"
     )
+    parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, help="default: as Transformers chooses")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N (default: the first CUDA device, else cpu)")
     parser.add_argument("--seed", type=int, default=0, help="draws seeds for requests that name none")
     return parser

@@ -340,6 +340,7 @@ def batching_config(settings: TransformersSettings, device: str) -> ContinuousBa
         scheduler_type=settings.scheduler,
         allow_block_sharing=settings.prefix_cache,
         use_async_batching=settings.async_batching,
+        use_cuda_graph=settings.cuda_graphs,
         seed=settings.seed,
     )
 

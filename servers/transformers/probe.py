@@ -6,19 +6,15 @@ before it is still to be updated, so updates take the oldest number that is open
 
 from __future__ import annotations
 
-import resource
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from gapmeter_probe import codes
-from gapmeter_probe.device import DeviceClock, open_device
+from gapmeter_probe import calls, codes
+from gapmeter_probe.device import COPIED, FORWARD, FORWARD_END, SAMPLED, DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
-from gapmeter_probe.vitals import CoreWaits, watch_collections
 from gapmeter_probe.writer import span
 
 _CB = "transformers.generation.continuous_batching."
@@ -26,6 +22,11 @@ _API = f"{_CB}continuous_api:ContinuousBatchProcessor."
 _RUNNER = f"{_CB}model_runner:ModelRunner."
 _SCHEDULERS = tuple(f"{_CB}scheduler:{name}.schedule_batch" for name in ("FIFOScheduler", "PrefillFirstScheduler"))
 _SAMPLING = (f"{_CB}cb_logits_processors:ContinuousBatchingLogitsProcessorList.__call__", f"{_RUNNER}_sample")
+
+_COPYING = tuple(
+    f"{_CB}input_outputs:{name}.retrieve_device_outputs"
+    for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs")
+)
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
@@ -71,16 +72,15 @@ class EngineProbe(Probe):
     def __init__(self) -> None:
         super().__init__()
         self._device: DeviceClock | None = None
-        self._stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._compute: Any = None  # the device's streams: the model's, and the one that tokens go to the host on
+        self._copies: Any = None
         self._capturing: Callable[[], bool] = bool
-        self._on_device = False
         self._requests: dict[str, _Request] = {}
         self._evictions: list[int] = []
         self._open: deque[_Step] = deque()  # scheduled, not yet updated
         self._step: _Step | None = None  # scheduled in this iteration
         self._forward_ns = self._sampling_ns = self._update_ns = self._put_ns = 0
         self._loop_ns = self._woken_ns = self._looked_ns = self._schedule_ns = 0
-        self._waits = CoreWaits(None)
         self.steps = 0
         self.free_blocks = 0  # of the KV cache, as of the last time the engine told the API server
         self.preemptions: int | None = None  # unknown while nobody asked for records
@@ -94,6 +94,7 @@ class EngineProbe(Probe):
             self._around(f"{_RUNNER}compute_batch", (*steps, "input_prep"), self._computing, self._computed),
             self.before(_SAMPLING[0], (), self._sampling),
             self.before(_SAMPLING[1], ("sampling",), self._sampling),
+            self.after(_COPYING, (), self._copying, every=True),
             self._around(f"{_API}update_batch", ("scheduling",), self._updating, self._updated),
         ]
 
@@ -111,28 +112,28 @@ class EngineProbe(Probe):
             return
         self.preemptions = 0
         self.writer.json({"type": "settings", **settings})
-        self._waits = CoreWaits(self.writer)
-        watch_collections(self.writer)
         self._device = open_device(self.writer, str(device))
         if self._device:
             import torch
 
-            stream = processor.inputs_and_outputs.compute_stream
-            self._stream = lambda: torch.cuda.stream(stream)
+            self._compute = processor.inputs_and_outputs.compute_stream
+            self._copies = getattr(processor.inputs_and_outputs, "d2h_stream", None)
             self._capturing = torch.cuda.is_current_stream_capturing
+
+    def close(self, *_: Any) -> None:
+        if self._device:
+            self._device.finish()
+        super().close()
 
     # -- requests
 
     def idling(self) -> None:
         """The loop has nothing to do and goes to sleep."""
         self._loop_ns = 0
-        self._waits.mark()
 
     def woken(self, at_ns: int) -> None:
         """It woke: at ``at_ns`` because of a message, or 0 to look around."""
         self._woken_ns = at_ns
-        if at_ns:
-            self._waits.woken(codes.INPUT_THREAD, at_ns)
 
     def looking(self) -> None:
         """The loop takes its messages from the socket."""
@@ -202,9 +203,14 @@ class EngineProbe(Probe):
         step.running, step.waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
         step.entries = [(ref, 0, 0, 0, _PREEMPTED) for ref in self._evictions]
         self._evictions.clear()
-        step.entries += [self._entry(item) for item in batch]
+        if calls.native:
+            step.entries += calls.native.entries(batch, self._requests, self._entry)
+        else:
+            step.entries += [self._entry(item) for item in batch]
         self._step = step
         self._open.append(step)
+        if self._device:
+            self._device.begin(step.seq, self._compute)
 
     def _entry(self, item: Any) -> tuple[int, int, int, int, int]:
         """What a request does in a step: (ref, tokens, computed before, cached, flags).
@@ -230,12 +236,10 @@ class EngineProbe(Probe):
         return request.ref, item.query_length, before, cached, flags
 
     def _computing(self, *_: Any) -> None:
-        self._sampling_ns, self._on_device = 0, False
-        if self._step and self._device:
-            with self._stream():
-                self._device.begin(self._step.seq)
-                self._device.forward_start()
+        self._sampling_ns = 0
         self._forward_ns = now()
+        if self._step and self._device:
+            self._device.mark(FORWARD, self._compute)
 
     def _sampling(self, *_: Any) -> None:
         """Called twice where logits are processed first, and while a graph is captured, which takes no events."""
@@ -243,7 +247,7 @@ class EngineProbe(Probe):
             return
         self._sampling_ns = now()
         if self._device and not self._capturing():
-            self._on_device = self._device.forward_end()
+            self._device.mark(FORWARD_END, self._compute)
 
     def _computed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         step, writer = self._step, self.writer
@@ -251,15 +255,13 @@ class EngineProbe(Probe):
             return
         self._step = None
         forward, sampling = self._forward_ns, self._sampling_ns or end
-        on_device = self._on_device
-        if self._device and not on_device:  # a replayed graph, which holds the sampling, too
-            with self._stream():
-                on_device = self._device.forward_end()
+        if self._device:  # of a graph that is replayed this ends the forward too: it holds the sampling
+            self._device.mark(SAMPLED, self._compute)
         seq, scheduled = step.seq, step.schedule_end_ns
         step.spans = [
             *span(codes.SCHEDULE, seq, step.schedule_ns, scheduled),
             *span(codes.INPUT_PREP, seq, scheduled, forward),
-            *span(codes.HOST_LAUNCH if on_device else codes.FORWARD, seq, forward, sampling),
+            *span(codes.HOST_LAUNCH if self._device else codes.FORWARD, seq, forward, sampling),
         ]
         if sampling < end:
             step.spans += span(codes.SAMPLING, seq, sampling, end)
@@ -267,6 +269,11 @@ class EngineProbe(Probe):
         if runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen:
             step.flags |= _GRAPH
         step.padded = inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0
+
+    def _copying(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        """Asynchronous: the copy of the tokens has been put on its stream. Synchronous: the host has waited for it."""
+        if self._device and self._copies is not None:
+            self._device.mark(COPIED, self._copies)
 
     # -- the way out
 
@@ -315,7 +322,6 @@ class EngineProbe(Probe):
         writer.step(
             step.flags, step.seq, step.entries, running=step.running, waiting=step.waiting,
             free_blocks=self.free_blocks, schedule_ns=step.schedule_ns, padded=step.padded,
-            cpu_ns=time.thread_time_ns(), switches=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
         )  # fmt: skip
         if step.put_ns:
             writer.emit(step.seq, step.put_ns, step.emitted)
