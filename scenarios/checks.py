@@ -115,8 +115,8 @@ def _loop(load: Load) -> Iterator[tuple[str, str]]:
 
 def _size(load: Load) -> Iterator[tuple[str, str]]:
     """How much it all is: every request is planned before the run, and so is every change of the rate."""
-    if load.duration_ns is not None:
-        seconds = load.duration_ns / SECOND_NS
+    if load.longest_ns is not None:
+        seconds = load.longest_ns / SECOND_NS
         highest, key = load.rate or 0.0, "load.rate"
         if load.ramp is not None:
             highest, key = max(load.ramp.start, load.ramp.end), "load.ramp"
@@ -124,7 +124,7 @@ def _size(load: Load) -> Iterator[tuple[str, str]]:
             highest, key = max(step.rate for step in load.steps), "load.steps"
         if highest * seconds > MOST_REQUESTS:
             yield key, f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either"
-        if load.duration_ns > LONGEST_NS:
+        if load.longest_ns > LONGEST_NS:
             text = "the trace lasts more than 30 days at this speed; write a higher speed, or load.duration"
             yield "load.trace", text
     else:

@@ -57,6 +57,7 @@ from gapmeter.scenarios.values import (
 # Those whose mean is load.rate, and those that bring rates or times of their own.
 RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
 UNRATED_ARRIVALS = ("ramp", "steps", "trace")
+SHAPED_ARRIVALS = (*UNRATED_ARRIVALS, "diurnal")  # that end as they were drawn
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
 MOST_POINTS = 1000
@@ -265,7 +266,13 @@ class Load(Part):
     """From an answer's end until the same user's next request: in a closed loop, and between the turns of a
     conversation."""
     duration_ns: PositiveDuration | None = Field(None, alias="duration")
-    """How long the measured part lasts; or load.requests."""
+    """How long the measured part lasts, at least where there is a load.patience; or load.requests."""
+    patience_ns: PositiveDuration | None = Field(None, alias="patience")
+    """How long the measured part may last at most, where by the end of load.duration too few independent requests were
+    met for both ends of the SLOs' percentiles. Looked at then, and three times until here; what was measured decides
+    nothing, only how many values that is worth. Left out, or no longer than load.duration: that is exact, as it is
+    with load.requests, where the rate has a shape in time (ramp, steps, diurnal, trace), and where a flag or a variable
+    sets load.duration alone."""
     requests: _Requests | None = None
     """How many requests are measured; or load.duration."""
     warmup_ns: Warmup = Field(None, alias="warmup")
@@ -289,6 +296,18 @@ class Load(Part):
     placement: Annotated[Literal["auto", "shared"], CHOICE] = "auto"
     """auto gives the generator cores of its own where the machine has enough; shared lets generator and server use all
     of them, which suits a server of several processes on a small machine."""
+
+    @property
+    def longest_ns(self) -> int | None:
+        """How long the measured part may last; None where a number of requests ends it."""
+        if self.duration_ns is None or self.patience_ns is None or self.arrivals in SHAPED_ARRIVALS:
+            return self.duration_ns
+        return max(self.duration_ns, self.patience_ns)
+
+    @property
+    def may_last_longer(self) -> bool:
+        """Whether it may last longer than ``duration_ns``."""
+        return self.longest_ns != self.duration_ns
 
     @property
     def loop(self) -> str:
@@ -357,6 +376,8 @@ class Scenario(Part):
             document.pop(unmeasured)
         if not self.sweep:  # so that what is no sweep keeps the digest that it had before there were any
             document.pop("sweep")
+        if self.load.patience_ns is None:  # the same
+            document["load"].pop("patience")
         lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
         if own := self.workload.file:

@@ -173,6 +173,9 @@ class _Draft:
                 text = "write load.duration or load.requests, not both"
                 raise ScenarioError(text, place=requests.place, key="load.requests")
             del entries["load.duration" if duration.layer < requests.layer else "load.requests"]
+        patience, lasts = entries.get("load.patience"), entries.get("load.duration") or entries.get("load.requests")
+        if patience is not None and lasts is not None and patience.layer < lasts.layer:
+            del entries["load.patience"]  # a length that was asked for later is meant as it is
         for rule in ONLY_WITH:
             key, mode = entries.get(rule.key), entries.get(rule.mode)
             value = mode.value if mode else defaults()[rule.mode]
