@@ -32,6 +32,7 @@ from gapmeter.analysis.requests.metrics import (
     measured_requests,
     metric_series,
     percentile_of,
+    receive_waits_ns,
     succeeded,
     window_s,
 )
@@ -48,14 +49,15 @@ from gapmeter.analysis.results.run import (
     Confidence,
     CoreHolder,
     LedgerFacts,
+    Ranks,
     RunFigures,
     RunResult,
     ShortenedLoad,
     StepFit,
 )
-from gapmeter.analysis.results.trust import WARN, RunWarning, Trust
+from gapmeter.analysis.results.trust import WARN, ReceiveWait, RunWarning, Trust
 from gapmeter.analysis.stages import BY_NAME
-from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_tables
@@ -145,13 +147,23 @@ def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
         ),
         killed_processes=trace.incomplete if trace else (),
         core_held=_core_held(ledger) if trace and trace.cores and not ledger.refused else None,
+        core_waits=trace.cores.known_from if trace and trace.cores else "spans",
+        support=ledger.support or None,
+        ranks=_ranks(trace) if trace and len(trace.ranks_apart_ns) else None,
     )  # fmt: skip
+
+
+def _ranks(trace: Trace) -> Ranks:
+    p50, p99 = np.percentile(trace.ranks_apart_ns, [50, 99]) / 1e6
+    return Ranks(steps=len(trace.ranks_apart_ns), begun_apart_p50_ms=float(p50), begun_apart_p99_ms=float(p99))
 
 
 def _core_held(ledger: Ledger) -> tuple[CoreHolder, ...]:
     whole, requests = sum(ledger.held.values()), max(len(ledger.rows) // 2, 1)
     return tuple(
-        CoreHolder(process=who.process, stage=who.stage, share=ns / whole, mean_ms=ns / requests / 1e6)
+        CoreHolder(
+            process=who.process, stage=who.stage, program=who.program, share=ns / whole, mean_ms=ns / requests / 1e6
+        )
         for who, ns in ledger.held.items()
     )
 
@@ -177,7 +189,7 @@ def build_figures(
     """
     measured = measured_requests(requests)
     ledgers = fig.ledgers_by_metric(*((None, None) if evidence.ledger_refused else (ledger, gaps)), measured)
-    anatomies = anatomies_of(ledgers)
+    anatomies = anatomies_of(ledgers, slos)
     answers = verdict.judge(slos, measured, anatomies)
     checks = validity.check_run(measured, evidence)
     unanswered = [verdict.never_occurred(answer) for answer in answers if answer.status == INVALID]
@@ -222,7 +234,7 @@ def build_figures(
         invalid_reasons=reasons,
         slo=answers,
         device=device,
-        confidence=Confidence(interval=CONFIDENCE, verdict=1 - TAIL),
+        confidence=Confidence(interval=CONFIDENCE, verdict=CONFIDENCE),
         load=load.describe_load(measured, evidence),
         counts=counts,
         metrics=metrics,
@@ -256,10 +268,20 @@ def build_figures(
             lag_p99_ms=fig.finite_ms(percentile_of(generator_lag_ns(measured), 99)),
             unexplained_p99_share=residual.last_token.unexplained.p99_share if residual.last_token else None,
             strict_p99_share=residual.last_token.strict.p99_share if residual.last_token else None,
+            unstamped_p99_share=residual.last_token.unstamped.p99_share if residual.last_token else None,
             client_cpu_share=evidence.client_cpu_share,
+            receive_wait=_receive_wait(measured),
             strained=tuple(check.rule for check in checks if check.status == WARN),
         ),
     )
+
+
+def _receive_wait(measured: pd.DataFrame) -> ReceiveWait | None:
+    waits, pieces = receive_waits_ns(measured)
+    if not len(waits):
+        return None
+    p50, p99, most = (fig.finite_ms(percentile_of(waits, p)) for p in (50.0, 99.0, 100.0))
+    return ReceiveWait(stamped=len(waits) / pieces, p50_ms=p50, p99_ms=p99, max_ms=most)
 
 
 def _residual(ledgers: pd.DataFrame) -> EventResidual | None:
@@ -280,4 +302,4 @@ def _residual(ledgers: pd.DataFrame) -> EventResidual | None:
             p50_share=p50_share, p99_share=p99_share, max_share=max_share,
         )  # fmt: skip
 
-    return EventResidual(unexplained=left("unexplained_ns"), strict=left("strict_ns"))
+    return EventResidual(unexplained=left("unexplained_ns"), strict=left("strict_ns"), unstamped=left("unstamped_ns"))

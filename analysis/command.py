@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _SWITCHES = ("--json", "--quiet")  # flags without a value, of those that are ever left out
@@ -12,6 +13,8 @@ _SWITCHES = ("--json", "--quiet")  # flags without a value, of those that are ev
 _OF_A_SEARCH = (
     "--target-rps", "--headroom", "--spare", "--confidence", "--within", "--budget", "--resume", "--runs", *_SWITCHES,
 )  # fmt: skip
+# Flags of a run that change its scenario, as the beginning of what --set takes.
+_OF_THE_SCENARIO = {"--set": "", "--engine": "server.engine=", "--model": "server.model="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,19 @@ class Command:
             return self
         verb = "loadtest" if self._is_make else "run"
         return Command((self.words[0], verb, *self.words[2:])).without(*_OF_A_SEARCH).with_set(*settings)
+
+    def as_comparison(self, a: str, b: str) -> Command | None:
+        """Of a run: what runs its scenario under ``a`` and under ``b``, in turn; None for any other command."""
+        if self._is_make:
+            variables = dict(word.split("=", 1) for word in self.words[2:] if "=" in word)
+            scenario, flags = variables.get("SCENARIO", ""), self._args
+            flags += ["--engine", variables["ENGINE"]] if variables.get("ENGINE") else []
+        else:
+            scenario, flags = next(iter(self.words[2:]), ""), list(self.words[3:])
+        if self.words[1:2] not in (("run",), ("loadtest",)) or not scenario or scenario.startswith("-"):
+            return None
+        asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
+        return Command(("gapmeter", "compare", "--run", scenario, "--a", a, "--b", b)).with_set(*asked)
 
     @property
     def _is_make(self) -> bool:

@@ -7,9 +7,14 @@ hold.
 
 G: the GPUs of one replica; *rate*: requests per second at which the SLOs hold, its lower bound. The lower bound gives
 the figure that is printed (no dearer than this, with 95 % confidence), the upper one the other end of the interval. In
-an ordinary run the rate is the run's own: it held the SLOs at the load that it was offered, and may hold them at more,
-so that the interval has no lower end. Its lower bound is the exact one of a Poisson count (Garwood 1936), with counts /
-dispersion in place of counts for arrivals that are more or less even than Poisson's.
+an ordinary run the rate is the one that was asked for: it held the SLOs at that load, and may hold them at more, so
+that the interval has no lower end. How many requests happened to arrive says nothing more of a rate that is known;
+their luck is in the verdict already, as n_eff. Only where no rate was asked for (conversations, bursts, users of a
+locustfile) is it counted: the exact lower bound of a Poisson count (Garwood 1936), with count / dispersion for count.
+
+    USD per request of a fleet = replicas x G x USD per hour / (3600 x target rate)
+
+is what is paid for a load that is known: whole replicas, spares included, whatever they could carry.
 
 The scenario's own price wins over the catalogue's, and using the catalogue's is said. Where the scenario names no
 device it is the machine's own, by the driver's name; a machine without a GPU is priced by its server's cores.
@@ -59,6 +64,7 @@ from gapmeter.analysis.stats.series import Series
 UNMEASURED = "unmeasured: no counter of energy was read on this machine"
 _MILLION = 1_000_000
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
+_AT_A_RATE = ("constant", "poisson", "gamma")  # arrivals whose rate was asked for, and holds throughout
 _PARALLEL = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 
 
@@ -192,8 +198,9 @@ def offered_rate(
         return NoRate("there was no steady state: a longer run might miss the SLOs at this rate")
     if measured < 2 or not load.window_s:
         return NoRate("too few requests for a rate")
-    dispersion = 1.0 if load.dispersion is None else load.dispersion
-    spread = {"constant": 0.0, "poisson": 1.0}.get(load.arrivals, max(1.0, dispersion))
+    if load.requested_rate and load.unit == "requests" and load.arrivals in _AT_A_RATE:
+        return SlaRate(low=load.requested_rate, high=None, basis="offered")
+    spread = max(1.0, load.dispersion or 1.0)
     return SlaRate(low=rate_bounds(measured, load.window_s, spread)[0], high=None, basis="offered")
 
 

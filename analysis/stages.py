@@ -26,19 +26,20 @@ retry         | capacity    | queueing     | measured  | R | attempts that faile
 generator_lag | load tester | load_tester  | measured  | l | due until the request's bytes were handed to the socket
 connect       | network     | network      | measured  | c | a new connection, where one was needed
 network_in    | network     | network      | transit   | n | until the server application saw the request
-accept_wait   | API server  | framework    | measured  | a | the server's event loop was at others' work
+accept_wait   | API server  | framework    | measured  | a | the server's event loop was at work elsewhere
 ingress       | API server  | framework    | measured  | i | HTTP, JSON, validation, request object
 template      | API server  | tokenization | measured  | m | chat template rendered
 tokenize      | API server  | tokenization | measured  | t | text to ids
 handoff       | framework   | framework    | transit   | h | API server to engine process
 core_wait     | capacity    | queueing     | measured  | C | a thread of the server could run, others had its core
+lock_wait     | framework   | framework    | measured  | L | another thread of the process held the interpreter
 engine_wait   | framework   | framework    | measured  | w | on the engine's input queue, the engine inside a step
 queue         | capacity    | queueing     | measured  | Q | in the scheduler's queue until first scheduled
 other_step    | capacity    | queueing     | measured  | O | scheduled, behind a step of others
 prefill       | GPU         | gpu_prefill  | measured  | P | forward of own steps that carry its prompt
 decode        | GPU         | gpu_decode   | measured  | D | forward of own steps that make its tokens
 interference  | capacity    | queueing     | estimated | I | part of own decode steps that others' prompts took
-launch_gap    | framework   | framework    | estimated | g | the GPU waited for the host inside a forward
+launch_gap    | framework   | framework    | measured  | g | the GPU waited for the host inside an own step
 input_prep    | framework   | framework    | measured  | p | inputs of own steps built
 sampling      | framework   | framework    | measured  | s | logits to token in own steps
 scheduling    | framework   | framework    | measured  | S | schedule, update, loop, executor call, where not hidden
@@ -46,7 +47,7 @@ preempted     | capacity    | queueing     | measured  | E | evicted until sched
 output        | framework   | framework    | transit   | o | token sampled until the API server has it
 detokenize    | API server  | tokenization | measured  | d | ids to text, stop checks
 egress        | API server  | framework    | measured  | e | formatting, waiting for the event loop, write
-network_out   | network     | network      | transit   | r | until the client read the bytes
+network_out   | network     | network      | transit   | r | until the client's kernel had the bytes
 """
 
 STAGES: tuple[Stage, ...] = tuple(

@@ -23,7 +23,7 @@ _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 _COLUMNS = (
     "request_id", "index", "turn", "worker", "attempt", *STAMPS, *_LATER, "prompt_tokens_asked", "output_tokens_asked",
     *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
-    "censored_ns", "engine_metrics",
+    "censored_ns", "engine_metrics", "receive_wait_ns",
 )  # fmt: skip
 
 
@@ -128,6 +128,7 @@ def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
         "chunk_tokens": answer.chunk_tokens,
         "censored_ns": None if outcome is Outcome.OK else max((record.end_ns or 0) - record.due_ns, timeout_ns),
         "engine_metrics": answer.request_metrics,
+        "receive_wait_ns": record.chunk_wait_ns if len(record.chunk_wait_ns) else None,
     }
 
 
@@ -167,9 +168,8 @@ def steps_table(trace: Trace) -> pd.DataFrame:
         {
             "step": steps["seq"].astype(np.int64),
             "flags": steps["code"].astype(np.int64),
-            **{n: steps[n].astype(np.int64) for n in ("running", "waiting", "free_blocks", "padded", "cpu_ns")},
+            **{n: steps[n].astype(np.int64) for n in ("running", "waiting", "free_blocks", "padded")},
             "schedule_ns": steps["schedule_ns"],
-            "switches": steps["switches"].astype(np.int64),
         }
     ).set_index("step")
     entries = pd.DataFrame({n: trace.entries[n] for n in ("step", "tokens", "flags")})

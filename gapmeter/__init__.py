@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gapmeter.runs.verify import verify
     from gapmeter.study.capacity import CapacityGoal
     from gapmeter.study.capacity import find_capacity as capacity
+    from gapmeter.study.comparison import compare_folders as compare
     from gapmeter.study.comparison import compare_in_turn
-    from gapmeter.study.comparison import compare_runs as compare
     from gapmeter.study.resolve import resolve as scenario
     from gapmeter.study.session import open_session as session
     from gapmeter.study.study import report_again
@@ -36,7 +36,7 @@ _PLACES = {
     "UserError": ("errors", "UserError"),
     "archive": ("runs.archive", "archive"),
     "capacity": ("study.capacity", "find_capacity"),
-    "compare": ("study.comparison", "compare_runs"),
+    "compare": ("study.comparison", "compare_folders"),
     "compare_in_turn": ("study.comparison", "compare_in_turn"),
     "explain": ("runs.explain", "explain"),
     "list_runs": ("runs.listing", "list_runs"),

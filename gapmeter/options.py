@@ -28,13 +28,15 @@ class Options:
     """How a run is done, beside its scenario. ``command``: what repeats it, for the manifest; None: derived.
 
     ``live_port``: where a page shows the run as it goes, 0 for any free port, None for no page. ``progress``: auto, or
-    json for an object a second. ``locust_page``: also show the run on Locust's own page.
+    json for an object a second. ``verbose``: the whole summary, not its first screen. ``locust_page``: also show the
+    run on Locust's own page.
     """
 
     runs: Path = Path("runs")
     probe_dir: Path | None = None
     api_key: str | None = None
     quiet: bool = False
+    verbose: bool = False
     command: Command | None = None
     workers: Workers | None = None
     live_port: int | None = None

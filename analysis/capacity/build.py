@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gapmeter.analysis.capacity.read import Measured, goal_of, read_trials
-from gapmeter.analysis.capacity.search import Goal, Posterior, posterior, spread
+from gapmeter.analysis.capacity.curve import Posterior
+from gapmeter.analysis.capacity.read import BURSTS, Measured, goal_of, read_trials
+from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search
 from gapmeter.analysis.provenance import provenance_of_study
@@ -29,14 +30,13 @@ from gapmeter.analysis.results.capacity import (
     Density,
     Ended,
     Fleet,
-    MoreNeeded,
     RatePoint,
     Search,
     SearchedSlo,
     SeenAt,
     TrialResult,
 )
-from gapmeter.analysis.results.cost import Economy
+from gapmeter.analysis.results.cost import Cost, Economy
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.stats.exact import share_bounds
@@ -53,6 +53,11 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
     measured = read_trials(folder.path, manifest)
     search = build_search(goal_of(manifest), measured, manifest)
     economy = _economy(folder, search, measured)
+    if search.planning and economy and isinstance(economy.cost, Cost):
+        output = economy.tokens_per_request.output
+        fleet = search.planning.at_price(economy.cost.price.usd_per_hour, output.value if output else None)
+        search = search.model_copy(update={"planning": fleet})
+    arrivals = manifest.asked.load.arrivals
     return CapacityResult(
         name=str(manifest.scenario["name"]),
         exit_code=EXIT_CODES[search.ended],
@@ -61,7 +66,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         **({} if economy is None else {name: getattr(economy, name) for name in Economy.model_fields}),
         provenance=provenance_of_study(
             manifest,
-            load=f"Poisson, open loop, {len(search.trials)} trials",
+            load=f"{arrivals if arrivals in BURSTS else 'Poisson'}, open loop, {len(search.trials)} trials",
             n=str(search.requests),
             validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
         ),
@@ -75,12 +80,13 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
     trials = [each.trial for each in measured]
     valid = [trial for trial in trials if trial.verdict != INVALID]
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
-    known = posterior(valid) if valid else None
-    estimate = _estimate(goal, valid, known, ended)
+    known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
+    held = held_rate(valid)
+    estimate = _estimate(goal, valid, known, held)
     binding = _binding(goal, measured, estimate)
-    fleet = None
-    if asked.target_rps and estimate.low and ended != UNMEETABLE:
-        fleet = Fleet.plan(estimate.low, asked.target_rps, asked.headroom, asked.spare)
+    fleet, sure = None, held or estimate.low
+    if asked.target_rps and sure and ended != UNMEETABLE:
+        fleet = Fleet.plan(sure, asked.target_rps, asked.headroom, asked.spare)
     # What the last trial ended of, or what showed that the load tester was the limit.
     telling = [trial for trial in trials if trial.outcome.client_limit or ended != CLIENT]
     return Search(
@@ -88,7 +94,9 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
         low=estimate.low,
         high=estimate.high,
         spread=estimate.spread,
-        held_as_far_as_seen=None if estimate.rate else _held_as_far(goal, valid, estimate.high),
+        held=held,
+        ceiling=known and known.ceiling,
+        drift=known and known.drift,
         confidence=goal.confidence,
         within=goal.within,
         ended=ended,
@@ -102,7 +110,6 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
         target_rps=asked.target_rps,
         requests=spent,
         seconds=seconds,
-        needs=_needs(goal, estimate, spent, seconds) if ended == BUDGET else None,
         best_seen=_best_seen(goal, measured) if ended == UNMEETABLE else None,
         reason=_reason_of(telling[-1]) if telling else None,
         trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
@@ -120,14 +127,11 @@ class _Estimate:
     spread: float | None = None
 
 
-def _estimate(goal: Goal, valid: Sequence[Trial], known: Posterior | None, ended: Ended) -> _Estimate:
-    """Rate and interval. Without a rate that held, or without one that failed, only one end is known."""
-    held = [trial.rate for trial in valid if trial.verdict == HOLDS]
-    failed = [trial.rate for trial in valid if trial.verdict == FAILS]
-    if known is None or not held or not failed or ended in (UNMEETABLE, CLIENT):
-        low = max((rate for rate in held if not failed or rate < min(failed)), default=None)
-        return _Estimate(None, low, min(failed, default=None))
-    return _Estimate(known.quantile(0.5), *known.interval(goal.confidence), spread(known, goal.confidence))
+def _estimate(goal: Goal, valid: Sequence[Trial], known: Posterior | None, held: float | None) -> _Estimate:
+    """Rate and interval by the curve; without one, what held and what failed."""
+    if known is None:
+        return _Estimate(None, held, min((trial.rate for trial in valid if trial.verdict == FAILS), default=None))
+    return _Estimate(known.quantile(0.5), *known.interval(goal.confidence), known.spread(goal.confidence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,27 +162,11 @@ def _binding(goal: Goal, measured: Sequence[Measured], estimate: _Estimate) -> _
     return _Binding(promise.text)
 
 
-def _held_as_far(goal: Goal, valid: Sequence[Trial], high: float | None) -> SeenAt | None:
-    """The highest rate below ``high`` at which what was seen leans to holding, be it too little to be sure."""
-    leaning = [t for t in valid if t.finding.leaning == HOLDS and (high is None or t.rate < high)]
-    if not leaning:
-        return None
-    return _seen_at(goal, max(leaning, key=lambda trial: (trial.rate, trial.outcome.measured)))
-
-
 def _seen_at(goal: Goal, trial: Trial) -> SeenAt:
     """Of the promise that decided it."""
     at = trial.finding.promise
     count = trial.outcome.counts[at]
     return SeenAt(rate=trial.rate, slo=goal.promises[at].text, over=count.over, count=count.count)
-
-
-def _needs(goal: Goal, estimate: _Estimate, spent: int, seconds: float) -> MoreNeeded:
-    """About how much more it takes. The width of an interval falls with the square root of what is spent on it."""
-    if not estimate.spread:
-        return MoreNeeded(requests=None, seconds=None, budget_s=None)
-    factor = max((estimate.spread / goal.within) ** 2 - 1, 0.25)
-    return MoreNeeded(requests=math.ceil(spent * factor), seconds=seconds * factor, budget_s=seconds * (1 + factor))
 
 
 def _best_seen(goal: Goal, measured: Sequence[Measured]) -> BestSeen | None:
@@ -239,4 +227,4 @@ def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) ->
     if not usable:
         return None
     manifest = Manifest.read(folder.path / usable[0][0])
-    return describe_search(search.low, search.high, manifest, [trial for _, trial in usable])
+    return describe_search(search.held or search.low, search.high, manifest, [trial for _, trial in usable])

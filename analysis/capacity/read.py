@@ -19,7 +19,9 @@ from gapmeter.analysis.capacity.trial import (
     Trial,
     chance_if_stable,
     find,
+    level_of,
     plan_looks,
+    served_by,
     worth,
     worth_of_clusters,
     worth_of_slow,
@@ -41,6 +43,7 @@ from gapmeter.analysis.stats.series import share_of
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "lag", "loop_lag", "client_cpu", "token_rate", "request_rate")
 FIRST_LOOK = 20  # an overloaded server is told from so few
+BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
 _LATENESS, _LATE_SHARE = ("lag", "loop_lag"), 0.1
 _OTHER_RULES = ("requests", "records", "rate")
 
@@ -91,11 +94,13 @@ def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outc
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
     invalid, client = validity(result.checks, slos)
-    took = request_values_ns(measured, "e2e")  # in flight by Little's law, unless one failed: it may have stayed long
-    in_flight = note.rate * float(took.mean()) / 1e9 if len(took) and not np.isnan(took).any() else math.inf
+    took = request_values_ns(measured, "e2e")
+    known = bool(len(took)) and not np.isnan(took).any()  # one that failed may have stayed long, or not at all
+    due = stamps_ns(measured, "due_ns").astype(float)
     outcome = Outcome(
         count_all(slos, measured, note.rate), result.counts.issued, len(measured), note.seconds,
-        good=good, good_n_eff=worth, looks=note.ended, in_flight=in_flight,
+        good=good, good_n_eff=worth, looks=note.ended, served=served_by(due, due + took) if known else None,
+        in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder,
     )  # fmt: skip
@@ -148,6 +153,7 @@ def count_values(values: Floats, due_ns: Floats, limit_ns: float, percentile: fl
         over, len(values), n_eff, float((values > limit_ns / 2).sum()),
         chance_if_stable(values, due_ns, limit_ns, rate),
         min(n_eff, worth_of_slow(values, limit_ns)) if over else None,
+        level_of(values, percentile, limit_ns),
     )  # fmt: skip
 
 
@@ -169,10 +175,12 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
         if not len(gaps):
             return Count(0.0, 0, 0.0)
         over, half = ((gaps > each).sum() for each in (limit, limit / 2))
-        return Count(float(over), len(gaps), worth_of_clusters(gaps, clusters), float(half))
+        n_eff = worth_of_clusters(gaps, clusters)
+        return Count(float(over), len(gaps), n_eff, float(half), log_level=level_of(gaps, percentile, limit, n_eff))
     values = np.where(failed, np.inf, request_values_ns(requests, slo.metric))
     known = ~np.isnan(values)
     if slo.metric == "tpot":
-        return Count(float((values[known] > limit).sum()), int(known.sum()), worth(values[known], percentile))
+        over, n_eff = float((values[known] > limit).sum()), worth(values[known], percentile)
+        return Count(over, int(known.sum()), n_eff, log_level=level_of(values[known], percentile, limit))
     count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them

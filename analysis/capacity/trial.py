@@ -27,7 +27,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from scipy import stats
@@ -64,6 +64,7 @@ class Count:
 
     ``over_half`` exceed half of the limit (None: not asked). ``stable``: how likely a queue that does not grow is to
     complete requests so slowly. ``n_eff_over``: what they are worth as evidence of failing (None: ``n_eff``).
+    ``log_level``: the logarithm of the percentile over its limit, with its standard error (None: it has none).
     """
 
     over: float
@@ -72,6 +73,16 @@ class Count:
     over_half: float | None = None
     stable: float = 1.0
     n_eff_over: float | None = None
+    log_level: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Requests completed per second, with the standard error of the logarithm; ``saturated``: the queue grew."""
+
+    rate: float
+    error: float
+    saturated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +106,7 @@ class Outcome:
     ``requests`` counts all that were issued, the warm-up's too; ``measured`` those that count. ``good`` of ``measured``
     kept every limit themselves; ``good_n_eff`` what they are worth. ``in_flight`` is the mean number of requests in
     flight (infinite: unknown). ``invalid`` is why it is no measurement, "" if it is one; ``client_limit`` when that is
-    the load tester's own limit. ``died``: the server did, or cannot be reached.
+    the load tester's own limit. ``died``: the server did, or cannot be reached. ``served``: None where too few came.
     """
 
     counts: tuple[Count, ...]
@@ -105,6 +116,7 @@ class Outcome:
     good: int
     good_n_eff: float
     looks: int = 1
+    served: Served | None = None
     in_flight: float = math.inf
     invalid: str = ""
     client_limit: bool = False
@@ -130,11 +142,24 @@ class Trial:
 Enough = Callable[[int, Sequence[Count]], bool]  # given the number of the look, from 0, and the counts then
 
 
-class Oracle(Protocol):
-    """Runs trials: in virtual time on the simulated engine's scheduler, or for real."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A trial to run: ``rate`` per second, at most ``most`` requests that count; ``aim``: what it is for.
 
-    def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
-        """Issue Poisson arrivals at ``rate`` and look at the counts when ``looks`` requests have been measured.
+    ceiling: brief, to find an overload and what is served then; curve: as long as planned, unless it surely fails;
+    hold: until it is decided, or hopeless.
+    """
+
+    rate: float
+    most: int
+    aim: Literal["ceiling", "curve", "hold"] = "curve"
+
+
+class Oracle(Protocol):
+    """Runs trials: on virtual servers, or for real."""
+
+    def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
+        """Issue arrivals at the rate asked for and look at the counts when ``looks`` requests have been measured.
 
         Ends at the first look at which ``enough`` says so, at the latest with the last; the counts handed back are
         those of that look, whose number from 1 is the outcome's ``looks``. ``number`` is the trial's, from 1: each has
@@ -154,6 +179,11 @@ _SIDE = 0.25  # of the chance of holding, for what is proven far below the limit
 _SIDE_GROWTH = 0.1  # of the chance of failing, for a queue that grows
 _MOST_BATCHES, _FEWEST_BATCHES, _BATCH = 20, 5, 8
 _LATEST = 20  # of so many parts the last must be beyond the limit
+_FEW, _ENOUGH = 0.1 + 1e-9, 300  # a share allowed, and how many values: half of them beyond the limit is a fail
+_UNSURE = 0.7  # of n_eff: a trial that met few bursts thinks that they are shorter than they are
+_FEWEST_VALUES = 40  # for a percentile
+_GROWS, _IN_LINE = 0.1, 0.7  # seconds of latency a second, and how well their ranks agree: a queue that grows
+_TRIMMED = 0.05  # of the completions at either end: a full server is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +252,12 @@ def chance_if_broken(count: Count, share: float) -> float:
 
 
 def chance_if_kept(count: Count, share: float) -> float:
-    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise."""
+    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise.
+
+    Half of three hundred values or more beyond the limit of a p90 or a higher one is no luck, however alike they are.
+    """
+    if share <= _FEW and count.count >= _ENOUGH and 2 * count.over > count.count:
+        return 0.0
     n_eff = count.n_eff if count.n_eff_over is None else count.n_eff_over
     plain = chance_of_so_many(count.over, count.count, n_eff, share)
     return min(1.0, plain / (1 - _SIDE_GROWTH), count.stable / _SIDE_GROWTH)
@@ -246,6 +281,52 @@ def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) 
         return 1.0
     t = (float(spans.mean()) - size * 1e9 / rate) / (deviation / math.sqrt(batches))
     return float(stats.t.sf(t, batches - 1))
+
+
+def level_of(values: Floats, percentile: float, limit: float, n_eff: float | None = None) -> tuple[float, float] | None:
+    """The logarithm of a percentile of values over its limit, and that logarithm's standard error.
+
+    ``values`` in the order of their due times, worth ``n_eff`` independent ones (None: found here). The error of an
+    order statistic is sqrt(p (1 - p) / n_eff) over the density there, which the distance to the percentile that twice
+    as many exceed tells: where the tail is exponential it is scale * ln 2. None where it is infinite, or too few came.
+    """
+    share, count = 1 - percentile / 100, len(values)
+    seen = min(max(share, 2 / max(count, 1)), 0.5)  # few values: a lower percentile, and the tail's slope beyond
+    if count < _FEWEST_VALUES:
+        return None
+    ordered = np.sort(values)
+    at, twice = (float(ordered[nearest_rank(100 * (1 - part), count) - 1]) for part in (seen, min(2 * seen, 1.0)))
+    if not math.isfinite(at) or at <= 0:
+        return None
+    scale = max(at - twice, 0.0) / math.log(2)
+    high = at + scale * math.log(seen / share) if seen > share else at
+    if n_eff is None:
+        own = float(ordered[nearest_rank(min(percentile, 90.0), count) - 1])
+        n_eff = dependence.exceedances(values, own, None).plain()
+    error = scale / high * math.sqrt((1 - seen) / (seen * n_eff))
+    return math.log(high / limit), max(error, 1 / math.sqrt(count))
+
+
+def served_by(due_ns: Floats, done_ns: Floats) -> Served | None:
+    """What a server completed per second, of requests in the order in which they were due; inf: never completed.
+
+    The middle of the completions counts; the error is that of batches of them. The queue grew where latencies rose
+    with the due time throughout.
+    """
+    known = np.isfinite(done_ns)
+    due, done = due_ns[known], np.sort(done_ns[known])
+    if len(done) < _FEWEST_BATCHES * _BATCH:
+        return None
+    cut = math.floor(_TRIMMED * len(done))
+    middle = done[cut : len(done) - cut]
+    batches = min(_MOST_BATCHES, len(middle) // _BATCH)
+    spans = np.diff(middle[:: (len(middle) - 1) // batches][: batches + 1])
+    error = float(spans.std(ddof=1) / spans.mean() / math.sqrt(len(spans)))
+    took, third = done_ns[known] - due, len(due) // 3
+    rise = (took[-third:].mean() - took[:third].mean()) / (due[-third:].mean() - due[:third].mean())
+    in_line = float(stats.spearmanr(due, took).statistic) if np.ptp(took) else 0.0
+    rate = 1e9 * (len(middle) - 1) / float(middle[-1] - middle[0])
+    return Served(rate, error, rise > _GROWS and in_line > _IN_LINE)
 
 
 def values_to_hold(promise: Promise, *, is_far: bool) -> float:
@@ -276,7 +357,7 @@ def worth(values: Floats, percentile: float) -> float:
     worths = [dependence.exceedances(values, at[level], None).plain() for level in levels]
     ranked = np.maximum(values, at[75.0]) if percentile >= 95 else values
     tau = dependence.autocorrelation_time(stats.rankdata(ranked))
-    return max(1.0, min(*worths, len(values) / tau))
+    return max(1.0, _UNSURE * min(*worths, len(values) / tau))
 
 
 def worth_of_clusters(values: Floats, clusters: Sequence[Ints]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
@@ -12,7 +13,6 @@ from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.sides import AnalysedRun, Side
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.ledger.tail import owner_of
-from gapmeter.analysis.numbers import share
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.comparison import (
@@ -48,7 +48,7 @@ from gapmeter.analysis.results.comparison import (
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
+from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference, Estimate
 from gapmeter.analysis.stats.series import pooled
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
@@ -58,7 +58,7 @@ _STAGE_PERCENTILES = (50.0, 99.0)
 _REAL = frozenset({"prefill", "decode", "queue", "scheduling", "tokenize", "input_prep", "sampling", "network_in"})
 _FEW_RUNS = (
     "one run a side: the intervals hold for these runs, and do not contain how much a repeated run differs on this "
-    "machine; gapmeter compare --run SCENARIO --a KEY=VALUE --b KEY=VALUE --pairs 2 measures that too"
+    "machine; gapmeter compare --run SCENARIO --a KEY=VALUE --b KEY=VALUE measures that too, with three runs a side"
 )
 
 
@@ -106,10 +106,12 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     verdicts = claims.judge(found, floors_of(each for side in sides for each in side.runs), slos)
     words = {verdict.word for verdict in verdicts}
     names = [_names(letters[0], letter, each) for letter, each in zip(letters[1:], protocols, strict=True)]
-    pairs = zip(names, found, verdicts, sides[1:], strict=True)
+    devices = {each.manifest.device for side in sides for each in side.runs}
+    device = devices.pop() if len(devices) == 1 else "device"
+    pairs = zip(names, found, verdicts, strict=True)
     figures = {
         "verdict": FORCED if result.forced else (words.pop() if len(words) == 1 else MIXED).upper(),
-        "comparisons": tuple(_pair(pair, each, verdict, sides, side) for pair, each, verdict, side in pairs),
+        "comparisons": tuple(pair_of(pair, each, verdict, device) for pair, each, verdict in pairs),
         "table": side_table(letters, sides),
         "method": Method(
             estimate="Harrell-Davis", interval="stationary block bootstrap, t", confidence=CONFIDENCE, power=POWER,
@@ -179,11 +181,8 @@ def _names(a: str, b: str, found: Protocol) -> tuple[str, str]:
 # The parts of the result
 
 
-def _pair(
-    names: tuple[str, str], found: Differences, verdict: Verdict, sides: Sequence[Side], side: Side
-) -> PairComparison:
-    devices = {each.manifest.device for own in sides for each in own.runs}
-    device = devices.pop() if len(devices) == 1 else "device"
+def pair_of(names: tuple[str, str], found: Differences, verdict: Verdict, device: str) -> PairComparison:
+    """One side against the baseline. ``names`` are what they are called, ``device`` what computes, in a word."""
     by_figure = {(claim.metric, claim.percentile): claim for claim in verdict.claims}
     return PairComparison(
         a=names[0],
@@ -203,16 +202,21 @@ def _pair(
                     for p, each in own.items()
                     if p in _SHOWN or (metric, p) in by_figure
                 },
-                shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES),
+                shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES if p in own),
             )
             for metric, own in found.metrics.items()
         },
-        errors=FailedShares(a_share=sides[0].failed_share, b_share=side.failed_share),
+        errors=_failed(*found.failed),
         stages={event: _stages(event, found) for event in found.stages},
         unmeasured=found.unmeasured,
         changed=claims.what_changed(found, verdict, device),
         device=device,
     )
+
+
+def _failed(a: Estimate, b: Estimate) -> FailedShares:
+    (a_share, *a_ci), (b_share, *b_ci) = a.known, b.known
+    return FailedShares(a_share=a_share, b_share=b_share, a_ci=(a_ci[0], a_ci[1]), b_ci=(b_ci[0], b_ci[1]))
 
 
 def _figure(found: Difference) -> DifferenceFigure:
@@ -223,7 +227,7 @@ def _figure(found: Difference) -> DifferenceFigure:
         difference_ms=_ms(found.value),
         ci_ms=(ends[0] / 1e6, ends[1] / 1e6) if ends else None,
         relative=found.value / found.a if found.a and found.value is not None else None,
-        relative_ci=(ends[0] / found.a, ends[1] / found.a) if ends and found.a else None,
+        relative_ci=found.growth_ends,
         p=found.p,
         df=found.df,
         why=found.why,
@@ -238,6 +242,8 @@ def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
         confirmed=claim is not None and claim.confirmed,
         least_ms=_ms(claim.least_ns) if claim else None,
         floor_ms=_ms(claim.floor_ns) if claim else None,
+        growth_error=found.growth.error if found.growth else None,
+        growth_df=found.growth.df if found.growth else None,
     )
 
 
@@ -260,11 +266,10 @@ def _stages(event: str, found: Differences) -> StageDifferences:
 def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[str]:
     if all(len(side.runs) == 1 for side in sides):
         yield _FEW_RUNS
-    failed = [side.failed_share for side in sides]
-    if max(failed) - min(failed) > 0.01:
+    if any(side.failed for side in sides):
         yield (
-            f"between {share(min(failed))} and {share(max(failed))} of the requests failed: latencies are those of "
-            "successes, and a side that drops its slowest requests looks faster"
+            "requests failed: each counts as waiting what it was given (its time-out), longer than any success, in "
+            "every percentile; one that reaches them is at least so long. Stages are of the answers that came"
         )
     for each in found:
         lost = set(each.unmeasured.get("last_token", ())) & _REAL
@@ -329,6 +334,8 @@ def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
     found = pooled([each.run.series(metric) for each in side.runs]).percentile(percentile)
     if not found.supported:
         return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")
+    if math.inf in found.known:
+        return SideEstimate(value_ms=None, ci_ms=None, why="it reaches requests that failed")
     value, low, high = (ns / 1e6 for ns in found.known)
     return SideEstimate(value_ms=value, ci_ms=(low, high), why="")
 

@@ -4,21 +4,25 @@ The family of tests is every metric's percentiles that both sides support, over 
 Their p-values are corrected by Holm's (1979) step-down method, so that with a probability of at least 95 % not one
 difference is claimed where there is none. A claim must also exceed the load tester's own floor.
 
-Against a baseline (``judge_regression``): has a run become slower by more than is allowed, and by more than chance?
-Judged are the percentiles that the scenario's SLOs name. One has *regressed* when it grew by more than the limit and
-the growth is beyond its interval: Holm's correction over the SLOs' percentiles, at 95 %, and beyond the load tester's
-own floor. One that grew by more than the limit, but not beyond chance, is *undecided*: it fails nothing, and is told.
+Against a baseline (``judge_regression``): have runs become slower by more than is allowed? Judged are the percentiles
+that the scenario's SLOs name, and both answers need evidence. One has *regressed* when the 95 % interval of its growth
+lies beyond the limit (with several, Holm's correction of the one-sided p-values, at 2.5 %), and the difference beyond
+the load tester's own floor. It is *within* the limit when the interval lies below it. Else it is *undecided*: that
+fails nothing, and says what would decide it. Runs that failed a larger share of their requests are never within: beyond
+chance they regressed, whatever the latency of the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gapmeter.analysis.compare.differences import Differences
 from gapmeter.analysis.results.comparison import (
     FASTER,
     MIXED,
+    MOST_RUNS,
     NAMES,
     NOT_COMPARABLE,
     NOT_ESTIMABLE,
@@ -32,7 +36,10 @@ from gapmeter.analysis.results.comparison import (
     ClaimedFigure,
     Comparison,
     DifferenceFigure,
+    FailedRow,
+    FailedShares,
     FigureName,
+    PairComparison,
     Regression,
     RegressionRow,
     RegressionStatus,
@@ -40,10 +47,11 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stages import BY_NAME, owner_words
-from gapmeter.analysis.stats.estimate import CONFIDENCE, Difference, holm
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Difference, Spread, holm, power_quantile
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
 # Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
+_MOST_LOG = 50.0  # more is no growth any more
 LEAST_CAUSE = 0.1  # of the difference: work that changed by less is no cause of it
 WAITS = frozenset(
     {"retry", "accept_wait", "core_wait", "engine_wait", "queue", "other_step", "interference", "preempted"}
@@ -107,7 +115,17 @@ def judge(
     claims: list[list[Claim]] = [[] for _ in found]
     for i, (number, metric, p, difference) in enumerate(family):
         claims[number].append(_claim(metric, p, difference, adjusted.get(i), len(known), floors))
-    return [_verdict(own, slos, len(known)) for own in claims]
+    words = [_verdict(own, slos, len(known)) for own in claims]
+    # A side that drops requests and answers the rest sooner is not faster.
+    return [
+        replace(verdict, word=MIXED) if verdict.word == FASTER and _fails_more(each) else verdict
+        for verdict, each in zip(words, found, strict=True)
+    ]
+
+
+def _fails_more(found: Differences) -> bool:
+    a, b = found.failed
+    return b.known[1] > a.known[2]
 
 
 def _claim(
@@ -136,9 +154,9 @@ def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family:
 
 
 def _size(claim: Claim) -> float:
-    """How far beyond chance, in standard errors."""
-    d = claim.difference
-    return abs(d.value or 0.0) / d.error if d.error else 0.0
+    """How far beyond chance, in half widths of the interval."""
+    half = claim.difference.half_width(CONFIDENCE)
+    return abs(claim.difference.value or 0.0) / half if half else 0.0
 
 
 def _word(claims: Sequence[Claim]) -> Word:
@@ -201,28 +219,91 @@ def judge_regression(
     """From a comparison of the two, in ``folder``. ``slos``: metric and percentile."""
     if not result.comparable:
         return Regression(baseline=baseline, folder=folder, limit=limit, rows=(), status=NOT_COMPARABLE)
-    metrics = result.comparisons[0].metrics
-    named = [(m, p, metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
-    p_values = {i: figure.p for i, (_, _, figure) in enumerate(named) if figure.p is not None}
+    return judge_pair(result.comparisons[0], slos, limit, baseline, folder)
+
+
+def judge_pair(
+    pair: PairComparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str, folder: str
+) -> Regression:
+    """From a pair that may be compared."""
+    named = [(m, p, pair.metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
+    growths = [_growth(figure, limit, pair.runs) for _, _, figure in named]
+    p_values = {i: growth.p for i, growth in enumerate(growths) if growth is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
-    rows = tuple(
-        RegressionRow(
+    rows = []
+    for i, ((metric, percentile, figure), growth) in enumerate(zip(named, growths, strict=True)):
+        status = _status(figure, growth, adjusted.get(i), limit)
+        row = RegressionRow(
             **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
             name=f"{metric} p{percentile:g}",
             metric=metric,
-            status=_status(figure, adjusted.get(i), limit),
+            status=status,
             p_adjusted=adjusted.get(i),
+            least=growth.least if growth else None,
+            runs_needed=growth.runs_needed() if growth and status == UNDECIDED else None,
         )
-        for i, (metric, percentile, figure) in enumerate(named)
+        rows.append(row)
+    failed = FailedRow(**dict(pair.errors), status=_status_of_failed(pair.errors))
+    found = {failed.status, *(row.status for row in rows)}
+    worst = next(status for status in _WORST_FIRST if status in found)
+    return Regression(
+        baseline=baseline, folder=folder, limit=limit, rows=tuple(rows), status=worst, failed=failed, runs=pair.runs
     )
-    worst = next(status for status in _WORST_FIRST if any(row.status == status for row in rows))
-    return Regression(baseline=baseline, folder=folder, limit=limit, rows=rows, status=worst)
 
 
-def _status(figure: ClaimedFigure, p: float | None, limit: float) -> RegressionStatus:
-    if p is None or figure.relative is None or figure.difference_ms is None:
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """How far log(B / A) lies ``beyond`` the limit's, and its error; ``runs`` of each side."""
+
+    beyond: float
+    limit: float
+    spread: Spread
+    runs: tuple[int, int]
+
+    @property
+    def p(self) -> float:
+        """One-sided: how likely so large a growth is where the true one is the limit."""
+        p = self.spread.p(self.beyond) / 2
+        return p if self.beyond > 0 else 1 - p
+
+    @property
+    def least(self) -> float:
+        """The smallest growth that is called a regression in 80 of 100 cases."""
+        reach = self.spread.half_width(CONFIDENCE) + power_quantile(self.spread.df) * self.spread.error
+        return (1 + self.limit) * math.exp(min(reach, _MOST_LOG)) - 1
+
+    def runs_needed(self) -> int | None:
+        """Of each side, for the interval to clear the limit in 80 of 100 cases; None for one run a side, or too many.
+
+        By the runs alone: an error of s sqrt(2 / k) with 2 (k - 1) degrees of freedom, s as it is now.
+        """
+        if self.runs == (1, 1):
+            return None
+        a_run = self.spread.error / math.sqrt(sum(1 / count for count in self.runs))
+        for count in range(max(2, min(self.runs)), MOST_RUNS + 1):
+            then = Spread(a_run * math.sqrt(2 / count), 2.0 * (count - 1))
+            if abs(self.beyond) >= then.half_width(CONFIDENCE) + power_quantile(then.df) * then.error:
+                return count
+        return None
+
+
+def _growth(figure: ClaimedFigure, limit: float, runs: tuple[int, int]) -> _Growth | None:
+    """None where a figure has none."""
+    if figure.relative is None or figure.growth_error is None or figure.growth_df is None:
+        return None
+    beyond = math.log1p(figure.relative) - math.log1p(limit)
+    return _Growth(beyond, limit, Spread(figure.growth_error, figure.growth_df), runs)
+
+
+def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limit: float) -> RegressionStatus:
+    if growth is None or p is None or figure.relative_ci is None or figure.difference_ms is None:
         return NOT_ESTIMABLE
-    if figure.relative <= limit:
+    if figure.relative_ci[1] < limit:
         return WITHIN
-    beyond = p <= 1 - CONFIDENCE and abs(figure.difference_ms) > (figure.floor_ms or 0.0)
-    return REGRESSED if beyond else UNDECIDED
+    return REGRESSED if p <= TAIL and figure.difference_ms > (figure.floor_ms or 0.0) else UNDECIDED
+
+
+def _status_of_failed(failed: FailedShares) -> RegressionStatus:
+    if failed.more_in_b:
+        return REGRESSED
+    return UNDECIDED if failed.b_share > failed.a_share else WITHIN

@@ -4,17 +4,23 @@ A difference is B minus A. Its standard error has two parts. *Within* runs: the 
 stats.bootstrap, every run drawn by itself; where both sides issued the same planned requests in an open
 loop, a pair of runs is drawn together, request i of one with request i of the other, so that what the plan did to both
 cancels out. *Between* runs: where a side has several, the variance of the runs' own estimates about their side's mean,
-s^2 (1/k_A + 1/k_B); where that is larger than the one within, it is taken instead.
+s^2 (1/k_A + 1/k_B).
 
-The interval is difference +- t * error with Student's t at the degrees of freedom behind the error that was taken: the
-number of blocks less one, and no more than twice the number of independent values beyond the percentile (the spacing
-around a quantile is known from those alone); between runs, k_A + k_B - 2.
+Each gives an interval, difference +- t * error, and the wider one counts; so does the larger p-value. With several runs
+a side none is narrower than Student's t-test of the runs' own values, which holds however much runs differ (as Hartung
+and Knapp 2001 in meta-analysis, Statistics in Medicine 20, with Roever, Knapp and Friede's 2015 guard against runs that
+agree by luck). Degrees of freedom: within, the number of blocks less one, and no more than twice the number of
+independent values beyond the percentile (the spacing around a quantile is known from those alone); between runs, k_A +
+k_B - 2. Relative differences are those of logarithms, so that A's own error is in them.
+
+A request that failed is no request less: it counts as waiting at least what it was given, its time-out, which is longer
+than any success. A percentile that reaches such requests is "at least so much".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,8 +33,8 @@ from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import binned, harrell_davis, pooled_harrell_davis
-from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate
-from gapmeter.analysis.stats.series import Series, pooled
+from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
+from gapmeter.analysis.stats.series import Series, pooled, share_of
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 FEWEST = 16
@@ -84,6 +90,7 @@ class Pair:
         self.block = max(1.0, min(_LONGER * max(_block(run) for run in runs), _MOST_BLOCK * fewest))
         self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
         self.series = {metric: [[run.series(metric) for run in side] for side in self.sides] for metric in METRICS}
+        self._values = [[{m: run.at_least_ns(m) for m in PER_REQUEST} for run in side] for side in self.sides]
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
         measured = {event: [(~np.isnan(run.ledgers[event])).any(axis=0) for run in runs] for event in EVENTS}
         self.known = {e: np.logical_and.reduce(m) for e, m in measured.items() if all(each.any() for each in m)}
@@ -134,9 +141,8 @@ class Pair:
     def _of_side(self, number: int, own: Mapping[int, Indices]) -> Figures:
         """One side's figures, of the runs and requests that ``own`` names: keys ``ttft/0``, ``first_token/1`` …"""
         out: Figures = {}
-        side = self.sides[number]
         for metric in PER_REQUEST:
-            rows = np.concatenate([side[i].values[metric][drawn] for i, drawn in own.items()], axis=1)
+            rows = np.concatenate([self._values[number][i][metric][drawn] for i, drawn in own.items()], axis=1)
             out[f"{metric}/{number}"] = harrell_davis(rows, self.percentiles[metric])
         times = {i: bootstrap.counts_of(drawn) for i, drawn in own.items()}
         gaps: Any = sum(t @ self._gap_tables[number][i] for i, t in times.items())
@@ -183,7 +189,7 @@ def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]
     """The distinct gaps of both sides in order, and by side and run how many of each a request has."""
     runs = [run for side in sides for run in side]
     firsts = np.cumsum([0, *(run.count for run in runs)])
-    pooled = np.concatenate([run.gaps_ns for run in runs])
+    pooled = np.concatenate([run.gaps_at_least_ns() for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
     values, table = binned(pooled, owner, int(firsts[-1]))
     tables = [table[low:high] for low, high in pairwise(firsts)]
@@ -200,13 +206,15 @@ class Differences:
     ``metrics[metric][percentile]``; ``stages[event][stage]``: of the means, which add up to ``totals[event]``;
     ``shares[event][stage]``: a stage's share of that, None where the total may be 0;
     ``stage_percentiles[event][stage][percentile]``. ``unmeasured[event]``: stages that not every run measured; their
-    time is in ``unexplained``. ``counts`` are the requests of each side, ``block`` the mean length of the blocks.
+    time is in ``unexplained``. ``failed``: the share of each side's requests that did. ``counts`` are the requests of
+    each side, ``block`` the mean length of the blocks.
     """
 
     paired: bool
     why_not_paired: str
     counts: tuple[int, int]
     runs: tuple[int, int]
+    failed: tuple[Estimate, Estimate]
     block: float
     resamples: int
     metrics: Mapping[str, Mapping[float, Difference]]
@@ -235,6 +243,7 @@ def compare_sides(
         why_not_paired=why,
         counts=(sum(run.count for run in a), sum(run.count for run in b)),
         runs=(len(a), len(b)),
+        failed=(_failed(side_a), _failed(side_b)),
         block=pair.block,
         resamples=resamples,
         metrics={m: {p: judge.percentile(m, i) for i, p in enumerate(percentiles[m])} for m in METRICS},
@@ -265,6 +274,8 @@ class _Judge:
         short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:
             return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
+        if all(side.percentile(percentile).value == math.inf for side in series):
+            return Difference(None, None, why="on both sides it is a request that failed")
         return self._difference(metric, part, _beyond(series, percentile))
 
     def mean(self, event: str, part: int) -> Difference:
@@ -302,22 +313,30 @@ class _Judge:
 
     def _difference(self, name: str, part: int, most_df: float) -> Difference:
         a, b = self._ends(name, part)
-        drawn: Floats = self._drawn[f"{name}/1"][:, part] - self._drawn[f"{name}/0"][:, part]
+        drawn: list[Floats] = [self._drawn[f"{name}/{side}"][:, part] for side in (0, 1)]
         if a is None or b is None or np.isnan(drawn).any():
             return Difference(a, b, why="no values on a side")
-        error, df = float(drawn.std(ddof=1)) / self._pair.too_small, max(1.0, min(self._blocks, most_df))
-        between, runs = self._between(lambda figures, side: float(figures[f"{name}/{side}"][0, part]))
-        return Difference(a, b, between, runs) if between > error else Difference(a, b, error, df)
+        df = max(1.0, min(self._blocks, most_df))
+        alone = [np.array([own[f"{name}/{side}"][0, part] for own in runs]) for side, runs in enumerate(self._alone)]
+        spreads = self._spreads(drawn[1] - drawn[0], alone, df)
+        if min(a, b, *(float(values.min()) for values in (*drawn, *alone) if len(values))) <= 0:
+            return Difference(a, b, spreads)
+        logs = self._spreads(np.log(drawn[1]) - np.log(drawn[0]), [np.log(values) for values in alone], df)
+        return Difference(a, b, spreads, logs)
 
-    def _between(self, value: Callable[[Figures, int], float]) -> tuple[float, float]:
-        """Standard error of the difference as the runs of each side show it, and its degrees of freedom."""
-        sides = [[value(figures, number) for figures in side] for number, side in enumerate(self._alone)]
-        sizes = [len(side) for side in self._pair.sides]
-        df = sum(sizes) - 2
-        if df < 1 or any(math.isnan(v) for side in sides for v in side):
-            return 0.0, 1.0
-        squares = sum(float(((np.array(side) - np.mean(side)) ** 2).sum()) for side in sides)
-        return math.sqrt(squares / df * sum(1 / size for size in sizes)), float(df)
+    def _spreads(self, drawn: Floats, alone: Sequence[Floats], df: float) -> tuple[Spread, ...]:
+        """Within the runs, from resampled differences; and between them, from each side's ``alone``: a value a run."""
+        within = Spread(float(drawn.std(ddof=1)) / self._pair.too_small, df)
+        freedom = sum(map(len, alone)) - 2
+        if freedom < 1 or any(np.isnan(values).any() for values in alone):
+            return (within,)
+        squares = sum(float(((values - values.mean()) ** 2).sum()) for values in alone)
+        return within, Spread(math.sqrt(squares / freedom * sum(1 / len(values) for values in alone)), float(freedom))
+
+
+def _failed(side: Sequence[Run]) -> Estimate:
+    """The share of a side's requests that failed; of bursts of failures, each request says less."""
+    return share_of(~np.concatenate([run.good for run in side]))
 
 
 def _beyond(series: Sequence[Series], percentile: float) -> float:

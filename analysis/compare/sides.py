@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns, stamps_ns, succeeded, token_gaps
+from gapmeter.analysis.requests.metrics import gaps_of, measured_requests, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.series import Series, time_blocks
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
+_UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long it was given: an hour, beyond any limit
 STAGE_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), UNEXPLAINED)
 
 
@@ -27,16 +28,18 @@ class Run:
     """A run's measured requests, index i of every column the same one; times in ns.
 
     ``planned``: shape (n, 5), what the plan says of each (index, turn, due after the run's t0, prompt and output tokens
-    asked for); ``values[metric]``: shape (n,), NaN where a request has none (it failed, or had one token); ``gaps_ns``
-    and ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``; ``ledgers[event]``: shape (n,
-    stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN columns where a stage is unmeasured.
-    ``open_loop``: arrivals did not wait for answers.
+    asked for); ``values[metric]``: shape (n,), infinite where a request failed, NaN where it has none (it had one
+    token); ``given_ns``: how long a request that failed was given, which it took at least; ``gaps_ns`` and
+    ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``, infinite for those that a failed
+    request owes; ``ledgers[event]``: shape (n, stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN
+    columns where a stage is unmeasured. ``open_loop``: arrivals did not wait for answers.
     """
 
     name: str
     open_loop: bool
     planned: Ints
     good: NDArray[np.bool_]
+    given_ns: Floats
     values: Mapping[str, Floats]
     gaps_ns: Floats
     gap_at_ns: Ints
@@ -52,8 +55,17 @@ class Run:
         parts = (self.planned, self.values["e2e"], self.values["ttft"])
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
 
+    def at_least_ns(self, metric: str) -> Floats:
+        """A metric of every request, shape (n,): of one that failed, what it took at least."""
+        values = self.values[metric]
+        return np.where(np.isinf(values), self.given_ns, values)
+
+    def gaps_at_least_ns(self) -> Floats:
+        """The same of the gaps."""
+        return np.where(np.isinf(self.gaps_ns), self.given_ns[self.gap_owner], self.gaps_ns)
+
     def series(self, metric: str) -> Series:
-        """A metric's values and what they are worth; successes only."""
+        """A metric's values and what they are worth; what failed is infinite."""
         if metric != "itl":
             values = self.values[metric]
             return Series(values[~np.isnan(values)])
@@ -69,7 +81,7 @@ class Run:
         owner = place[self.gap_owner]
         kept = owner >= 0
         return Run(
-            self.name, self.open_loop, self.planned[keep], self.good[keep],
+            self.name, self.open_loop, self.planned[keep], self.good[keep], self.given_ns[keep],
             {metric: values[keep] for metric, values in self.values.items()},
             self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
             {event: table[keep] for event, table in self.ledgers.items()},
@@ -138,15 +150,18 @@ def run_of(
     """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
     measured = measured_requests(requests)
     good = succeeded(measured)
-    gaps = token_gaps(measured, good)
+    gaps = gaps_of(measured, good, failures=True)
     names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")
     index, turn, prompt, output = (stamps_ns(measured, name) for name in names)
-    values = {metric: np.where(good, request_values_ns(measured, metric), np.nan) for metric in PER_REQUEST}
+    values = {metric: np.where(good, request_values_ns(measured, metric), np.inf) for metric in PER_REQUEST}
+    given = stamps_ns(measured, "censored_ns").astype(np.float64)
+    longest = max(values["e2e"][good], default=0.0)
     return Run(
         name=name,
         open_loop=open_loop,
         planned=np.stack([index, turn, measured["due_ns"].to_numpy(np.int64) - t0_ns, prompt, output], axis=1),
         good=good,
+        given_ns=np.maximum(np.where(given < 0, _UNKNOWN_NS, given), longest),
         values=values,
         gaps_ns=gaps.gap_ns,
         gap_at_ns=gaps.at_ns,

@@ -105,10 +105,11 @@ def _gpu_parts(telemetry: Samples, window: _Window) -> Iterator[_Part | None]:
         if "energy_mj" in rows and rows["energy_mj"].notna().all():
             joules = rows["energy_mj"].to_numpy(np.float64) / 1e3
             part = _counted(f"GPU {gpu}", rows["at_ns"].to_numpy(np.int64), joules, window)
-        if part is None and "power_mw" in rows:
-            powered = rows.dropna(subset=["power_mw"])
-            watts = powered["power_mw"].to_numpy(np.float64) / 1e3
-            part = _summed(f"GPU {gpu}", powered["at_ns"].to_numpy(np.int64), watts, window)
+        # The instant's where it was read: the other lags by half of the second that it is the mean of.
+        for name in (each for each in ("power_instant_mw", "power_mw") if part is None and each in rows):
+            powered = rows.dropna(subset=[name])
+            watts = powered[name].to_numpy(np.float64) / 1e3
+            part = part or _summed(f"GPU {gpu}", powered["at_ns"].to_numpy(np.int64), watts, window)
         yield part
 
 

@@ -24,6 +24,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognise
+from gapmeter.analysis.device.use import step_sampling_ns
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import (
     AchievedShare,
@@ -199,9 +200,13 @@ def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
 def step_work(trace: Trace, weights: Weights) -> pd.DataFrame:
     """One row a step with a forward: ``Trace.step_loads``, the ``bytes`` it must read and its ``operations``.
 
-    ``weights``: the manifest's.
+    ``weights``: the manifest's. Where the logits are made in the sampling, that is part of the forward's time here,
+    since the head is part of its bytes.
     """
     steps = trace.step_loads()
+    if trace.logits_in_sampling:
+        timed = steps["forward_ns"] > 0
+        steps["forward_ns"] += timed * step_sampling_ns(trace, steps["step"].to_numpy())
     entries = trace.entries[trace.entries["tokens"] > 0]
     at = np.searchsorted(steps["step"], entries["step"])
     tokens, before, flags = entries["tokens"].astype(float), entries["before"].astype(float), entries["flags"]

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.ledger.critical_path import union
 from gapmeter.analysis.ledger.trace import STEP_SPAN, Trace
 from gapmeter.analysis.results.device import (
@@ -41,7 +42,7 @@ _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 _CPU_STEP_NS = 500_000_000  # psutil counts CPU time in steps of 10 ms: shorter stretches say little
 _PARTS_OF_A_STEP = (
     Span.SCHEDULE, Span.EXECUTE, Span.SAMPLE_CALL, Span.UPDATE, Span.OUTPUT_PUT, Span.WORKER, Span.INPUT_PREP,
-    Span.FORWARD, Span.SAMPLING,
+    Span.FORWARD, Span.SAMPLING, Span.HOST_LAUNCH, Span.DEVICE_STEP,
 )  # fmt: skip
 
 
@@ -223,7 +224,7 @@ def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
                 gpu=about["gpu"],
                 name=about.get("name"),
                 server=about["gpu"] in own,
-                power_w=_spread(mine, "power_mw", 1e-3),
+                power_w=_spread(mine, "power_instant_mw", 1e-3) or _spread(mine, "power_mw", 1e-3),
                 sm_mhz=_spread(mine, "sm_mhz"),
                 memory_mhz=_spread(mine, "memory_mhz"),
                 temperature_c=_spread(mine, "temperature_c"),
@@ -333,14 +334,14 @@ def describe_utilisation(
     much as a full one, so it reads near 100 % long before the GPU is used up, and it does not see that the engine waits
     between kernels. A forward's share of the step says how much of each step the device had the work at all; kernels'
     share of the forward is that of the steps whose kernels were sampled. ``forward_by_device``: the forwards were
-    stamped by the device's own events, so that they hold gaps between kernels but not the host's time. Shares are None
-    where the probe did not record what they take.
+    stamped by the device's own events, so that they hold gaps between kernels but not the host's time; ``device`` is
+    then what else it marked. Shares are None where the probe did not record what they take.
     """
     busy = [gpu.busy_share.mean for gpu in gpus if gpu.server and gpu.busy_share]
     used = sum(process.cpu_cores for process in processes) if processes else None
     spans = trace.step_spans if trace is not None else np.empty(0, STEP_SPAN)
     forward = spans[spans["code"] == Span.FORWARD]
-    computed, of_steps, of_forwards = None, None, None
+    computed, of_steps = None, None
     if len(forward) and window[1] > window[0]:
         computed = _covered_ns(forward["start"], forward["end"], window)
         # From each step's first stamp to its last: what lies between two parts of a step is the step's too.
@@ -350,10 +351,7 @@ def describe_utilisation(
         start, end = np.minimum.reduceat(parts["start"], first), np.maximum.reduceat(parts["end"], first)
         worked = _covered_ns(start, end, window)
         of_steps = min(computed / worked, 1.0) if worked else None
-        kernels = spans[(spans["code"] == Span.KERNEL_BUSY) & np.isin(spans["step"], forward["step"])]
-        sampled = forward[np.isin(forward["step"], kernels["step"])]
-        sampled_ns = float((sampled["end"] - sampled["start"]).sum())
-        of_forwards = float(kernels["end"].sum()) / sampled_ns if sampled_ns > 0 else None
+    device = describe_device(trace, window)
     return Utilisation(
         nvml_busy_share=float(np.mean(busy)) if busy else None,
         server_cpu_cores=used,
@@ -361,8 +359,9 @@ def describe_utilisation(
         server_cpu_share=used / cores if used is not None and cores else None,
         forward_share_of_window=None if computed is None else computed / (window[1] - window[0]),
         forward_share_of_step=of_steps,
-        kernel_share_of_forward=of_forwards,
-        forward_by_device=computed is not None and bool((forward["n"] == 1).any()),
+        kernel_share_of_forward=device.kernels.busy_share if device and device.kernels else None,
+        forward_by_device=len(forward) > 0 and bool((forward["n"] == 1).all()),
+        device=device,
     )
 
 

@@ -1,31 +1,48 @@
 """Does each SLO hold? PASS, FAIL or INCONCLUSIVE, by exact tests that count correlated requests once.
 
-"p99 <= limit" says that at most 1 % of requests take longer. The exceedances found are tested against that share with
-the exact binomial, n_eff in place of n, each side at 97.5 %; which is the same as asking whether the 95 % interval
-of the percentile lies below the limit (PASS), above it (FAIL), or on both sides (INCONCLUSIVE). One side is enough: a
-sample too small for an upper end can still prove a FAIL. Failed requests exceed every limit.
+"p99 <= limit" says that at most 1 % of requests take longer: a question with one side. Failed requests exceed every
+limit. An answer is at least 95 % sure, and says how sure, and by what (``basis``), the first of these that decides:
 
-Where no request exceeds the limit, and few or none its half, less is needed (stats.exact): that way has a
-quarter of a side's 2.5 %, on top.
+- ``interval``: the 95 % interval of the percentile lies below the limit, or above it; one side of it is 97.5 % sure.
+  A sample too small for an upper end can still prove a FAIL.
+- ``bound``: the interval has no upper end, and the largest value bounds the percentile below the limit: no value beyond
+  it among n_eff has the chance q^n_eff (95 % sure of a p99 with 299).
+- ``far``: no request exceeded the limit, and few or none a part of it (stats.exact, which says what that assumes).
+- ``share``: so many requests exceeded the limit that it is missed however they hang together (Markov's inequality: a
+  fifth of them for a p99); of a hundred requests or more always where more than half of them did, from p90 on.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded, window_s
-from gapmeter.analysis.results.distribution import Needs
+from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.manifest import Slo
-from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
-from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Estimate
-from gapmeter.analysis.stats.exact import chance_far_below, growth_to_decide
-from gapmeter.analysis.stats.series import share_of
+from gapmeter.analysis.results.run import (
+    FAIL,
+    INCONCLUSIVE,
+    INVALID,
+    PASS,
+    Basis,
+    FarBelow,
+    SloAnswer,
+    Verdict,
+)
+from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_SURE, TAIL, Estimate
+from gapmeter.analysis.stats.exact import chance_far_from, chance_of_so_large_a_share, growth_to_decide
+from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.stats.series import Series, share_of
 
+_FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
+_ENOUGH = 100  # requests; in fewer, half of them may well be one burst
 EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
 
 
@@ -68,28 +85,31 @@ def _judge_latency(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, ea
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
     values = metric_series(requests, slo.metric, failures=True)
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
-    allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
-    over, beyond_half = values.count - np.searchsorted(values.ordered, [limit, limit / 2], side="right")
-    estimate = values.percentile(percentile)
-    status = _status(estimate, limit) if values.count else INVALID
-    is_far, growth = False, None
-    if status == INCONCLUSIVE:
-        # A limit that nothing exceeds may be far enough for less evidence to do.
-        is_far = not over and chance_far_below(int(beyond_half), values.count, n_eff, allowed) <= TAIL / 4
-        if not is_far:
-            growth = growth_to_decide(int(over), values.count, n_eff, allowed, values.plain(percentile))
+    n_eff, estimate = values.n_eff(percentile), values.percentile(percentile)
+    over, over_half = _beyond(values, limit)
+    found = decide(values, percentile, limit)
+    growth = None
+    if found.status == INCONCLUSIVE:
+        growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
+    bound = values.at_most(percentile) if not estimate.supported else None
     missing = values.more_values(percentile) if values.count else 0
     value = estimate.value if estimate.supported else None
     return SloAnswer(
         text=slo.text,
         metric=slo.metric,
         percentile=percentile,
-        status=PASS if is_far else status,
+        status=found.status,
+        sure=found.sure,
+        basis=found.basis,
         limit=limit / 1e6,
         value=None if value is None else value / 1e6,
         low=None if estimate.low is None else estimate.low / 1e6,
         high=None if estimate.high is None else estimate.high / 1e6,
+        sample=finite_ms(estimate.value),
+        at_most=None if bound is None else AtMost(ms=bound.value / 1e6, confidence=bound.confidence),
+        highest=_highest_known(values, percentile) if not estimate.supported else None,
         infinite=math.inf in (value, estimate.low),
+        beyond=over,
         count=values.count,
         n_eff=n_eff,
         confidence=CONFIDENCE,
@@ -97,8 +117,19 @@ def _judge_latency(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, ea
         needs=_more(growth, len(requests), each_s),
         stage=anatomy.stage if anatomy else None,
         owner=anatomy.owner if anatomy else None,
-        beyond_half=int(beyond_half) if is_far else None,
+        beyond_half=over_half if found.far else None,
+        far=found.far,
     )
+
+
+def _highest_known(values: Series, below: float) -> KnownPercentile | None:
+    """The highest of the percentiles below that are always told whose interval has both ends, and finite ones."""
+    for percentile in sorted((p for p in PERCENTILES if p < below), reverse=True):
+        found = values.percentile(percentile)
+        if found.supported and math.isfinite(found.known[2]):
+            value, low, high = (ns / 1e6 for ns in found.known)
+            return KnownPercentile(percentile=percentile, value_ms=value, ci_ms=(low, high))
+    return None
 
 
 def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
@@ -109,18 +140,25 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     count, hits, limit = len(failed), int(failed.sum()), float(slo.limit_share)
     estimate = share_of(failed)
     n_eff = estimate.n_eff or 0.0
-    status = INVALID if not count else PASS if limit >= 1 else _status(estimate, limit)
-    growth = growth_to_decide(hits, count, n_eff, limit) if status == INCONCLUSIVE else None
+    decided = _by_interval(estimate, limit) or _by_share(hits, count, limit)
+    if not count or limit >= 1:
+        decided = Decided(PASS if count else INVALID)
+    growth = growth_to_decide(hits, count, n_eff, limit) if decided is None else None
+    decided = decided or Decided(INCONCLUSIVE)
     return SloAnswer(
         text=slo.text,
         metric="errors",
         percentile=None,
-        status=status,
+        status=decided.status,
+        sure=decided.sure,
+        basis=decided.basis,
         limit=limit,
         value=estimate.value,
         low=estimate.low,
         high=estimate.high,
+        sample=estimate.value,
         infinite=False,
+        beyond=hits,
         count=count,
         n_eff=n_eff,
         confidence=CONFIDENCE,
@@ -131,11 +169,53 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     )
 
 
-def _status(estimate: Estimate, limit: float) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """An answer, how sure it is, and by what. ``far``: what of the limit was not reached, where that decided."""
+
+    status: Verdict
+    sure: float | None = None
+    basis: Basis | None = None
+    far: FarBelow | None = None
+
+
+def decide(values: Series, percentile: float, limit: float) -> Decided:
+    """Whether a percentile of values lies below a limit, in their unit; INVALID without any."""
+    if not values.count:
+        return Decided(INVALID)
+    allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
+    over, over_half = _beyond(values, limit)
+    found = _by_interval(values.percentile(percentile), limit) or _by_share(over, values.count, allowed)
+    if found is not None:
+        return found
+    bound = values.at_most(percentile)
+    if bound is not None and bound.value <= limit and bound.confidence >= CONFIDENCE:
+        return Decided(PASS, bound.confidence, "bound")
+    far = chance_far_from(float(values.ordered[-1]) / limit, over_half, values.count, n_eff, allowed)
+    if far is not None and far[0] <= 1 - CONFIDENCE:
+        return Decided(PASS, min(1 - far[0], MOST_SURE), "far", FarBelow(part=far[1], beyond=far[2]))
+    return Decided(INCONCLUSIVE)
+
+
+def _beyond(values: Series, limit: float) -> tuple[int, int]:
+    """How many values exceed a limit, and its half."""
+    over, over_half = values.count - np.searchsorted(values.ordered, [limit, limit / 2], side="right")
+    return int(over), int(over_half)
+
+
+def _by_interval(estimate: Estimate, limit: float) -> Decided | None:
     """Where an interval lies. An end that does not exist proves nothing."""
     if estimate.high is not None and estimate.high <= limit:
-        return PASS
-    return FAIL if estimate.low is not None and estimate.low > limit else INCONCLUSIVE
+        return Decided(PASS, 1 - TAIL, "interval")
+    return Decided(FAIL, 1 - TAIL, "interval") if estimate.low is not None and estimate.low > limit else None
+
+
+def _by_share(over: int, count: int, allowed: float) -> Decided | None:
+    """So many requests beyond a limit that nothing need be known of how alike neighbours are."""
+    chance = chance_of_so_large_a_share(over, count, allowed)
+    if chance <= 1 - CONFIDENCE or (2 * over > count >= _ENOUGH and allowed <= _FEW):
+        return Decided(FAIL, min(1 - chance, MOST_SURE), "share")
+    return None
 
 
 def _more(growth: float | None, requests: int, each_s: float) -> Needs | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,10 @@ from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts
+from gapmeter.analysis.results.run import APPROXIMATE, Supported
 from gapmeter.analysis.results.trust import QueueSlope, RunWarning, Steady
 from gapmeter.analysis.stages import column
+from gapmeter.records import Span
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _STARVED = 0.03  # of all time to first tokens, waited for a core
@@ -48,11 +50,40 @@ def recording_warnings(
         return
     if not ledger.refused:
         yield from core_warning(ledger.rows, ledger.held)
+    yield from support_warnings(ledger.support)
     for found in trace.notes:
         if found.get("type") == "missing":
             stages = tuple(found.get("stages", ()))
             text = f"unmeasured: {', '.join(stages)} ({found.get('hook', 'a hook')} is not in this version)"
             yield _warning("missing-hook", text, "the engine's version moved or renamed it", touches=stages)
+    yield from device_warnings(trace)
+
+
+def device_warnings(trace: Trace) -> Iterator[RunWarning]:
+    """What a device did not tell of its steps, and why; that kernels are not sampled any more."""
+    said = [note for note in trace.notes if note.get("type") == "warning"]
+    if lost := len(trace.untimed_steps):
+        steps = len(np.unique(trace.step_spans["step"][trace.step_spans["code"] == Span.HOST_LAUNCH]))
+        text = (
+            f"of {count(lost)} of {count(steps)} steps the device did not tell when it computed them: "
+            "their time is unexplained"
+        )
+        errors = [str(note.get("error")) for note in said if str(note.get("what", "")).startswith("device timing")]
+        cause = errors[-1] if errors else "the server was killed, or closed before the device was done"
+        yield _warning("device-untimed", text, cause, touches=("prefill", "decode", "launch_gap"))
+    for note in said:
+        if note.get("what") == "kernel sampling ended":
+            yield _warning("no-kernels", "kernels were not sampled", str(note.get("error")), touches=())
+
+
+def support_warnings(support: Sequence[Supported]) -> Iterator[RunWarning]:
+    """What the ledger knows only approximately of a server that was such."""
+    for one in support:
+        if one.level == APPROXIMATE:
+            detail = f" ({one.detail})" if one.detail else ""
+            yield _warning(
+                "approximate", f"approximate with {one.feature}{detail}: {one.text}", "", touches=one.touches
+            )
 
 
 def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
@@ -64,7 +95,10 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
         yield _warning("emulated", text, "its speed and cost say nothing of a device that has it", flag)
 
 
-PROCESSES = {"api": "API server", "server": "the server's other processes", "load tester": "the load tester"}
+PROCESSES = {
+    "api": "API server", "server": "the server's other processes", "load tester": "the load tester",
+    "CPU limit": "the container's CPU limit", "unknown": "others",
+}  # fmt: skip
 _SHARED = (
     "more of them wanted to run than it has cores; a faster device would not shorten this",
     "give the server more cores",
@@ -75,31 +109,34 @@ _STRANGERS = {
         "the load tester runs on the server's cores",
         "other cores, or another machine, for the load tester",
     ),
+    "CPU limit": ("its control group had used up its share of the CPU", "a higher CPU limit (cpu.max) for the server"),
 }
 
 
 def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[RunWarning]:
-    """Where waiting for a core is a notable part of the time to first tokens, and who had it meanwhile.
+    """Where waiting for a core is a notable part of the time to first or last tokens, and who had it meanwhile.
 
     ``rows`` and ``held`` as in a Ledger.
     """
-    first = rows[rows["event"] == "first_token"]
-    total = float(first["total_ns"].sum())
-    waited = float(first[column("core_wait")].sum()) if column("core_wait") in first else 0.0
-    if not total or waited / total < _STARVED:
+    if column("core_wait") not in rows:
+        return
+    sums = rows.groupby("event")[[column("core_wait"), "total_ns"]].sum()
+    parts = sums[column("core_wait")] / sums["total_ns"]
+    part, event = max(((float(parts[event]), event) for event in parts.index), default=(0.0, ""))
+    if not part >= _STARVED:
         return
     whole = sum(held.values())
     most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
-    names = ", ".join(f"{_named(who)} ({share(part)})" for who, part in most)
+    names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
     cause, flag = _STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
-    part = share(waited / total)
-    text = f"{part} of the time to first tokens, the server's own processes waited for a CPU core"
+    text = f"{share(part)} of the time to {event.replace('_', ' ')}s, the server's own processes waited for a CPU core"
     yield _warning("cores", text + (f" that others had: {names}" if names else ""), cause, flag, ("core_wait",))
 
 
-def _named(who: Culprit) -> str:
-    process = PROCESSES.get(who.process, who.process)
-    return f"{process} at {who.stage.replace('_', ' ')}" if who.stage else process
+def held_by(process: str, stage: str, program: str) -> str:
+    """Who had a core, for people; see Culprit."""
+    called = f" {program}" if program else ""
+    return f"{PROCESSES.get(process, process)}{called}" + (f" at {stage.replace('_', ' ')}" if stage else "")
 
 
 def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:

@@ -1,253 +1,377 @@
-"""Who had the cores: where a thread could have run and did not, and who ran there instead.
+"""Why a thread did not go on: who had the cores, who held its interpreter, what an event loop was at instead.
 
 From the kernel's records of every switch (gapmeter.servers.telemetry.switches) come, for each thread, the stretches in
-which it ran and those in which it had been put off its core while it would have gone on. A stage's own nanoseconds in
-which its thread was so preempted are no work of that stage: the ledger takes them out of it (``core_wait``), whatever
-stage it is. Between two processes' stamps the message is there and the thread that should take it sleeps or was
-preempted; it could have run from the message's sending on, so what counts there is the time in which every core of the
-server was held by somebody else.
+which it ran, in which it had been put off its core while it would have gone on, and in which it slept. Laid beside the
+probes' spans they tell what took the time of a stage from it:
+
+- its own thread was off its core and would have gone on: a wait for the core (``core_wait``), whatever the stage;
+- its own thread slept in the middle of Python code while another thread of the process ran Python: a wait for the
+  interpreter's lock (``lock_wait``);
+- a message was there, and the thread that should take it had no core, as all were held by others (``core_wait``), had
+  to wait for the interpreter that another thread of its process held (``lock_wait``), or was an event loop at work.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Ints
-from gapmeter.analysis.ledger.critical_path import Intervals, overlaps, pieces, union
+from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.ledger.critical_path import Intervals, Times, covered, overlaps, pieces, union
+from gapmeter.analysis.ledger.schedstat import busiest, read_sums, spread_waits
+from gapmeter.analysis.ledger.switches import ANOTHER, Watched, read_watched
 from gapmeter.records import RecordFile, Span
 
-_LOST, _SWITCH, _OUT, _PREEMPTED = 2, 14, 0x2000, 0x4000  # PERF_RECORD_LOST and _SWITCH, and the latter's misc bits
-_RECORD = np.dtype(
-    [("type", "<u4"), ("misc", "<u2"), ("size", "<u2"), ("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"),
-     ("cpu", "<u4"), ("pad", "<u4")]
-)  # fmt: skip
-RUN = np.dtype([("pid", "<i8"), ("tid", "<i8"), ("cpu", "<i8"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
+CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
+LIMIT, NOBODY, UNKNOWN = "CPU limit", "nobody", "unknown"
+_LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
+_MOST_STAMPS, _STRAY_STAMPS = 5_000, 0.02  # looked at for whose they are; the share that may be nobody's
+KnownFrom = Literal["switches", "sums", "spans"]
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
     """Who ran instead, and the stage that it was at ("" where it was at none of its stages).
 
-    ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester`` or ``another program``.
+    ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester``, ``another program`` (its
+    name is ``program``, where known), ``CPU limit`` (the control group's share was used up), ``nobody`` (it was about
+    to run), or ``unknown``.
     """
 
     process: str
     stage: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """Stretches of waiting for a core, in order, none overlapping; ``culprit``: who ran, a number in a CoreUse."""
+class Reason:
+    """``what``: CORE with its ``culprit``, LOCK, or WORK: the thread was at work, if not at this."""
+
+    what: str
+    culprit: Culprit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """In order, none overlapping; ``reason``: a number in a CoreUse."""
 
     start: Ints
     end: Ints
-    culprit: Ints
-
-    def whole(self) -> tuple[Ints, Ints]:
-        """Starts and ends, whoever ran: stretches that follow one another are one."""
-        return union(self.start, self.end)
+    reason: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """The waits of each kind of thread, and who they may have been for.
+    """By kind of thread and process id: what kept it, and when.
 
-    ``loop``, ``engine``, ``pool``: put off its core while it would have gone on. ``loop woken``, ``engine woken``: all
-    cores of the server were held by others, so that a message could not have woken it.
+    Kinds within a stage: of an API server ``loop`` and ``pool``; of an engine ``engine`` (the thread that steps it),
+    ``receiver`` and ``sender`` (beside it), ``worker`` (the stepping thread or a worker process's, at Python code) and
+    ``forward`` (the same at computing). Between two threads' stamps, by who should take the message: ``loop woken``,
+    ``pool woken``, ``engine woken`` (its receiver or sender).
+
+    ``known_from``: the kernel's switches; its sums of waits (no culprits, no waits between stamps, no locks); or the
+    probes' spans alone (only what an event loop was at).
     """
 
-    culprits: tuple[Culprit, ...]
-    waits: Mapping[str, Waits]
+    reasons: tuple[Reason, ...]
+    of: Mapping[tuple[str, int], Stretches]
+    known_from: KnownFrom
+
+    def stretches(self, kind: str, process: int) -> Stretches:
+        none = np.empty(0, np.int64)
+        return self.of.get((kind, process), Stretches(none, none, none))
 
 
-def read_switches(folder: Path) -> NDArray[np.void]:
-    """Every stretch in which a watched thread ran, in order of time (``RUN``).
-
-    Empty where nothing was recorded, or where the kernel lost records: a thread would seem to run, or to wait, through
-    what is missing.
-    """
-    records = [_records(path) for path in sorted(folder.glob("switches-*.bin"))]
-    if not sum(map(len, records)) or any((part["type"] == _LOST).any() for part in records):
-        return np.empty(0, RUN)
-    every = np.concatenate(records)
-    every = every[np.lexsort((every["time"], every["tid"]))]
-    out = (every["misc"] & _OUT) != 0
-    runs = np.flatnonzero(~out[:-1] & out[1:] & (every["tid"][:-1] == every["tid"][1:]))
-    table = np.empty(len(runs), RUN)
-    for name in ("pid", "tid", "cpu"):
-        table[name] = every[name][runs]
-    table["start"], table["end"] = every["time"][runs], every["time"][runs + 1]
-    table["preempted"] = (every["misc"][runs + 1] & _PREEMPTED) != 0
-    return np.sort(table, order="start")
-
-
-def _records(path: Path) -> NDArray[np.void]:
-    """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
-    raw = path.read_bytes()
-    raw = raw[: len(raw) // 8 * 8]
-    whole = np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
-    if (whole["type"] == _SWITCH).all() and (whole["size"] == _RECORD.itemsize).all():
-        return whole
-    heads = np.frombuffer(raw, np.dtype([("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]))
-    places, at = [], 0
-    while at < len(heads) and heads["size"][at] >= 8:
-        if heads["type"][at] in (_SWITCH, _LOST):
-            places.append(raw[8 * at : 8 * at + _RECORD.itemsize])
-        at += int(heads["size"][at]) // 8
-    return np.frombuffer(b"".join(places), _RECORD)
-
-
-# What a process's main thread was at, in the order in which overlapping spans own it, and whose stage that is.
-_ACTIVITIES: dict[str, dict[Span, str]] = {
+# What a thread was at, in the order in which overlapping spans own it, and whose stage that is: an API server's event
+# loop and its pool, an engine's stepping thread and those that receive and send.
+_MAIN: dict[str, dict[Span, str]] = {
     "api": {
         Span.DETOKENIZE: "detokenize", Span.EGRESS: "egress", Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize",
         Span.OUTPUT_RECEIVE: "output", Span.HANDOFF: "handoff", Span.INGRESS: "ingress",
     },
     "engine": {
-        Span.FORWARD: "forward", Span.SAMPLING: "sampling", Span.INPUT_PREP: "input_prep", Span.OUTPUT_PUT: "output",
-        Span.OUTPUT_SEND: "output", Span.LOOP: "scheduling",
+        Span.FORWARD: "forward", Span.HOST_LAUNCH: "forward", Span.SAMPLING: "sampling", Span.INPUT_PREP: "input_prep",
+        Span.OUTPUT_PUT: "output",
+        Span.LOOP: "scheduling",
     },
 }  # fmt: skip
-_ROLES = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}
+_BESIDE: dict[str, dict[Span, str]] = {
+    "api": {Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize"},
+    "engine": {Span.OUTPUT_SEND: "output", Span.CORE_RECEIVE: "handoff"},
+}
+_POOLED = tuple(_BESIDE["api"].values())
+_IN_LOOP = (Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS)
+_KIND = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}
 
 
-def read_core_use(folder: Path, files: Sequence[RecordFile], cores: Sequence[int]) -> CoreUse | None:
-    """``core_use`` from a run's telemetry; None where the kernel's records could not be had."""
-    runs = read_switches(folder)
-    listed = folder / "processes.jsonl"
-    if not len(runs) or not listed.exists():
-        return None
-    lines = listed.read_text().splitlines()
-    server = {int(row["pid"]) for row in map(_row, lines) if "pid" in row}
-    return core_use(runs, files, cores, set(np.unique(runs["pid"]).tolist()) - server)
+def core_use(telemetry: Path | None, files: Sequence[RecordFile], cores: Sequence[int]) -> CoreUse:
+    """What kept the server's threads, and for whom, by the best that a run's ``telemetry`` has.
 
-
-def _row(line: str) -> dict[str, Any]:
-    """A line of telemetry; nothing, where a killed sampler broke it off."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
-
-
-def core_use(runs: NDArray[np.void], files: Sequence[RecordFile], cores: Sequence[int], ours: Set[int]) -> CoreUse:
-    """Who waited for a core, and for whom.
-
-    ``runs`` as from ``read_switches``; ``files`` of the server's probes; ``cores`` are the server's (none: all that it
-    ran on); ``ours`` the process ids of the load tester. Of several API servers, or several engine processes, it is not
-    known whose wait held up which request: those kinds of thread have no waits here.
+    ``files`` of the server's probes; ``cores`` are the server's (none: all that it ran on).
     """
-    role = {int(f.process["pid"]): _ROLES[str(f.process["role"])] for f in files if f.process.get("role") in _ROLES}
-    main = {pid: pid if kind == "api" else _busiest(runs, pid) for pid, kind in role.items()}
-    culprits: list[Culprit] = []
-    event, start, end, cls = [], [], [], []
-    for kind, codes in _ACTIVITIES.items():
-        for code, stage in codes.items():
-            number = len(culprits)
-            culprits.append(Culprit(kind, stage))
-            for file in files:
-                pid = int(file.process.get("pid", 0))
-                if role.get(pid) == kind:
-                    rows = np.flatnonzero(runs["tid"] == main[pid])
-                    spans = file.spans[file.spans["code"] == code]
-                    begun = np.where(spans["queued_ns"] > 0, spans["queued_ns"], spans["start_ns"])
-                    if code in (Span.TEMPLATE, Span.TOKENIZE):
-                        spans, begun = spans[begun == spans["start_ns"]], begun[begun == spans["start_ns"]]
-                    _, at, low, high = overlaps(begun, spans["end_ns"], runs["start"][rows], runs["end"][rows])
-                    event.append(rows[at])
-                    start.append(low)
-                    end.append(high)
-                    cls.append(np.full(len(at), number))
-    rest = {kind: len(culprits) + at for at, kind in enumerate(("api", "engine", "load tester", "server"))}
-    culprits += [*map(Culprit, rest), Culprit("another program")]
-    whose = {pid: rest["load tester" if pid in ours else role.get(pid, "server")] for pid in np.unique(runs["pid"])}
-    event.append(np.arange(len(runs)))
-    start.append(runs["start"])
-    end.append(runs["end"])
-    cls.append(np.array([whose[pid] for pid in runs["pid"]], dtype=np.int64))
-    at_work = pieces(Intervals(*map(np.concatenate, (event, start, end, cls))), len(runs), len(culprits))
-    held = _Held(at_work, runs["cpu"][at_work.event], len(culprits))
-    mains = {kind: [main[pid] for pid in main if role[pid] == kind] for kind in _ACTIVITIES}
-    alone = {kind: tids if len(tids) == 1 else [] for kind, tids in mains.items()}  # whose wait it was is known
-    helpers = [
-        tid for pid, kind in role.items() if kind == "api"
-        for tid in np.unique(runs["tid"][runs["pid"] == pid]) if tid != main[pid]
-    ]  # fmt: skip
-    waits = {
-        "loop": held.instead(*_preempted(runs, alone["api"])),
-        "engine": held.instead(*_preempted(runs, alone["engine"])),
-        "pool": held.instead(*_preempted(runs, helpers if alone["api"] else [])),
-    }
-    others = np.isin(runs["pid"], list(role)) & ~np.isin(runs["tid"], [t for tids in mains.values() for t in tids])
-    allowed = sorted(set(cores) or set(runs["cpu"].tolist()))
-    for kind, name in (("api", "loop woken"), ("engine", "engine woken")):
-        foreign = ~others & ~np.isin(runs["tid"], mains[kind])
-        waits[name] = held.instead(*_all_held(runs[foreign & bool(alone[kind])], allowed))
-    return CoreUse(tuple(culprits), waits)
+    files = [file for file in files if file.process.get("role") in _KIND]
+    watched = read_watched(telemetry) if telemetry else None
+    if watched is not None:
+        return _Use(watched, files, cores).found()
+    sums = read_sums(telemetry) if telemetry else {}
+    work = {int(f.process["pid"]): _loop_work(f) for f in files if _KIND[str(f.process["role"])] == "api"}
+    of = {("loop woken", pid): _all_of(1, spans) for pid, spans in work.items()}
+    for pid, spans in work.items():
+        of["loop", pid] = _all_of(0, spread_waits([sums[pid]] if pid in sums else [], spans))
+    for file in (f for f in files if f.process["role"] in ("core", "engine") and sums):
+        pid, steps = int(file.process["pid"]), file.spans[file.spans["code"] == Span.LOOP]
+        main = [sums[tid] for tid in (busiest(sums, pid),) if tid in sums]
+        waits = _all_of(0, spread_waits(main, union(steps["start_ns"], steps["end_ns"])))
+        workers = any(f.process["role"] == "worker" and int(f.process["pid"]) != pid for f in files)
+        of |= {(kind, pid): waits for kind in (("engine",) if workers else ("engine", "worker", "forward"))}
+    return CoreUse((Reason(CORE, Culprit(UNKNOWN)), Reason(WORK)), of, "sums" if sums else "spans")
 
 
-class _Held:
-    """Who held each core when."""
+def _all_of(reason: int, times: Times) -> Stretches:
+    return Stretches(*times, np.full(len(times[0]), reason))
 
-    def __init__(self, at_work: Intervals, cpu: Ints, culprits: int) -> None:
-        self._of = {int(one): np.flatnonzero(cpu == one) for one in np.unique(cpu)}
-        for one, rows in self._of.items():
-            self._of[one] = rows[np.argsort(at_work.start[rows], kind="stable")]
-        self._at_work, self._culprits = at_work, culprits
 
-    def instead(self, start: Ints, end: Ints, cpu: Ints) -> Waits:
-        """Stretches of waiting (some may overlap) for a core, each divided among those who ran on it."""
-        unknown = self._culprits - 1
-        parts = [Intervals(np.arange(len(start)), start, end, np.full(len(start), unknown))]
-        for one, rows in self._of.items():
+def _loop_work(file: RecordFile) -> Times:
+    """What an API server's event loop did for anybody."""
+    spans = file.spans
+    inline = np.isin(spans["code"], (Span.TEMPLATE, Span.TOKENIZE)) & (spans["queued_ns"] == spans["start_ns"])
+    rows = spans[inline | np.isin(spans["code"], _IN_LOOP)]
+    return union(np.where(rows["code"] == Span.DETOKENIZE, rows["queued_ns"], rows["start_ns"]), rows["end_ns"])
+
+
+def _engine(file: RecordFile) -> int:
+    """Which of several engines a process belongs to."""
+    return int(file.process.get("engine", 0))
+
+
+class _Use:
+    """Who was at what on which core, and from it the reasons of each thread."""
+
+    def __init__(self, watched: Watched, files: Sequence[RecordFile], cores: Sequence[int]) -> None:
+        self.watched, self.runs, self.files = watched, watched.runs, files
+        self.cores = sorted(set(cores) or set(self.runs["cpu"].tolist()))
+        self.kind = {int(f.process["pid"]): _KIND[str(f.process["role"])] for f in files}
+        self.main = {pid: pid if kind == "api" else self._busiest(pid) for pid, kind in self.kind.items()}
+        self.culprits: list[Culprit] = []
+        self.work = self._at_work()  # every run, cut into what it was at: the run's row, and the culprit's number
+        self.tid, self.cpu = self.runs["tid"][self.work.event], self.runs["cpu"][self.work.event]
+        self.reasons = (*(Reason(CORE, who) for who in self.culprits), Reason(LOCK), Reason(WORK))
+
+    def found(self) -> CoreUse:
+        every = [f for f in self.files if f.process["role"] == "worker"]
+        answering = [
+            f for f in every if (f.spans["code"] == Span.WORKER).any()
+        ]  # of several ranks the one that is told
+        workers = {int(f.process["pid"]): _engine(f) for f in answering or every}
+        number = {int(f.process["pid"]): _engine(f) for f in self.files if f.process["role"] == "core"}
+        engines = [pid for pid, kind in self.kind.items() if kind == "engine" and self._schedules(pid)]
+        of: dict[tuple[str, int], Stretches] = {}
+        for pid in (pid for pid, kind in self.kind.items() if kind == "api"):
+            main, pool = [self.main[pid]], self._beside(pid, *_POOLED)
+            running, pooled = self._on_core(main), self._on_core(pool)
+            held = self._all_held(~np.isin(self.tid, [*main, *pool]))
+            of["loop", pid] = self._join(self._preempted(main), lock=self._locked(main, pool))
+            of["pool", pid] = self._join(self._preempted(pool), lock=self._locked(pool, main))
+            of["loop woken", pid] = self._join(self._preempted(main), held, lock=pooled, work=running)
+            of["pool woken", pid] = self._join(self._preempted(pool), held, lock=running)
+        for pid in engines:
+            main, sender, receiver = [self.main[pid]], self._beside(pid, "output"), self._beside(pid, "handoff")
+            computing = [self.main[one] for one in sorted(workers) if workers[one] == number.get(pid)] or main
+            stepping, python = np.isin(self.tid, main), self._python(main)
+            of["engine", pid] = self._join(self._preempted(main), lock=self._locked(main, [*sender, *receiver]))
+            of["forward", pid] = self._join(self._preempted(computing))
+            of["worker", pid] = of["engine", pid] if computing == main else of["forward", pid]
+            of["sender", pid], of["receiver", pid] = (
+                self._join(self._preempted(one), lock=self._locked(one, main, python)) for one in (sender, receiver)
+            )
+            held = self._all_held(~stepping | np.isin(self.work.cls, self._computing))
+            of["engine woken", pid] = self._join(held, lock=python)
+        return CoreUse(self.reasons, of, "switches")
+
+    # -- who was at what
+
+    def _at_work(self) -> Intervals:
+        parts = []
+        for stages_of, own in ((_MAIN, True), (_BESIDE, False)):
+            for kind, stages in stages_of.items():
+                for code, stage in stages.items():
+                    number = self._number(kind, stage)
+                    mine = [file for file in self.files if self.kind[int(file.process["pid"])] == kind]
+                    parts += [self._within(file, code, own=own, number=number) for file in mine]
+        pids, at = np.unique(self.runs["pid"], return_inverse=True)
+        whose = np.array([self._number(*self._whose(int(pid))) for pid in pids], np.int64)  # where it is at no stage
+        every = Intervals(np.arange(len(self.runs)), self.runs["start"], self.runs["end"], whose[at])
+        self.limit, self.unknown = len(self.culprits), len(self.culprits) + 1  # the last: known ones come before them
+        self.culprits += [Culprit(LIMIT), Culprit(NOBODY if self.watched.whole else ANOTHER)]
+        return pieces(Intervals.join([*parts, every]), len(self.runs), len(self.culprits))
+
+    def _within(self, file: RecordFile, code: Span, *, own: bool, number: int) -> Intervals:
+        """Parts of the runs of a process's main thread (or of its others) that lie in its spans of one kind."""
+        pid = int(file.process["pid"])
+        rows = np.flatnonzero((self.runs["pid"] == pid) & ((self.runs["tid"] == self.main[pid]) == own))
+        spans = self._of(file, code, own=own)
+        begun = spans["start_ns"] if code == Span.OUTPUT_SEND or not own else spans["queued_ns"]
+        stretches = union(np.where(begun > 0, begun, spans["start_ns"]), spans["end_ns"])
+        run, _, low, high = overlaps(self.runs["start"][rows], self.runs["end"][rows], *stretches)
+        return Intervals(rows[run], low, high, np.full(len(run), number))
+
+    @staticmethod
+    def _of(file: RecordFile, code: Span, *, own: bool) -> NDArray[np.void]:
+        """A process's spans of one kind: of its main thread, or of the others."""
+        spans = file.spans[file.spans["code"] == code]
+        if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
+            return np.asarray(spans[(spans["queued_ns"] == spans["start_ns"]) == own])
+        return np.asarray(spans)
+
+    def _whose(self, pid: int) -> tuple[str, str, str]:
+        of, name = self.watched.programs.get(pid, (ANOTHER, ""))
+        process = self.kind.get(pid, of)
+        return process, "", name if process == ANOTHER else ""
+
+    def _number(self, process: str, stage: str = "", program: str = "") -> int:
+        who = Culprit(process, stage, program)
+        if who not in self.culprits:
+            self.culprits.append(who)
+        return self.culprits.index(who)
+
+    def _busiest(self, pid: int) -> int:
+        """The thread of a process that ran the longest: the one that steps an engine."""
+        mine = self.runs[self.runs["pid"] == pid]
+        tids, at = np.unique(mine["tid"], return_inverse=True)
+        return int(tids[np.argmax(np.bincount(at, mine["end"] - mine["start"]))]) if len(tids) else pid
+
+    def _schedules(self, pid: int) -> bool:
+        return any(int(f.process["pid"]) == pid and f.process["role"] != "worker" for f in self.files)
+
+    # -- threads
+
+    def _on_core(self, tids: Sequence[int]) -> Times:
+        mine = self.runs[np.isin(self.runs["tid"], tids)]
+        return union(mine["start"], mine["end"])
+
+    def _beside(self, pid: int, *stages: str) -> list[int]:
+        """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
+        codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
+        spans = [self._of(file, code, own=False) for file in self.files for code in codes if file.process["pid"] == pid]
+        none = np.empty(0, np.int64)
+        moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
+        moments = moments[:: len(moments) // _MOST_STAMPS + 1]
+        mine = self.runs[(self.runs["pid"] == pid) & (self.runs["tid"] != self.main[pid])]
+        on_core: dict[int, Bools] = {}
+        for tid in np.unique(mine["tid"]):
+            runs = mine[mine["tid"] == tid]
+            run = np.maximum(np.searchsorted(runs["start"], moments, side="right") - 1, 0)
+            on_core[int(tid)] = (runs["start"][run] <= moments) & (moments <= runs["end"][run])
+        found, left = list[int](), np.ones(len(moments), np.bool_)
+        while on_core and left.sum() > _STRAY_STAMPS * len(moments):
+            best = max(on_core, key=lambda tid: int((on_core[tid] & left).sum()))
+            if not (on_core[best] & left).any():
+                break
+            left &= ~on_core.pop(best)
+            found.append(best)
+        return sorted(found)
+
+    @cached_property
+    def _computing(self) -> list[int]:
+        return [number for number, who in enumerate(self.culprits) if who.stage == "forward"]
+
+    def _python(self, main: Sequence[int]) -> Times:
+        """When an engine's thread ran anything but a forward, which leaves the interpreter to others."""
+        rows = np.isin(self.tid, main) & ~np.isin(self.work.cls, self._computing)
+        return union(self.work.start[rows], self.work.end[rows])
+
+    def _locked(self, tids: Sequence[int], holders: Sequence[int], python: Times | None = None) -> Times:
+        """When one thread slept until ``holders`` of its interpreter, who ran Python, let it go.
+
+        Never, where the thread may have been one of several. A sleep that ends long after they ran had another cause.
+        ``python``: when they ran Python; all that they ran, if None.
+        """
+        ran = self._on_core(holders)
+        start, end, _, preempted = self._gaps(tids if len(tids) == 1 else ())
+        since, until, _, put_off = self._gaps(holders)  # a holder that is put off its core holds on
+        held = union(np.concatenate([ran[0], since[put_off]]), np.concatenate([ran[1], until[put_off]]) + _LETS_GO_NS)
+        row, _, low, high = overlaps(start[~preempted], end[~preempted], *held)
+        last = high == end[~preempted][row]
+        _, _, start, end = overlaps(low[last], high[last], *(python or ran))
+        return start, end
+
+    def _gaps(self, tids: Iterable[int]) -> tuple[Ints, Ints, Ints, Bools]:
+        """Between each run of these threads and its next: start, end, core of the former, whether it was preempted."""
+        start, end, cpu, preempted = ([np.empty(0, kind)] for kind in (np.int64, np.int64, np.int64, np.bool_))
+        for tid in tids:
+            mine = self.runs[self.runs["tid"] == tid]
+            start.append(mine["end"][:-1])
+            end.append(mine["start"][1:])
+            cpu.append(mine["cpu"][:-1])
+            preempted.append(mine["preempted"][:-1])
+        begun, ended = np.concatenate(start), np.concatenate(end)
+        known = covered(begun, ended, *self.watched.lost) == 0
+        return begun[known], ended[known], np.concatenate(cpu)[known], np.concatenate(preempted)[known]
+
+    # -- reasons
+
+    def _join(self, *cores: Intervals, lock: Times | None = None, work: Times | None = None) -> Stretches:
+        """One list of stretches; where several reasons hold, waiting for a core comes first, then the lock."""
+        rows = list(cores)
+        for number, times in ((len(self.culprits), lock), (len(self.culprits) + 1, work)):
+            if times is not None:
+                rows.append(Intervals(np.zeros(len(times[0]), np.int64), *times, np.full(len(times[0]), number)))
+        whole = pieces(Intervals.join(rows), 1, len(self.reasons))
+        return Stretches(whole.start, whole.end, whole.cls)
+
+    def _preempted(self, tids: Iterable[int]) -> Intervals:
+        start, end, cpu, preempted = self._gaps(tids)
+        return self._instead(start[preempted], end[preempted], cpu[preempted])
+
+    def _instead(self, start: Ints, end: Ints, cpu: Ints) -> Intervals:
+        """Stretches of waiting for a core, each divided among those who ran on it; rows of event 0."""
+        row, _, low, high = overlaps(start, end, *self.watched.limited)
+        parts = [Intervals(row, low, high, np.full(len(row), self.limit))]
+        for one, rows in self._on_cpu.items():
             mine = np.flatnonzero(cpu == one)
-            work = self._at_work
-            row, at, low, high = overlaps(start[mine], end[mine], work.start[rows], work.end[rows])
-            parts.append(Intervals(mine[row], low, high, work.cls[rows][at]))
-        owned = pieces(Intervals.join(parts), len(start), self._culprits)
-        order = np.argsort(owned.start, kind="stable")
-        begun, ended, who = owned.start[order], owned.end[order], owned.cls[order]
-        begun = np.maximum(begun, np.concatenate([[0], np.maximum.accumulate(ended)[:-1]])) if len(begun) else begun
-        kept = ended > begun
-        return Waits(begun[kept], ended[kept], who[kept])
+            row, at, low, high = overlaps(start[mine], end[mine], self.work.start[rows], self.work.end[rows])
+            parts.append(Intervals(mine[row], low, high, self.work.cls[rows][at]))
+        parts.append(Intervals(np.arange(len(start)), start, end, np.full(len(start), self.unknown)))
+        owned = pieces(Intervals.join(parts), len(start), len(self.culprits))
+        return Intervals(np.zeros(len(owned.start), np.int64), owned.start, owned.end, owned.cls)
 
+    @cached_property
+    def _on_cpu(self) -> dict[int, Ints]:
+        """Rows of ``work`` by core, in order."""
+        rows = {int(one): np.flatnonzero(self.cpu == one) for one in np.unique(self.cpu)}
+        return {one: at[np.argsort(self.work.start[at], kind="stable")] for one, at in rows.items()}
 
-def _preempted(runs: NDArray[np.void], tids: Iterable[int]) -> tuple[Ints, Ints, Ints]:
-    """Starts, ends and cores of the stretches in which these threads were off their core and would have gone on."""
-    parts = []
-    for tid in tids:
-        mine = runs[runs["tid"] == tid]
-        off = np.flatnonzero(mine["preempted"][:-1])
-        parts.append((mine["end"][off], mine["start"][off + 1], mine["cpu"][off]))
-    if not parts:
-        return (np.empty(0, np.int64),) * 3
-    start, end, cpu = (np.concatenate(side).astype(np.int64) for side in zip(*parts, strict=True))
-    return start, end, cpu
+    def _all_held(self, rows: Bools) -> Intervals:
+        """When each of the server's cores was held by ``rows`` of work; the first core's is named. And at a CPU limit.
 
+        Threads of the server that carry messages don't count: they may bring the very one that is waited for.
+        """
+        held = np.flatnonzero(rows & ~self._carries & np.isin(self.cpu, self.cores))
+        time = np.concatenate([self.work.start[held], self.work.end[held]])
+        step = np.repeat([1, -1], len(held))
+        order = np.lexsort((step, time))
+        full = np.cumsum(step[order]) >= len(self.cores)
+        moments = time[order]
+        whole = np.flatnonzero(full[:-1] & (np.diff(moments) > 0))
+        start, end = union(moments[whole], moments[whole + 1])
+        return Intervals.join([self._instead(start, end, np.full(len(start), self.cores[0])), self._at_limit])
 
-def _all_held(runs: NDArray[np.void], cores: Sequence[int]) -> tuple[Ints, Ints, Ints]:
-    """When each of ``cores`` was held by one of ``runs``; the core that is named is the first of them."""
-    inside = runs[np.isin(runs["cpu"], cores)]
-    time = np.concatenate([inside["start"], inside["end"]])
-    step = np.repeat([1, -1], len(inside))
-    order = np.lexsort((step, time))
-    held = np.cumsum(step[order]) >= len(cores)
-    moments = time[order]
-    whole = np.flatnonzero(held[:-1] & (np.diff(moments) > 0)) if len(moments) else np.empty(0, np.int64)
-    start, end = union(moments[whole], moments[whole + 1])
-    return start, end, np.full(len(start), cores[0] if cores else 0)
+    @cached_property
+    def _at_limit(self) -> Intervals:
+        """When one of the main threads was off its core at the control group's limit: then all were."""
+        rows = self._preempted(self.main.values())
+        at = rows.cls == self.limit
+        return Intervals(rows.event[at], rows.start[at], rows.end[at], rows.cls[at])
 
-
-def _busiest(runs: NDArray[np.void], pid: int) -> int:
-    """The thread of a process that ran the longest: the one that steps an engine."""
-    mine = runs[runs["pid"] == pid]
-    tids, at = np.unique(mine["tid"], return_inverse=True)
-    return int(tids[np.argmax(np.bincount(at, mine["end"] - mine["start"]))]) if len(tids) else pid
+    @cached_property
+    def _carries(self) -> Bools:
+        """Work of the server's processes by other threads than the main ones and an API server's pool."""
+        pools = [tid for pid, kind in self.kind.items() if kind == "api" for tid in self._beside(pid, *_POOLED)]
+        own = np.isin(self.runs["pid"][self.work.event], list(self.kind))
+        return own & ~np.isin(self.tid, [*self.main.values(), *pools])

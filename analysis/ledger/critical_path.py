@@ -10,6 +10,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 
 _CHUNK = 400_000
+Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def covered(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> I
     return np.bincount(row, high - low, len(start)).astype(np.int64)
 
 
-def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+def union(start: Ints, end: Ints) -> Times:
     """Starts and ends of the stretches that intervals cover together, in order, none overlapping or touching."""
     if not len(start):
         return start, end
@@ -69,36 +70,30 @@ def union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 def sweep(
     intervals: Intervals, events: int, classes: int, *, over: Ints | None = None, under: Ints | None = None
-) -> tuple[Ints, Ints]:
-    """Time of each event that each class owns, shape (events, classes), in ns; the classes never overlap.
-
-    Also, shape (events,): the time in which a class of ``over`` owns and a class of ``under`` was active beneath,
-    which is work that the former hid. Time in which nothing was active is in neither.
-    """
-    owned = np.zeros(events * classes, dtype=np.int64)
-    hidden = np.zeros(events, dtype=np.int64)
-    for event, _, length, owner, running in _moments(intervals, events, classes):
-        np.add.at(owned, event * classes + owner, length)
-        if over is not None and under is not None:
-            covers = np.isin(owner, over) & running[:, under].any(axis=1)
-            np.add.at(hidden, event[covers], length[covers])
-    return owned.reshape(events, classes), hidden
-
-
-def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
+) -> tuple[Intervals, Ints]:
     """Who owns which stretch, in order of event and time: rows that never overlap, neighbors of one class joined.
 
-    Their lengths by event and class are what ``sweep`` returns.
+    Time in which nothing was active is in none. Also, shape (events,), ns: the time in which a class of ``over`` owns
+    and a class of ``under`` was active beneath, which is work that the former hid.
     """
     parts = []
-    for event, start, length, owner, _ in _moments(intervals, events, classes):
+    hidden = np.zeros(events, dtype=np.int64)
+    for event, start, length, owner, running in _moments(intervals, events, classes):
         end = start + length
         new = (np.diff(event, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
         new[1:] |= start[1:] > end[:-1]
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(event)) - 1
         parts.append(Intervals(event[first], start[first], end[last], owner[first]))
-    return Intervals.join(parts)
+        if over is not None and under is not None:
+            covers = np.isin(owner, over) & running[:, under].any(axis=1)
+            np.add.at(hidden, event[covers], length[covers])
+    return Intervals.join(parts), hidden
+
+
+def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
+    """The stretches of ``sweep``."""
+    return sweep(intervals, events, classes)[0]
 
 
 def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:

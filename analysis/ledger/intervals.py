@@ -2,8 +2,8 @@
 
 ``CLASSES`` are in the order in which overlapping ones own time. Scheduler states come first (they hold only before the
 first scheduling and while preempted); then own forward, own input preparation and sampling, another's step, code inside
-a process, executor messages, the engine loop's own time, and last the stretches between two causally adjacent stamps of
-different processes.
+a process, the calls that enclose it, executor messages, the engine loop's own time, and last the stretches between two
+causally adjacent stamps of different processes.
 """
 
 from __future__ import annotations
@@ -14,86 +14,74 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.critical_path import Intervals
+from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
-from gapmeter.records import CoreThread, EntryFlag, Span
+from gapmeter.analysis.stages import UNEXPLAINED
+from gapmeter.records import EntryFlag, Span
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """A priority class: the stage that its time belongs to, and whether it is transit."""
+    """A priority class: the stage that its time belongs to.
+
+    ``transit``: between two stamps with nothing stamped between. ``enclosing``: within a stamped call, where no stamp
+    says what it did. ``thread``: whose thread had to run (a kind of CoreUse). ``busy``: whose time it is when that one,
+    which should take a message, was at work.
+    """
 
     name: str
     stage: str
     transit: bool = False
+    enclosing: bool = False
+    thread: str = ""
+    busy: str = ""
 
 
-_WORK: tuple[Class, ...] = (
+CLASSES: tuple[Class, ...] = (
     Class("queue", "queue"),
     Class("preempted", "preempted"),
-    Class("engine_wait", "engine_wait"),
-    Class("prefill", "prefill"),
-    Class("decode", "decode"),
-    Class("input_prep", "input_prep"),
-    Class("sampling", "sampling"),
-    Class("other_step", "other_step"),
-    Class("template", "template"),
-    Class("tokenize", "tokenize"),
-    Class("pool_core_wait", "core_wait"),
-    Class("template_wait", "template", transit=True),
-    Class("tokenize_wait", "tokenize", transit=True),
-    Class("detokenize", "detokenize"),
-    Class("engine_code", "scheduling"),
-    Class("handoff", "handoff"),
-    Class("output", "output"),
-    Class("ingress", "ingress"),
-    Class("egress", "egress"),
+    Class("engine_wait", "engine_wait", thread="engine"),
+    Class("prefill", "prefill", thread="forward"),
+    Class("decode", "decode", thread="forward"),
+    Class("untimed", UNEXPLAINED),
+    Class("input_prep", "input_prep", thread="worker"),
+    Class("sampling", "sampling", thread="worker"),
+    Class("launch_gap", "launch_gap", thread="worker"),
+    Class("other_step", "other_step", thread="forward"),
+    Class("template", "template", thread="pool"),
+    Class("tokenize", "tokenize", thread="pool"),
+    Class("template_inline", "template", thread="loop"),
+    Class("tokenize_inline", "tokenize", thread="loop"),
+    Class("template_wait", "template", transit=True, thread="pool woken"),
+    Class("tokenize_wait", "tokenize", transit=True, thread="pool woken"),
+    Class("detokenize", "detokenize", thread="loop"),
+    Class("engine_code", "scheduling", thread="engine"),
+    Class("handoff", "handoff", thread="loop"),
+    Class("handoff_receive", "handoff", thread="receiver"),
+    Class("output_put", "output", thread="engine"),
+    Class("output_send", "output", thread="sender"),
+    Class("output_receive", "output", thread="loop"),
+    Class("ingress_part", "ingress", thread="loop"),
+    Class("ingress", "ingress", enclosing=True, thread="loop"),
+    Class("egress", "egress", thread="loop"),
+    Class("egress_turn", "egress", enclosing=True, thread="loop"),
     Class("connect", "connect"),
     Class("generator_lag", "generator_lag"),
     Class("retry", "retry"),
-    Class("worker", "scheduling"),
-    Class("executor", "scheduling", transit=True),
-    Class("loop", "scheduling"),
-    Class("core_wait", "core_wait"),
-    Class("accept_wait", "accept_wait"),
-    Class("output_loop", "output"),
-    Class("handoff_transit", "handoff", transit=True),
-    Class("output_transit", "output", transit=True),
-    Class("network_in", "network_in", transit=True),
+    Class("worker", "scheduling", enclosing=True, thread="worker"),
+    Class("executor_call", "scheduling", enclosing=True, thread="engine"),
+    Class("executor", "scheduling", transit=True, thread="engine"),
+    Class("loop", "scheduling", enclosing=True, thread="engine"),
+    Class("handoff_transit", "handoff", transit=True, thread="engine woken"),
+    Class("output_ready", "output", transit=True, thread="engine woken"),
+    Class("output_transit", "output", transit=True, thread="loop woken", busy="output"),
+    Class("network_in", "network_in", transit=True, thread="loop woken", busy="accept_wait"),
     Class("network_out", "network_out", transit=True),
 )
-# Whose core a class of activity needs: what it waited for that thread's core, put off it, is no time of its stage.
-_BY_THREAD = {
-    "engine": "engine_wait prefill decode input_prep sampling other_step engine_code worker executor loop",
-    "pool": "template tokenize",
-    "loop": "detokenize ingress egress accept_wait output_loop",
-}
-THREADS: dict[str, str] = {name: thread for thread, names in _BY_THREAD.items() for name in names.split()}
-# Which thread should take what lies between two processes' or threads' stamps.
-WOKEN: dict[str, str] = {
-    "network_in": "loop woken",
-    "output_transit": "loop woken",
-    "handoff_transit": "engine woken",
-}
-# Its wait for a core comes directly before each class that has a thread.
-CLASSES: tuple[Class, ...] = tuple(
-    part
-    for work in _WORK
-    for part in ((Class(f"{work.name}_core", "core_wait"), work) if work.name in {**THREADS, **WOKEN} else (work,))
-)
 CLASS = {c.name: number for number, c in enumerate(CLASSES)}
-# Stretches between two processes' or threads' stamps, whose core those who receive there may have had to wait for.
-CORE_WAITS: dict[str, tuple[str, tuple[CoreThread, ...]]] = {
-    "network_in": ("core_wait", (CoreThread.LOOP,)),
-    "template_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
-    "tokenize_wait": ("pool_core_wait", (CoreThread.POOL, CoreThread.LOOP)),
-    "handoff_transit": ("core_wait", (CoreThread.INPUT,)),
-    "output_transit": ("core_wait", (CoreThread.OUTPUT, CoreThread.LOOP)),
-}
-# Such stretches that end when the API server's event loop looks, and what it is when the loop worked for others then.
-LOOP_WAITS = {"network_in": "accept_wait", "output_transit": "output_loop"}
 DEVICE_CLASSES = frozenset({"prefill", "decode", "other_step"})
 FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
-HOST_CLASSES = np.array([CLASS["engine_code"], CLASS["input_prep"], CLASS["sampling"], CLASS["output"]])
+HOST_CLASSES = np.array([CLASS[n] for n in ("engine_code", "input_prep", "sampling", "output_put", "output_send")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +108,9 @@ class Causes:
     first_seq: Ints  # the steps behind the event, by sequence number; MISSING where unknown
     last_seq: Ints
     gaps: dict[str, Ints]  # causal pairs: later minus earlier stamp, MISSING pairs left out
+    api: Ints  # process ids of the API server and the engine that served the event; MISSING where unknown
+    engine: Ints
+    request: Ints  # whose token each event is: of a request with several choices, the choice
 
 
 def build(trace: Trace | None, client: Client, events: Events, dropped: frozenset[str]) -> Causes:
@@ -134,31 +125,28 @@ def build(trace: Trace | None, client: Client, events: Events, dropped: frozense
         if trace.has_engine:
             maker.engine_waits()
             maker.engine_steps()
-        for name, (cls, threads) in CORE_WAITS.items():
-            maker.divide(name, cls, *trace.core_waits(threads))
-        for name, cls in LOOP_WAITS.items():
-            maker.divide(name, cls, *trace.loop_work())
-        for name, thread in (THREADS | WOKEN).items():
-            if trace.cores is not None and not (trace.on_device and name in DEVICE_CLASSES):
-                maker.divide(name, f"{name}_core", *trace.cores.waits[thread].whole())
     parts = [part for name, part in maker.parts if name not in dropped]
     whole = Intervals.join(parts).clip(events.start, events.end)
-    return Causes(whole, maker.joined, maker.seq_of(maker.low), maker.seq_of(maker.step), maker.gaps)
+    low, step = maker.seq_of(maker.low), maker.seq_of(maker.step)
+    return Causes(whole, maker.joined, low, step, maker.gaps, maker.api, maker.engine, maker.events.request)
 
 
 class _Maker:
     """Collects the intervals of one set of events; each method adds one part of the way."""
 
     def __init__(self, trace: Trace | None, client: Client, events: Events) -> None:
-        self.client, self.events, self.trace = client, events, trace
+        self.client, self.events, self.trace, self.row = client, events, trace, events.request
         self.parts: list[tuple[str, Intervals]] = []
         self.gaps: dict[str, Ints] = {}
         self.joined = np.ones(len(events), dtype=np.bool_)
         self.low = self.step = np.full(len(events), MISSING)
         self.all = np.arange(len(events))
+        self.api = self.engine = np.full(len(events), MISSING)
         if trace is not None:
             self.index = Index(trace, len(client.due))
+            self.events = events = self.index.located(events)
             self.ingress = self.index.of_request(Span.INGRESS)[events.request]
+            self.api = self.ingress["process"]
             self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
             self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
             self.egress = self.index.of_token(Span.EGRESS, events)
@@ -169,10 +157,6 @@ class _Maker:
         kept = (start != MISSING) & (end != MISSING) & (end > start)
         cls = np.full(int(kept.sum()), CLASS[name])
         self.parts.append((name, Intervals(event[kept], start[kept], end[kept], cls)))
-
-    def divide(self, name: str, cls: str, start: Ints, end: Ints) -> None:
-        """Give what of a class's rows lies in these stretches to another class."""
-        self.parts += [(cls, part.within(start, end, CLASS[cls])) for own, part in self.parts if own == name]
 
     def causal(self, name: str, earlier: Ints, later: Ints) -> None:
         """Note how far apart two stamps are that cannot be the other way round."""
@@ -186,7 +170,7 @@ class _Maker:
         return np.where(position == MISSING, MISSING, self.index.seqs[np.minimum(position, len(self.index.seqs) - 1)])
 
     def client_side(self) -> None:
-        c, who = self.client, self.events.request
+        c, who = self.client, self.row
         due, write, sent = c.due[who], c.write[who], c.sent[who]
         opened = (c.connect_start[who] != MISSING) & (c.connect_end[who] > due)
         if self.trace is not None:
@@ -204,15 +188,20 @@ class _Maker:
     def api_side(self) -> None:
         self.joined &= self.ingress["start"] != MISSING
         self.add("ingress", self.ingress["start"], self.ingress["end"])
+        for part in (self.index.of_request(code)[self.events.request] for code in (Span.HTTP, Span.APPLICATION)):
+            self.add("ingress_part", part["start"], part["end"])
         for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
             span = self.index.of_request(code)[self.events.request]
+            inline = span["queued"] == span["start"]
             self.add(f"{name}_wait", span["queued"], span["start"])
-            self.add(name, span["start"], span["end"])
+            self.add(name, np.where(inline, MISSING, span["start"]), span["end"])
+            self.add(f"{name}_inline", np.where(inline, span["start"], MISSING), span["end"])
         self.arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
-        self.add("output", self.receive["start"], self.receive["end"])
+        self.add("output_receive", self.receive["start"], self.receive["end"])
         self.add("detokenize", self.detokenize["queued"], self.detokenize["end"])
         written = np.minimum(self.egress["end"], self.events.end)
-        self.add("egress", self.detokenize["end"], written)
+        self.add("egress_turn", self.detokenize["end"], written)
+        self.add("egress", self.egress["queued"], written)
         self.add("network_out", written, self.events.end)
         self.causal("write → client", self.egress["start"], self.events.end)
         self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])
@@ -222,12 +211,13 @@ class _Maker:
         """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""
         who, index = self.events.request, self.index
         hand, receive, add = (index.of_request(code)[who] for code in (Span.HANDOFF, Span.CORE_RECEIVE, Span.CORE_ADD))
+        self.engine = np.where(add["process"] != MISSING, add["process"], receive["process"])
         handed = np.where(receive["start"] != MISSING, np.minimum(hand["end"], receive["start"]), hand["end"])
         self.add("handoff", hand["start"], handed)
         self.add("handoff_transit", hand["start"], receive["start"])
         taken = add["start"] != MISSING  # the engine may take it before the call that queued it has returned
         queued = np.where(taken, np.minimum(receive["end"], add["start"]), receive["end"])
-        self.add("handoff", receive["start"], queued)
+        self.add("handoff_receive", receive["start"], queued)
         self.add("engine_wait", queued, add["start"])
         self.add("engine_code", add["start"], add["end"])
         self.causal("handoff → engine", hand["start"], receive["start"])
@@ -261,19 +251,39 @@ class _Maker:
         ok = (self.step != MISSING) & (self.first != MISSING)
         self.joined &= ok
         spans = index.step_spans
-        made = np.maximum(spans[Span.FORWARD][1], spans[Span.SAMPLING][1])
-        made = np.where(made == MISSING, spans[Span.WORKER][1], made)
+        made = self._made()
         sampled = np.where(ok, made[self.step], MISSING)
         put_start, put_end = (np.where(ok, side[self.step], MISSING) for side in spans[Span.OUTPUT_PUT])
-        self.causal("sampled → output", sampled, put_end)
+        width = np.where(ok, index.device_width[self.step], 0)  # to which a device's stamps are known
+        self.causal("sampled → output", np.where(sampled == MISSING, MISSING, sampled - width), put_end)
+        launched, began = (
+            np.where(ok, spans[code][0][self.step], MISSING) for code in (Span.HOST_LAUNCH, Span.FORWARD)
+        )
+        self.causal("launched → forward", launched, np.where(began == MISSING, MISSING, began + width))
         self.causal("output → API server", put_start, self.arrived)
-        self.add("output_transit", sampled, self.arrived)
-        for code in (Span.OUTPUT_PUT, Span.OUTPUT_SEND):
+        for name, code in (("output_put", Span.OUTPUT_PUT), ("output_send", Span.OUTPUT_SEND)):
             start, end = (np.where(ok, side[self.step], MISSING) for side in spans[code])
-            self.add("output", start, np.minimum(end, np.where(self.arrived == MISSING, end, self.arrived)))
+            self.add(name, start, np.minimum(end, np.where(self.arrived == MISSING, end, self.arrived)))
+        self.add("output_ready", sampled, np.where(end == MISSING, put_end, start))
+        self.add("output_transit", sampled, self.arrived)
         # An engine that is kept from its core inside the call that sends may return long after the token has arrived.
         over = (put_end == MISSING) | ((self.arrived != MISSING) & (self.arrived < put_end))
         self._steps_between(ok, sampled, np.where(over, self.arrived, put_end))
+
+    def _made(self) -> Ints:
+        """When each step's tokens were there, by its position.
+
+        A device has them with their copy; of a step that it did not tell the times of, only the engine's update is
+        known to come after.
+        """
+        spans = self.index.step_spans
+        on_device = np.where(
+            spans[Span.DEVICE_COPY][1] != MISSING, spans[Span.DEVICE_COPY][1], spans[Span.DEVICE_SAMPLING][1]
+        )
+        made = np.maximum(np.where(on_device != MISSING, on_device, spans[Span.FORWARD][1]), spans[Span.SAMPLING][1])
+        self.untimed = (spans[Span.HOST_LAUNCH][0] != MISSING) & (spans[Span.FORWARD][0] == MISSING)
+        made = np.where(self.untimed, np.maximum(made, spans[Span.UPDATE][0]), made)
+        return np.where(made == MISSING, spans[Span.WORKER][1], made)
 
     def _steps_between(self, ok: Bools, sampled: Ints, left: Ints) -> None:
         """Every step from the first own one to the one that made the token, for each event.
@@ -281,8 +291,11 @@ class _Maker:
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
         spans = self.index.step_spans
-        done = np.maximum.accumulate(np.maximum.reduce([end for _, end in spans.values()]))
-        low = np.maximum(self.first, np.searchsorted(done, self.events.start))
+        ends, low = np.maximum.reduce([end for _, end in spans.values()]), self.first.copy()
+        for begin, end in self.index.engines:
+            done = np.maximum.accumulate(ends[begin:end])
+            mine = (low >= begin) & (low < end)
+            low[mine] = np.maximum(low[mine], begin + np.searchsorted(done, self.events.start[mine]))
         self.low = np.where(ok, np.minimum(low, self.step), MISSING)
         event, nth = each_of(np.where(ok, np.maximum(self.step - low + 1, 0), 0))
         position = nth + low[event]
@@ -290,25 +303,41 @@ class _Maker:
         last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
         last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
 
-        def lay(name: str, code: Span, rows: Bools, until: Ints) -> None:
-            start, end = spans[code][0][position[rows]], spans[code][1][position[rows]]
+        def lay(name: str, code: Span, rows: Bools, until: Ints, ends: Ints | None = None) -> None:
+            start, end = (side[position[rows]] for side in (spans[code][0], spans[code][1] if ends is None else ends))
             start = np.maximum(start, np.where(start == MISSING, MISSING, self.scheduled[event[rows]]))
             self.add(name, start, np.minimum(end, until[rows]), event[rows])
 
         every = np.ones(len(event), dtype=np.bool_)
-        lay("prefill", Span.FORWARD, own & prompt, last_of_work)
-        lay("decode", Span.FORWARD, own & ~prompt, last_of_work)
+        for code in DEVICE_WORK:
+            lay("prefill", code, own & prompt, last_of_work)
+            lay("decode", code, own & ~prompt, last_of_work)
+        lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
         lay("input_prep", Span.INPUT_PREP, own, last_of_work)
         lay("sampling", Span.SAMPLING, own, last_of_work)
-        for code in (Span.FORWARD, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
+        for code in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
             lay("other_step", code, ~own, last_of_work)
+        self._before_own(ok)
+        unknown = np.flatnonzero(self.untimed[position])
+        put = position[unknown], event[unknown]
+        until = np.minimum(spans[Span.UPDATE][0][put[0]], last_of_work[unknown])
+        self.add("untimed", np.maximum(spans[Span.HOST_LAUNCH][0][put[0]], self.scheduled[put[1]]), until, put[1])
         for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
             lay("engine_code", code, every, last_of_code)
         lay("engine_code", Span.OUTPUT_PUT, position < self.step[event], last_of_code)
         lay("worker", Span.WORKER, own, last_of_code)
         for code in (Span.EXECUTE, Span.SAMPLE_CALL):
+            lay("executor_call", code, every, last_of_code, self.index.call_ends[code])
             lay("executor", code, every, last_of_code)
         lay("loop", Span.LOOP, every, last_of_code)
+
+    def _before_own(self, ok: Bools) -> None:
+        """Steps of others that a device is still at when an event's first own step is put behind them."""
+        start, end = self.index.step_spans[Span.DEVICE_STEP]
+        first = np.searchsorted(np.maximum.accumulate(end), self.scheduled, side="right")
+        event, nth = each_of(np.where(ok, np.maximum(self.first - first, 0), 0))
+        position = nth + first[event]
+        self.add("other_step", np.maximum(start[position], self.scheduled[event]), end[position], event)
 
     def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
         """Whether each (event, step) pair is an own step, and whether it carries the prompt."""

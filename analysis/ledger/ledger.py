@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,21 +11,15 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.critical_path import Intervals, overlaps, pieces, sweep, with_holes
-from gapmeter.analysis.ledger.intervals import (
-    CLASS,
-    CLASSES,
-    FORWARD_CLASSES,
-    HOST_CLASSES,
-    THREADS,
-    WOKEN,
-    Causes,
-    Client,
-    build,
-)
+from gapmeter.analysis.ledger.critical_path import sweep, with_holes
+from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
+from gapmeter.analysis.ledger.launching import launch_waits
+from gapmeter.analysis.ledger.shares import share_out
+from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Trace
+from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
-from gapmeter.records import EntryFlag
+from gapmeter.records import EntryFlag, Span
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 MOST_SHOWN = 2000  # requests one by one: a run of a million has no page and no trace file for all of them
@@ -37,8 +32,8 @@ _API_STAGES = frozenset(
 _SPOILS: dict[str, tuple[str, ...]] = {
     "template": ("ingress",),
     "tokenize": ("ingress",),
-    "detokenize": ("egress",),
-    **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "loop")),
+    "detokenize": ("egress", "egress_turn"),
+    **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
 _FEWEST_STEPS = 20
 
@@ -47,9 +42,11 @@ _FEWEST_STEPS = 20
 class Interference:
     """How much longer a decode step took because others' prompts ran in it: an estimate, and marked so.
 
-    The forward of a decode-only step takes ``base + per_sequence * sequences + per_token * KV tokens`` ns, by least
-    squares over the run's decode-only steps; ``error_ns`` is the standard deviation of the residuals and ``steps`` how
-    many steps the fit saw. Mixed steps, by sequence number ``seqs``, took ``excess_ns`` longer than the fit.
+    The forward of a decode-only step takes ``base + per_sequence * sequences + per_token * KV tokens`` ns, none of them
+    below 0, by least squares over the run's decode-only steps; ``error_ns`` is the standard deviation of the residuals
+    and ``steps`` how many steps the fit saw. Mixed steps, by sequence number ``seqs``, took ``excess_ns`` longer than
+    the fit. Only steps that were launched in one way are compared, the way of most mixed ones: a step that is faster
+    because it ran as a captured graph tells nothing of one that did not.
     """
 
     base_ns: float
@@ -68,7 +65,8 @@ class Ledger:
     ``rows``: two rows a successful request (event ``first_token`` and ``last_token``); ``gaps``: one row a gap between
     two chunks with tokens (``request_id``, ``k`` from 1, ``tokens``, ``gap_ns``, ``first_step``, ``last_step``). Both
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
-    sum), ``total_ns`` and ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
+    sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
+    ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
     core while something of these requests waited for it, in ns over all of them, to the last token.
     """
 
@@ -79,6 +77,7 @@ class Ledger:
     clipped: dict[str, int]
     interference: Interference | None
     held: Mapping[Culprit, int]
+    support: tuple[Supported, ...] = ()
 
 
 def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
@@ -96,18 +95,20 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
     tables = [_table(trace, client, events, unmeasured, fit) for events in (to_first, to_last, gap_events)]
-    for (table, _), event in zip(tables, ("first_token", "last_token"), strict=False):
+    for (table, *_), event in zip(tables, ("first_token", "last_token"), strict=False):
         table.insert(0, "request_id", requests["request_id"].to_numpy()[good])
         table.insert(1, "event", event)
-    refused, clipped = _checks(trace, [causes for _, causes in tables[:2]])
+    support = support_of(trace) if trace is not None else ()
+    refused, clipped = _checks(trace, [causes for _, causes, _ in tables[:2]], support)
     return Ledger(
-        rows=pd.concat([table for table, _ in tables[:2]], ignore_index=True),
+        rows=pd.concat([table for table, *_ in tables[:2]], ignore_index=True),
         gaps=pd.concat([gap_index, tables[2][0]], axis=1),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
         clipped=clipped,
         interference=fit,
-        held=_held(trace, tables[1][1].intervals, len(to_last)),
+        held=tables[1][2],
+        support=support,
     )
 
 
@@ -122,32 +123,18 @@ def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools) -> pd.D
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
     causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
-    owned = with_holes(pieces(causes.intervals, len(events), len(CLASSES)), events.start, events.end)
-    stages = np.array([*(c.stage for c in CLASSES), UNEXPLAINED])
-    kinds = np.array([*("transit" if c.transit else "measured" for c in CLASSES), UNEXPLAINED])
+    shares = share_out(trace, causes, sweep(causes.intervals, len(events), len(CLASSES))[0])
+    owned = with_holes(shares.rows, events.start, events.end)
+    stages, kinds = np.array([*(s.name for s in STAGES), UNEXPLAINED]), np.array(["measured", "transit", UNEXPLAINED])
     return pd.DataFrame(
         {
             "request_id": requests["request_id"].to_numpy()[rows][owned.event],
-            "stage": stages[owned.cls],
-            "kind": kinds[owned.cls],
+            "stage": stages[np.where(owned.cls >= 0, owned.cls // 2, -1)],
+            "kind": kinds[np.where(owned.cls >= 0, owned.cls % 2, -1)],
             "start_ns": owned.start,
             "end_ns": owned.end,
         }
     )
-
-
-def _held(trace: Trace | None, intervals: Intervals, events: int) -> dict[Culprit, int]:
-    """By culprit, the most time first: what the events waited for a core that it had."""
-    if trace is None or trace.cores is None:
-        return {}
-    owned = pieces(intervals, events, len(CLASSES))
-    total = np.zeros(len(trace.cores.culprits))
-    for name, thread in (THREADS | WOKEN).items():
-        mine, waits = owned.cls == CLASS[f"{name}_core"], trace.cores.waits[thread]
-        _, at, low, high = overlaps(owned.start[mine], owned.end[mine], waits.start, waits.end)
-        total += np.bincount(waits.culprit[at], high - low, len(total))
-    order = np.argsort(-total, kind="stable")
-    return {trace.cores.culprits[one]: int(total[one]) for one in order if total[one] > 0}
 
 
 def chosen(requests: pd.DataFrame, most: int = MOST_SHOWN) -> Bools:
@@ -188,9 +175,12 @@ def _unmeasured(trace: Trace | None) -> set[str]:
         missing |= _API_STAGES | {"handoff", "output"}
     if not trace.has_engine:
         missing |= engine
-    if not trace.counts_core_waits:
-        missing |= {"core_wait"}
-    return missing | {"launch_gap"}  # known only where kernels were sampled
+    known = trace.cores.known_from if trace.cores is not None else "spans"
+    missing |= {"switches": set[str](), "sums": {"lock_wait"}, "spans": {"core_wait", "lock_wait"}}[known]
+    computed = trace.step_spans["code"] == Span.FORWARD
+    if not (trace.step_spans["n"][computed] == 1).any():  # no device, or one that did not tell its times
+        missing |= {"launch_gap"}
+    return missing
 
 
 def _events(requests: pd.DataFrame, rows: Ints, end: str, n: Ints) -> Events:
@@ -229,33 +219,39 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, pd.DataFram
 
 def _table(
     trace: Trace | None, client: Client, events: Events, unmeasured: set[str], fit: Interference | None
-) -> tuple[pd.DataFrame, Causes]:
+) -> tuple[pd.DataFrame, Causes, Mapping[Culprit, int]]:
     spoilt, dropped = _dropped(unmeasured)
     causes = build(trace, client, events, dropped)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
+    shares = share_out(trace, causes, owned)
     total = events.end - events.start
-    stages = {stage.name: np.zeros(len(events), dtype=np.float64) for stage in STAGES}
-    for number, cls in enumerate(CLASSES):
-        stages[cls.stage] += owned[:, number]
+    by_stage = shares.sums(len(events))
+    stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
     if fit is not None and trace is not None:
-        excess = _decode_excess(trace, fit, events.request, causes.first_seq, causes.last_seq)
+        excess = _own_sum(trace, fit.seqs, fit.excess_ns, False, causes.request, causes.first_seq, causes.last_seq)
         stages["interference"] = np.minimum(excess, stages["decode"])
         stages["decode"] = stages["decode"] - stages["interference"]
+    if trace is not None and "launch_gap" not in unmeasured and (waits := launch_waits(trace)) is not None:
+        for name, prompt in (("prefill", True), ("decode", False)):
+            waited = _own_sum(trace, *waits, prompt, causes.request, causes.first_seq, causes.last_seq)
+            waited = np.minimum(waited, stages[name])
+            stages["launch_gap"] += waited
+            stages[name] = stages[name] - waited
     for name in unmeasured | {cls.stage for cls in CLASSES if cls.name in spoilt and cls.stage != "scheduling"}:
         stages[name] = np.full(len(events), np.nan)
-    transit = owned[:, [c.transit for c in CLASSES]].sum(axis=1)
-    unexplained = total - owned.sum(axis=1)
+    unexplained = total - by_stage.sum(axis=1)
     table = {column(name): values for name, values in stages.items()} | {
         "unexplained_ns": unexplained,
-        "transit_ns": transit,
-        "strict_ns": unexplained + transit,
+        "transit_ns": shares.transit,
+        "strict_ns": unexplained + shares.transit,
+        "unstamped_ns": shares.unstamped,
         "total_ns": total,
         "hidden_host_ns": hidden,
         "joined": causes.joined,
         "first_step": causes.first_seq,
         "last_step": causes.last_seq,
     }
-    return pd.DataFrame(table), causes
+    return pd.DataFrame(table), causes, shares.held
 
 
 def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
@@ -265,16 +261,18 @@ def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _fit_interference(trace: Trace) -> Interference | None:
-    """Fit the run's decode-only steps; None when there are fewer than twenty of them."""
+    """Fit the run's decode-only steps; None when there are fewer than twenty like the mixed ones."""
     steps = trace.step_loads()
     forward, prompts, decoding = (steps[name].to_numpy() for name in ("forward_ns", "prompts", "decoding"))
-    alone = (forward > 0) & (prompts == 0)
+    alone, mixed = (forward > 0) & (prompts == 0), (forward > 0) & (prompts > 0) & (decoding > 0)
+    graph = steps["graph"].to_numpy()
+    alike = graph == np.bincount(graph[mixed if mixed.any() else alone], minlength=1).argmax()
+    alone, mixed = alone & alike, mixed & alike
     if np.count_nonzero(alone) < _FEWEST_STEPS:
         return None
     design = np.column_stack([np.ones(len(steps)), decoding, steps["kv_tokens"]])
-    weights, *_ = np.linalg.lstsq(design[alone], forward[alone], rcond=None)
+    weights = _least_squares(design[alone], forward[alone])
     residual = forward - design @ weights
-    mixed = (forward > 0) & (prompts > 0) & (decoding > 0)
     base, per_sequence, per_token = weights.tolist()
     return Interference(
         base_ns=base,
@@ -287,27 +285,48 @@ def _fit_interference(trace: Trace) -> Interference | None:
     )
 
 
-def _decode_excess(trace: Trace, fit: Interference, request: Ints, low: Ints, high: Ints) -> Floats:
-    """Sum of the excess over own decode steps with a sequence number in ``[low, high]``, per event, in ns.
+def _least_squares(design: Floats, values: Floats) -> Floats:
+    """The weights, none of them negative, with the smallest sum of squares: the best of all choices of columns.
 
-    ``request`` is the event's client row, shapes all (events,).
+    ``design`` is (rows, columns), with few columns. The best of the choices whose own solution has nothing negative is
+    the constrained optimum (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23).
+    """
+    columns = design.shape[1]
+    best, least = np.zeros(columns), float(values @ values)
+    for chosen in itertools.product((False, True), repeat=columns):
+        weights = np.zeros(columns)
+        weights[list(chosen)], *_ = np.linalg.lstsq(design[:, chosen], values, rcond=None)
+        left = values - design @ weights
+        if (weights >= 0).all() and float(left @ left) < least:
+            best, least = weights, float(left @ left)
+    return best
+
+
+def _own_sum(trace: Trace, seqs: Ints, ns: Ints | Floats, prompt: bool, request: Ints, low: Ints, high: Ints) -> Floats:
+    """Sum of ``ns`` over own steps of ``seqs`` with a sequence number in ``[low, high]``, per event.
+
+    ``prompt``: those that carry the prompt, else those that make tokens. ``request`` is whose token the event is,
+    shapes all (events,); ``seqs`` are in order.
     """
     entries = trace.entries
-    mixed = np.isin(entries["step"], fit.seqs) & ((entries["flags"] & EntryFlag.PROMPT) == 0)
-    own = entries[mixed & (entries["tokens"] > 0) & (entries["request"] >= 0)]
+    wanted = np.isin(entries["step"], seqs) & (((entries["flags"] & EntryFlag.PROMPT) != 0) == prompt)
+    own = entries[wanted & (entries["tokens"] > 0) & (entries["request"] >= 0)]
     own = own[np.lexsort((own["step"], own["request"]))]
-    excess = fit.excess_ns[np.searchsorted(fit.seqs, own["step"])]
-    total = np.concatenate([[0], np.cumsum(excess)])
+    total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, own["step"])])])
     key = own["request"] * FAR + own["step"]
     begin = np.searchsorted(key, request * FAR + np.maximum(low, 0), side="left")
     end = np.searchsorted(key, request * FAR + high, side="right")
     return np.where(high >= low, total[np.maximum(end, begin)] - total[begin], 0).astype(np.float64)
 
 
-def _checks(trace: Trace | None, causes: list[Causes]) -> tuple[tuple[str, ...], dict[str, int]]:
+def _checks(
+    trace: Trace | None, causes: list[Causes], support: Sequence[Supported]
+) -> tuple[tuple[str, ...], dict[str, int]]:
     """Why the tables must be refused, and how many stamps were out of order by less than the clocks' error."""
     if trace is None:
         return (), {}
+    if unsupported := [f"{one.feature} ({one.detail}): {one.text}" for one in support if one.level == REFUSED]:
+        return tuple(unsupported), {}
     refused = list(trace.problems)
     strangers = int(np.count_nonzero(~causes[1].joined))
     if strangers:

@@ -16,7 +16,18 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, ranks
-from gapmeter.analysis.results.latency import Anatomy, Band, Bands, RankedStage, SlowBands, SpreadBand, Tail
+from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.latency import (
+    Anatomy,
+    Band,
+    Bands,
+    OwnerPart,
+    RankedStage,
+    SlowBands,
+    SpreadBand,
+    Tail,
+)
+from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import FAIL, SloAnswer
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches
@@ -26,12 +37,14 @@ SLOW_FROM = 0.985
 FEWEST_SLOW = 7
 FEWEST = 4 * FEWEST_SLOW
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)  # the fields of SlowBands
+UNEXPLAINED_OWNER = "nobody yet"
+_TELLING = 0.05  # a stage with less of the difference is not named
 _SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)
 
 
 def owner_of(stage: str) -> str:
     """The owner's key, as summary.json has it; for people see ``analysis.stages.owner_words``."""
-    return BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
+    return BY_NAME[stage].owner if stage in BY_NAME else UNEXPLAINED_OWNER
 
 
 def stage_parts(ledgers: pd.DataFrame) -> tuple[list[str], Floats]:
@@ -91,11 +104,15 @@ def _band(names: Sequence[str], parts: Floats) -> Band:
     return Band(count=len(parts), total_ms=float(means.sum()), stages_ms=dict(zip(names, means.tolist(), strict=True)))
 
 
-def anatomies_of(ledgers: Mapping[str, pd.DataFrame]) -> dict[str, Anatomy]:
-    """By metric, of those that have one. ``ledgers`` as from ``requests.figures.ledgers_by_metric``."""
+def anatomies_of(ledgers: Mapping[str, pd.DataFrame], slos: Sequence[Slo] = ()) -> dict[str, Anatomy]:
+    """By metric, of those that have one. ``ledgers`` as from ``requests.figures.ledgers_by_metric``.
+
+    ``slos``: the first of a metric names the percentile whose requests are looked at, p99 without one.
+    """
+    asked = {slo.metric: slo.percentile for slo in reversed(slos) if slo.percentile is not None}
     in_time = {metric: rows.sort_values("end_ns", kind="stable") if metric == "itl" else rows  # one step's side by side
                for metric, rows in ledgers.items()}  # fmt: skip
-    anatomies = {metric: anatomy(rows) for metric, rows in in_time.items()}
+    anatomies = {metric: anatomy(rows, asked.get(metric, 99.0)) for metric, rows in in_time.items()}
     return {metric: each for metric, each in anatomies.items() if each is not None}
 
 
@@ -116,14 +133,14 @@ def describe_tail(anatomies: Mapping[str, Anatomy], answers: Sequence[SloAnswer]
     )
 
 
-def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
-    """Compare the slow with the typical rows of a ledger.
+def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
+    """Compare the slow with the typical rows of a ledger, and look at those around a percentile.
 
     ``ledgers``: rows of one event (or token gaps) in the order of time, with ``total_ns``, ``unexplained_ns`` and a
     column a stage. None when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
     The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
     ``share_ci`` is from whole stretches of the run drawn again (stats.bootstrap), without ends where the slow rows lie
-    in too few stretches to tell.
+    in too few stretches to tell. Owners likewise: one is named where its interval lies above the next one's.
     """
     n = len(ledgers)
     if n < FEWEST:
@@ -138,23 +155,71 @@ def anatomy(ledgers: pd.DataFrame) -> Anatomy | None:
         return None
     shares = more / whole
     ranking = np.argsort(-shares, kind="stable")
-    top = int(ranking[0])
-    stage_and_whole, stretch = np.stack([parts[:, top], parts.sum(axis=1)], axis=1), stretches(total)
-    drawn = [drawn_means(stage_and_whole, member, stretch) for member in (usual, late)]
+    top, stretch, at = int(ranking[0]), stretches(total), around(rank, percentile)
+    ranked = tuple(
+        RankedStage(stage=names[i], owner=owner_of(names[i]), share=float(shares[i]), ms=float(shares[i]) * whole / 1e6)
+        for i in ranking
+    )
+    owners = list(dict.fromkeys(each.owner for each in ranked))
+    of_owner = np.array([[owner_of(name) == owner for owner in owners] for name in names], dtype=np.float64)
+    columns = np.concatenate([parts[:, [top]], parts @ of_owner, parts.sum(axis=1, keepdims=True)], axis=1)
+    bands = (usual, late, at)
+    means = [columns[member].mean(axis=0) / 1e6 for member in bands]
+    drawn = [drawn_means(columns, member, stretch) for member in bands]
     drawn_more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
+
+    def share_ends(column: int, draws: Floats | None, share: float) -> Ends:
+        return share_with_draws(share, None if draws is None else draws[:, [column, -1]]).ends
+
+    found = [
+        OwnerPart(
+            owner=owner,
+            typical_ms=float(means[0][i]),
+            slow_ms=float(means[1][i]),
+            at_ms=float(means[2][i]),
+            at_share=(at_share := float(means[2][i] / means[2][-1])),
+            at_share_ci=share_ends(i, drawn[2], at_share),
+            ms=(ms := float(means[1][i] - means[0][i])),
+            share=ms * 1e6 / whole,
+            share_ci=share_ends(i, drawn_more, ms * 1e6 / whole),
+            stages=tuple(
+                each.stage for each in ranked if each.owner == owner and 1e6 * (each.ms or 0) > _TELLING * whole
+            ),
+        )
+        for i, owner in enumerate(owners, 1)
+    ]
+    by_difference = sorted(found, key=lambda part: -part.ms)
+    by_wait = sorted(found, key=lambda part: -part.at_ms)
     return Anatomy(
         count=n,
         typical=_band(names, parts[usual]),
         slow=_band(names, parts[late]),
         difference_ms=whole / 1e6,
-        ranked=tuple(
-            RankedStage(
-                stage=names[i], owner=owner_of(names[i]), share=float(shares[i]), ms=float(shares[i]) * whole / 1e6
-            )
-            for i in ranking
-        ),
+        ranked=ranked,
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),
-        share_ci=share_with_draws(float(shares[top]), drawn_more).ends,
+        share_ci=share_ends(0, drawn_more, float(shares[top])),
+        percentile=percentile,
+        at=_band(names, parts[at]),
+        owners=tuple(by_difference),
+        leading=_leading([(part.owner, part.share_ci) for part in by_difference]),
+        payer=_leading([(part.owner, part.at_share_ci) for part in by_wait]),
     )
+
+
+def around(rank: Ints, percentile: float) -> Bools:
+    """Which are at a percentile: so many beyond it as half of those that lie above, as many below; at least seven."""
+    n = len(rank)
+    reach = max(n * min(1 - percentile / 100, TYPICAL[1] - TYPICAL[0]) / 2, FEWEST_SLOW / 2)
+    middle = min(n * percentile / 100, n - reach)
+    return (rank >= math.floor(middle - reach)) & (rank < math.floor(middle + reach) + 1)
+
+
+def _leading(ranked: Sequence[tuple[str, Ends]]) -> str | None:
+    """The first one, where its interval lies above the next one's: nobody is named for a coin's toss."""
+    (first, (low, _)), *others = ranked
+    if first == UNEXPLAINED_OWNER or low is None or low <= 0:
+        return None
+    highs = [high for _, (_, high) in others]
+    return first if all(high is not None and high < low for high in highs) else None

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.ledger.cores import CoreUse, read_core_use
-from gapmeter.analysis.ledger.critical_path import covered, union
-from gapmeter.records import CoreThread, EntryFlag, RecordFile, Span, StepFlag, read_records
+from gapmeter.analysis.ledger.cores import CoreUse, core_use
+from gapmeter.analysis.ledger.critical_path import covered
+from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
+from gapmeter.records import EntryFlag, RecordFile, Span, StepFlag, read_records
 
 Table = NDArray[np.void]
 
@@ -26,7 +28,7 @@ def _dtype(names: str) -> np.dtype[Any]:
     return np.dtype([(name, "<i8") for name in names.split()])
 
 
-REQUEST_SPAN = _dtype("request code n queued start end")
+REQUEST_SPAN = _dtype("request code n queued start end process")
 STEP_SPAN = _dtype("step code n start end")
 ENTRY = _dtype("step request tokens before cached flags")
 EMISSION = _dtype("step request tokens at")
@@ -39,6 +41,11 @@ _FIRST_STEP_CODE, _FIRST_PROCESS_CODE = 100, 200
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What the server's processes stamped. ``request`` is a row number of the client's table, -1 for a stranger.
+
+    The further choices of one request (n > 1, a list of prompts) are requests of their own: the numbers behind the
+    table's last row, whose row is in ``choices``. ``step`` counts through all engines of the server: ``engine_steps``
+    has each one's last. Of an engine's ranks the one that answers it tells the steps; ``ranks_apart_ns`` is how far
+    apart they began a step's forward.
 
     All times are CLOCK_MONOTONIC ns. ``roles`` are the kinds of process that recorded; ``unmeasured`` the stages
     that a probe said it could not stamp.
@@ -56,6 +63,10 @@ class Trace:
     problems: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
     cores: CoreUse | None = None
+    choices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    engine_steps: tuple[int, ...] = ()
+    ranks_apart_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    drifts: tuple[float, ...] = ()  # of each device's clock against the host's, a fraction of 1
 
     @property
     def has_api(self) -> bool:
@@ -68,38 +79,28 @@ class Trace:
 
     @property
     def on_device(self) -> bool:
-        """Whether forwards are stamped by a device's own events: it goes on while the host's thread has no core."""
-        return bool(self.step_spans["n"][self.step_spans["code"] == Span.FORWARD].any())
+        """Whether a device computes the forwards: it goes on while the host's thread has no core."""
+        forwards = self.step_spans["n"][self.step_spans["code"] == Span.FORWARD]
+        return bool(forwards.any() or (self.step_spans["code"] == Span.HOST_LAUNCH).any())
 
     @property
-    def counts_core_waits(self) -> bool:
-        """Whether a server process recorded how long its woken threads waited for a core."""
-        return self.cores is not None or any(note.get("type") == "core_waits" for note in self.notes)
+    def logits_in_sampling(self) -> bool:
+        """Whether the device makes the logits in its sampling, as vLLM's Model Runner V2 does."""
+        return self.on_device and any(note.get("model_runner") == 2 for note in self.notes)
 
-    def core_waits(self, threads: tuple[CoreThread, ...]) -> tuple[Ints, Ints]:
-        """Starts and ends of the waits of these kinds of thread, in order, overlapping ones joined."""
-        rows = [spans[spans["code"] == Span.CORE_WAIT] for spans in self.process_spans.values()]
-        rows = [part[np.isin(part["n"], threads)] for part in rows]
-        start, end = (
-            np.concatenate([part[name] for part in rows] or [np.empty(0)]).astype(np.int64)
-            for name in ("start_ns", "end_ns")
-        )
-        return union(start, end)
-
-    def loop_work(self) -> tuple[Ints, Ints]:
-        """Starts and ends of what the API server's event loop did for anybody, in order, overlapping ones joined."""
-        spans = self.request_spans
-        begun = np.where(spans["code"] == Span.DETOKENIZE, spans["queued"], spans["start"])
-        inline = np.isin(spans["code"], (Span.TEMPLATE, Span.TOKENIZE)) & (spans["queued"] == spans["start"])
-        rows = inline | np.isin(spans["code"], (Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS))
-        return union(begun[rows], spans["end"][rows])
+    @property
+    def untimed_steps(self) -> Ints:
+        """Steps that were put on a device, and of which it is not known when it computed them."""
+        steps, codes = self.step_spans["step"], self.step_spans["code"]
+        return np.setdiff1d(steps[codes == Span.HOST_LAUNCH], steps[codes == Span.FORWARD])
 
     def step_loads(self) -> pd.DataFrame:
         """A row a step that ran tokens, by ``step``: what was in it.
 
         ``start_ns`` and ``forward_ns`` are its forward's, 0 where that was not stamped; what its thread waited for a
         core meanwhile is no part of it. ``decoding`` and ``prompts``: how many sequences of each kind;
-        ``prompt_tokens``; ``kv_tokens``: what the decoding ones attend to.
+        ``prompt_tokens``; ``kv_tokens``: what the decoding ones attend to. ``graph``: how it was launched, 0 where not
+        as a captured graph.
         """
         entries = self.entries[self.entries["tokens"] > 0]
         seqs, at = np.unique(entries["step"], return_inverse=True)
@@ -109,9 +110,15 @@ class Trace:
         of_step = np.searchsorted(seqs, forwards["step"])
         start_ns = np.zeros(len(seqs), np.int64)
         start_ns[of_step] = forwards["start"]
+        launched = self.step_spans[self.step_spans["code"] == Span.INPUT_PREP]
+        launched = launched[np.isin(launched["step"], seqs)]
+        graph = np.zeros(len(seqs), np.int64)
+        graph[np.searchsorted(seqs, launched["step"])] = launched["n"] >> 30
         lasted_ns = forwards["end"] - forwards["start"]
         if self.cores is not None and not self.on_device:
-            lasted_ns = lasted_ns - covered(forwards["start"], forwards["end"], *self.cores.waits["engine"].whole())
+            for (kind, _), waits in self.cores.of.items():
+                if kind == "forward":
+                    lasted_ns = lasted_ns - covered(forwards["start"], forwards["end"], waits.start, waits.end)
 
         def total(rows: Ints, values: NDArray[Any]) -> Floats:
             return np.bincount(rows, values, len(seqs)).astype(np.float64)
@@ -125,6 +132,7 @@ class Trace:
                 "prompts": total(at, prompt),
                 "prompt_tokens": total(at, entries["tokens"] * prompt),
                 "kv_tokens": total(at, (entries["before"] + entries["tokens"]) * ~prompt),
+                "graph": graph,
             }
         )
 
@@ -141,14 +149,10 @@ def read_trace(
     files = [read_records(path) for path in probe_files]
     if not files:
         return None
-    rows = {request_id: row for row, request_id in enumerate(request_ids)}
-    by_engine = {
-        engine_id: rows.get(file.client_ids[ref], -1)
-        for file in files
-        for ref, engine_id in file.engine_ids.items()
-        if file.client_ids[ref]
-    }
-    parts = [_tables(file, by_engine) for file in files]
+    by_engine, choices = _requests(files, request_ids)
+    files, last = _in_one_numbering(files)
+    silent = _silent(files)
+    parts = [_tables(file, by_engine, told=file.path not in silent) for file in files]
     tables = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     notes = [note for file in files for note in file.notes]
     return Trace(
@@ -162,25 +166,124 @@ def read_trace(
         entries=tables["entries"],
         emissions=tables["emissions"],
         roles=frozenset(str(f.process.get("role")) for f in files),
-        unmeasured=frozenset(s for note in notes if note.get("type") == "missing" for s in note.get("stages", ())),
+        unmeasured=frozenset(s for note in notes if note.get("type") == "missing" for s in note.get("stages", ()))
+        | _untimed(tables["step_spans"]),
         notes=notes,
         problems=_problems(files),
         incomplete=tuple(Path(f.path).name for f in files if not f.complete),
-        cores=read_core_use(telemetry, files, cores) if telemetry else None,
+        cores=core_use(telemetry, files, cores),
+        choices=choices,
+        engine_steps=last,
+        ranks_apart_ns=_ranks_apart_ns(files),
+        drifts=tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None),
     )
 
 
-def _tables(file: RecordFile, by_engine: dict[str, int]) -> dict[str, Table]:
-    """One file's tables, with rows of the client's table in place of its refs, which count from 1."""
+def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[dict[str, int], Ints]:
+    """The number of each of the engine's requests, by its id, and the rows of the client's table that have several."""
+    rows = {request_id: row for row, request_id in enumerate(request_ids)}
+    numbers: dict[str, int] = {}
+    first: set[int] = set()
+    choices: list[int] = []
+    for file in files:
+        for ref, engine_id in file.engine_ids.items():
+            row = rows.get(file.client_ids[ref], -1)
+            if not file.client_ids[ref] or engine_id in numbers:
+                continue
+            numbers[engine_id] = row
+            if row in first and engine_id:
+                numbers[engine_id] = len(request_ids) + len(choices)
+                choices.append(row)
+            elif row >= 0:
+                first.add(row)
+    return numbers, np.array(choices, dtype=np.int64)
+
+
+def _engine(file: RecordFile) -> int:
+    return int(file.process.get("engine", 0))
+
+
+def _in_one_numbering(files: Sequence[RecordFile]) -> tuple[list[RecordFile], tuple[int, ...]]:
+    """The files with their steps counted on from one engine to the next, each of which counts from 1; the last of each.
+
+    ``engine`` in a file's head says whose steps it speaks of; without it there is only one.
+    """
+    most: dict[int, int] = {}
+    for file in files:
+        if len(file.steps):
+            most[_engine(file)] = max(most.get(_engine(file), 0), int(file.steps["seq"].max()))
+    last = np.cumsum([most[engine] for engine in sorted(most)], dtype=np.int64)
+    before = dict(zip(sorted(most), (last - [most[engine] for engine in sorted(most)]).tolist(), strict=True))
+    return [_counted_on(file, before.get(_engine(file), 0)) for file in files], tuple(last.tolist())
+
+
+def _counted_on(file: RecordFile, before: int) -> RecordFile:
+    if not before:
+        return file
+    steps, spans = file.steps.copy(), file.spans.copy()
+    steps["seq"] += before
+    spans["ref"][(spans["code"] >= _FIRST_STEP_CODE) & (spans["code"] < _FIRST_PROCESS_CODE)] += before
+    return replace(
+        file, steps=steps, spans=spans, entry_step=file.entry_step + before, emission_step=file.emission_step + before
+    )
+
+
+def _ranks(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
+    """The workers of each engine that has several."""
+    workers: dict[int, list[RecordFile]] = {}
+    for file in files:
+        if file.process.get("role") == "worker":
+            workers.setdefault(_engine(file), []).append(file)
+    return [ranks for ranks in workers.values() if len(ranks) > 1]
+
+
+def _silent(files: Sequence[RecordFile]) -> set[str]:
+    """Of several ranks those that do not answer the engine, by their files: each computes the same steps once more."""
+    silent: set[str] = set()
+    for ranks in _ranks(files):
+        answers = [bool((file.spans["code"] == Span.WORKER).any()) for file in ranks]
+        told = answers.index(True) if True in answers else 0
+        silent.update(file.path for number, file in enumerate(ranks) if number != told)
+    return silent
+
+
+def _ranks_apart_ns(files: Sequence[RecordFile]) -> Ints:
+    """Between the first and the last rank of an engine to begin a step's forward, for each step that all have."""
+    parts = [np.empty(0, np.int64)]
+    for ranks in _ranks(files):
+        begun = [file.spans[file.spans["code"] == Span.FORWARD] for file in ranks]
+        steps = functools.reduce(np.intersect1d, [rows["ref"] for rows in begun])
+        starts = []
+        for rows in begun:
+            seqs, first = np.unique(rows["ref"], return_index=True)
+            starts.append(rows["start_ns"][first][np.isin(seqs, steps)])
+        parts.append(np.max(starts, axis=0) - np.min(starts, axis=0))
+    return np.concatenate(parts)
+
+
+def _untimed(step_spans: Table) -> frozenset[str]:
+    """The stages that a device's own time is needed for, where it never told any."""
+    codes = step_spans["code"]
+    lost = (codes == Span.HOST_LAUNCH).any() and not (codes == Span.FORWARD).any()
+    return frozenset(("prefill", "decode")) if lost else frozenset()
+
+
+def _tables(file: RecordFile, by_engine: dict[str, int], *, told: bool) -> dict[str, Table]:
+    """One file's tables, with numbers of requests in place of its refs, which count from 1.
+
+    ``told``: its steps are to be told.
+    """
     row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int64)
     for ref, engine_id in file.engine_ids.items():
         row_of[ref] = by_engine.get(engine_id, -1)
-    codes = file.spans["code"]
+    codes, process = file.spans["code"], int(file.process.get("pid", MISSING))
     of_requests = file.spans[codes < _FIRST_STEP_CODE]
-    of_steps = file.spans[(codes >= _FIRST_STEP_CODE) & (codes < _FIRST_PROCESS_CODE)]
+    of_steps = file.spans[told & (codes >= _FIRST_STEP_CODE) & (codes < _FIRST_PROCESS_CODE)]
     return {
-        "request_spans": _table(REQUEST_SPAN, of_requests, request=row_of[of_requests["ref"]]),
-        "step_spans": _table(STEP_SPAN, of_steps, step=of_steps["ref"]),
+        "request_spans": _table(
+            REQUEST_SPAN, of_requests, request=row_of[of_requests["ref"]], process=np.full(len(of_requests), process)
+        ),
+        "step_spans": np.concatenate([_table(STEP_SPAN, of_steps, step=of_steps["ref"]), _device_table(file)]),
         "steps": file.steps,
         "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
         "emissions": _table(
@@ -188,6 +291,15 @@ def _tables(file: RecordFile, by_engine: dict[str, int]) -> dict[str, Table]:
             step=file.emission_step, request=row_of[file.emissions["ref"]], at=file.emission_ns,
         ),
     }  # fmt: skip
+
+
+def _device_table(file: RecordFile) -> Table:
+    """What the device did for each step, by its own marks."""
+    rows = device_spans(file)
+    out = np.empty(len(rows), STEP_SPAN)
+    for name, column in zip(("step", "code", "n", "start", "end"), rows.T, strict=True):
+        out[name] = column
+    return out
 
 
 def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any]) -> Table:
@@ -202,9 +314,16 @@ def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any]) -> Tabl
 def _problems(files: list[RecordFile]) -> tuple[str, ...]:
     """Reasons for which no ledger may be shown: records lost, or processes that disagree on the steps."""
     problems = [f"{Path(f.path).name}: {f.dropped} records were dropped (disk full)" for f in files if f.dropped]
-    scheduled = {int(seq) for f in files for seq in f.steps["seq"][(f.steps["code"] & StepFlag.EMPTY) == 0]}
+    engines = [_engine(file) for file in files if len(file.steps)]
+    if len(engines) > len(set(engines)):
+        problems.append("several servers recorded, whose engines cannot be told apart: give each a folder of its own")
+    every: dict[int, set[int]] = {}
     for file in files:
-        worked = {int(s) for s in file.spans["ref"][file.spans["code"] == Span.FORWARD]}
+        working = file.steps["seq"][(file.steps["code"] & StepFlag.EMPTY) == 0]
+        every.setdefault(_engine(file), set()).update(working.tolist())
+    for file in files:
+        scheduled = every[_engine(file)]
+        worked = {int(s) for s in file.spans["ref"][np.isin(file.spans["code"], (Span.FORWARD, Span.HOST_LAUNCH))]}
         if worked and file.complete and worked != scheduled and scheduled:
             missing, extra = len(scheduled - worked), len(worked - scheduled)
             if missing > 1 or extra > 1:  # the step in flight at the end may be on one side only
@@ -229,7 +348,9 @@ class Index:
     """Looks a trace's rows up by request and code, by request and token, by step and code."""
 
     def __init__(self, trace: Trace, requests: int) -> None:
-        self.requests = requests
+        self.rows = np.concatenate([np.arange(requests), trace.choices])  # of the client's table, by a request's number
+        self.requests = len(self.rows)
+        self._choices = trace.choices
         spans = trace.request_spans
         self.spans = spans[spans["request"] >= 0]
         emissions = trace.emissions[trace.emissions["request"] >= 0]
@@ -237,8 +358,17 @@ class Index:
         self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])
         self.emission_step = emissions["step"]
         self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
+        last = np.searchsorted(self.seqs, trace.engine_steps, side="right").tolist() or [len(self.seqs)]
+        self.engines = list(zip([0, *last[:-1]], last, strict=True))  # by position: each engine's steps, from .. to
         step_codes = [code for code in Span if _FIRST_STEP_CODE <= code < _FIRST_PROCESS_CODE]
         self.step_spans = {code: self._dense(trace.step_spans, code) for code in step_codes}
+        stays = trace.step_spans[trace.step_spans["code"] == Span.DEVICE_STEP]
+        stays = stays[np.isin(stays["step"], self.seqs)]
+        self.device_width = np.zeros(len(self.seqs), np.int64)  # how far a step's device stamps may be off
+        np.maximum.at(self.device_width, np.searchsorted(self.seqs, stays["step"]), stays["n"])
+        calls = trace.step_spans.copy()
+        calls["end"] = np.minimum(calls["end"], calls["start"] + calls["n"])
+        self.call_ends = {code: self._dense(calls, code)[1] for code in (Span.EXECUTE, Span.SAMPLE_CALL)}
         entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
         key = entries["request"] * FAR + entries["step"]
         order = np.argsort(key, kind="stable")
@@ -256,8 +386,35 @@ class Index:
         start[end == MISSING] = MISSING
         return start, end
 
+    def located(self, events: Events) -> Events:
+        """The events of requests with several choices as those of the choice whose token it was.
+
+        Chunks of one answer arrive in the order in which they were written.
+        """
+        if not len(self._choices):
+            return events
+        request, n = events.request.copy(), events.n.copy()
+        several = self.spans[(self.spans["code"] == Span.EGRESS) & (self.spans["n"] > 0)]
+        several = several[np.isin(self.rows[several["request"]], self._choices)]
+        several = several[np.argsort(several["start"], kind="stable")]
+        by_request = several[np.argsort(several["request"], kind="stable")]
+        new = np.diff(by_request["n"], prepend=0)
+        first = np.diff(by_request["request"], prepend=MISSING) != 0
+        new[first] = by_request["n"][first]
+        order = np.lexsort((by_request["start"], self.rows[by_request["request"]]))
+        several, new = by_request[order], new[order]
+        whose = self.rows[several["request"]]
+        so_far = _cumulative(whose, new)
+        at = np.searchsorted(whose * FAR + so_far, request * FAR + n)
+        inside = np.flatnonzero(at < len(several))
+        same = inside[whose[at[inside]] == request[inside]]
+        found = at[same]
+        n[same] += several["n"][found] - so_far[found]
+        request[same] = several["request"][found]
+        return Events(request, n, events.start, events.end)
+
     def of_request(self, code: int) -> Table:
-        """The first span of ``code`` of each client row (fields -1 where none)."""
+        """The first span of ``code`` of each request (fields -1 where none)."""
         out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
         rows = self.spans[self.spans["code"] == code]
         rows = rows[np.argsort(rows["start"], kind="stable")][::-1]
@@ -291,7 +448,7 @@ class Index:
         return np.where(self.seqs[at] == seq, at, MISSING)
 
     def first_step(self) -> Ints:
-        """Position of the first step that carries tokens of each client row, or MISSING."""
+        """Position of the first step that carries tokens of each request, or MISSING."""
         out = np.full(self.requests, MISSING)
         out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])
         return out

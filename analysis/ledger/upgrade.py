@@ -1,10 +1,10 @@
 """What a faster device could bring: for how much of what requests waited it computed, and the most that is to be had.
 
-The upgrade question, per request: every *own forward* (prefill, decode, and the shares of it that others' prompts and
-late kernel launches took) is made to take no time.
+The upgrade question, per request: every *own forward* (prefill, decode, and the share of it that others' prompts took)
+is made to take no time.
 
-- upper end: the forwards give way to the host work and launch gaps that they hid (``hidden_host_ns``: it has to be
-  done, and nothing covers it any more); every queue stays as it was;
+- upper end: the forwards give way to the host work that they hid (``hidden_host_ns``: it has to be done, and nothing
+  covers it any more); every queue stays as it was, and so does the time that the device waited for its host;
 - lower end: queues and steps of others are gone too (queue, other_step, preempted, engine_wait), as if every request
   met an idle engine.
 
@@ -36,7 +36,7 @@ from gapmeter.analysis.stages import BY_NAME, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
 from gapmeter.analysis.stats.series import Series
 
-FORWARD = ("prefill", "decode", "interference", "launch_gap")
+FORWARD = ("prefill", "decode", "interference")
 QUEUES = ("queue", "other_step", "preempted", "engine_wait")
 _PERCENTILES = (99.0, 95.0, 90.0, 50.0)
 _PARTS = ("compute", "launch_gap", "host", "queue", "network", "load_tester", "unexplained")  # of ComputeBand

@@ -16,6 +16,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.metrics import METRICS, metric_series, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import (
+    AtMost,
     CensoredDistribution,
     Distribution,
     Needs,
@@ -58,7 +59,14 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
     more = values.more_values(percentile)
     more = math.ceil(more / per_request) if per_request else more
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
-    return Percentile(ci_ms=ends, needs=Needs(requests=more, minutes=minutes))
+    needs = Needs(requests=more, minutes=minutes)
+    return Percentile(ci_ms=ends, needs=needs, at_most=at_most_ms(values, percentile))
+
+
+def at_most_ms(values: Series, percentile: float) -> AtMost | None:
+    """What bounds a percentile of values in ns from above."""
+    bound = values.at_most(percentile)
+    return None if bound is None else AtMost(ms=hdr.rounded_up(bound.value) / 1e6, confidence=bound.confidence)
 
 
 def _rounded_ms(ns: float | None) -> float | None:

@@ -93,6 +93,24 @@ def generator_lag_ns(requests: pd.DataFrame) -> Floats:
     return elapsed_ns(requests, due, "sent_ns") - np.nan_to_num(connecting)
 
 
+def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
+    """How long each piece of an answer that the kernel stamped waited to be read, and the number of all pieces.
+
+    Pieces of answers without any such stamp are counted by their chunks with tokens.
+    """
+    if "receive_wait_ns" not in requests:
+        return np.zeros(0), 0
+    waits, pieces = [np.zeros(0, np.uint32)], 0
+    for own, chunks in zip(requests["receive_wait_ns"], requests["chunk_tokens"], strict=True):
+        if own is not None and np.ndim(own):
+            waits.append(np.asarray(own))
+            pieces += len(own)
+        elif np.ndim(chunks):
+            pieces += len(chunks)
+    every = np.concatenate(waits)
+    return every[every > 0].astype(np.float64), pieces
+
+
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
     parts = [np.empty((4, 0), np.int64)]
@@ -166,18 +184,25 @@ def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple
 
     ``good``: who succeeded; with ``failures``, the gaps that others owe are there too, infinite.
     """
-    gaps = token_gaps(requests, np.ones(len(requests), bool) if failures else good)
-    row, at_ns, gap_ns = gaps.row, gaps.at_ns, gaps.gap_ns
-    if failures and not good.all():
-        lost_row, lost_at = _missing_gaps(requests, ~good, gaps)
-        row, at_ns = np.concatenate([row, lost_row]), np.concatenate([at_ns, lost_at])
-        gap_ns = np.concatenate([gap_ns, np.full(len(lost_row), np.inf)])
-        order = np.argsort(at_ns, kind="stable")
-        row, at_ns, gap_ns = row[order], at_ns[order], gap_ns[order]
-    if not len(row):
+    gaps = gaps_of(requests, good, failures=failures)
+    if not len(gaps.row):
         return np.zeros(0), []
-    by_request = np.unique(row, return_inverse=True)[1].astype(np.int64)
-    return gap_ns, [by_request, time_blocks(at_ns, gap_ns)]
+    by_request = np.unique(gaps.row, return_inverse=True)[1].astype(np.int64)
+    return gaps.gap_ns, [by_request, time_blocks(gaps.at_ns, gaps.gap_ns)]
+
+
+def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:
+    """The gaps of the requests that succeeded; with ``failures``, also those that others had or owe, infinite."""
+    gaps = token_gaps(requests, np.ones(len(requests), bool) if failures else good)
+    if not failures or good.all():
+        return gaps
+    row, at_ns = _missing_gaps(requests, ~good, gaps)
+    row, at_ns = np.concatenate([gaps.row, row]), np.concatenate([gaps.at_ns, at_ns])
+    owed = len(row) - len(gaps.row)
+    gap_ns = np.concatenate([gaps.gap_ns, np.full(owed, np.inf)])
+    tokens = np.concatenate([gaps.tokens, np.ones(owed, np.int64)])
+    order = np.argsort(at_ns, kind="stable")
+    return Gaps(row[order], at_ns[order], gap_ns[order], tokens[order])
 
 
 def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:

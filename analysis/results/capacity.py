@@ -10,7 +10,7 @@ from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Economy, TokensPe
 from gapmeter.analysis.results.manifest import Ended as Ended
 from gapmeter.analysis.results.run import Provenance, SloAnswer
 
-CAPACITY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
+CAPACITY_VERSION: Final = 3  # names are only ever added; counted up when one is renamed
 
 # How a search ended.
 FOUND: Final = "found"
@@ -93,14 +93,6 @@ class Density(Result):
     masses: tuple[float, ...]
 
 
-class MoreNeeded(Result):
-    """About how much more would give the interval that was asked for; None where that cannot be told."""
-
-    requests: int | None
-    seconds: Number
-    budget_s: Number
-
-
 class SeenAt(Result):
     """At ``rate``, ``over`` of ``count`` values were beyond the limit of ``slo``."""
 
@@ -120,9 +112,10 @@ class BestSeen(SeenAt):
 class Fleet(Result):
     """Servers for ``target_rps``: ``needed`` carry it with ``headroom`` (a share) kept free, ``spare`` may fail.
 
-    ``planned_rps`` is what each may be given: the capacity's lower bound less the headroom. A load balancer that deals
-    Poisson arrivals out at random gives each server Poisson arrivals, which is what the capacity holds for; one that
-    looks at queues does better.
+    ``planned_rps`` is what each may be given: the rate that was held (else the interval's lower end) less the headroom.
+    A load balancer that deals Poisson arrivals out at random gives each server Poisson arrivals; one that looks at
+    queues does better. ``usd_per_hour`` is that of all replicas, the spare ones too, and ``per_request_usd`` what a
+    request then costs: that over ``target_rps``, whatever the replicas could carry; absent without a price.
     """
 
     target_rps: float
@@ -130,10 +123,13 @@ class Fleet(Result):
     spare: int
     planned_rps: float
     needed: int
+    usd_per_hour: float | None = left_out()
+    per_request_usd: float | None = left_out()
+    per_million_output_tokens_usd: float | None = left_out()
 
     @classmethod
     def plan(cls, low: float, target_rps: float, headroom: float, spare: int) -> Fleet:
-        """``low``: the lower bound of one server's capacity, requests per second. Raises ValueError for no plan."""
+        """``low``: what one server surely carries, requests per second. Raises ValueError for no plan."""
         if not (low > 0 and target_rps > 0 and 0 <= headroom < 1 and spare >= 0):
             raise ValueError("a plan needs a capacity and a target above 0, a headroom below 1, and no negative spare")
         planned = low * (1 - headroom)
@@ -144,20 +140,32 @@ class Fleet(Result):
     def replicas(self) -> int:
         return self.needed + self.spare
 
+    def at_price(self, usd_per_hour: float, output_tokens: float | None) -> Fleet:
+        """The same with what it costs. ``usd_per_hour``: of one replica; ``output_tokens``: the mean of a request."""
+        whole = self.replicas * usd_per_hour
+        each = whole / (3600 * self.target_rps)
+        tokens = each / output_tokens * 1_000_000 if output_tokens else None
+        paid = {"usd_per_hour": whole, "per_request_usd": each, "per_million_output_tokens_usd": tokens}
+        return self.model_copy(update=paid)
+
 
 class Search(Result):
-    """``rate`` per second, between ``low`` and ``high`` with ``confidence``; ``spread``: their distance as a share.
+    """``rate`` per second, between ``low`` and ``high`` with ``confidence`` if latency grows as a queue's does.
 
-    Without a rate that held, or without one that failed, only one end is known. ``held_as_far_as_seen``: the highest
-    rate that leans to holding, be it too little to be sure. ``binding_*``: the SLO that breaks first, and what slow
-    requests wait for where it does. ``needs``: where the budget ended; ``best_seen``: where no rate holds every SLO.
+    ``spread``: half of their distance, as a share of the rate. ``held``: the highest rate at which a sequential test
+    found that every SLO holds; no curve is assumed for it. ``ceiling``: requests per second that the server completes
+    at most; ``drift``: by what share its speed differs between trials, as far as they tell. Without a rate that failed
+    there is no curve: ``low`` is then what held. ``binding_*``: the SLO that breaks first, and what slow requests wait
+    for where it does. ``best_seen``: where no rate holds every SLO.
     """
 
     rate: float | None
     low: float | None
     high: float | None
     spread: Number
-    held_as_far_as_seen: SeenAt | None
+    held: float | None
+    ceiling: Number
+    drift: Number
     confidence: float
     within: float
     ended: Ended
@@ -171,7 +179,6 @@ class Search(Result):
     target_rps: float | None
     requests: int
     seconds: float
-    needs: MoreNeeded | None
     best_seen: BestSeen | None
     reason: str | None
     trials: tuple[TrialResult, ...]
@@ -186,11 +193,11 @@ class SearchWords(Result):
 
 
 class CapacityResult(ResultFile):
-    """The highest Poisson rate at which every SLO holds, and what a request costs there."""
+    """The highest rate of arrivals at which every SLO holds, and what a request costs there."""
 
     FILE: ClassVar[str] = "summary.json"
 
-    schema_version: Literal[2] = CAPACITY_VERSION
+    schema_version: Literal[3] = CAPACITY_VERSION
     kind: Literal["capacity"] = "capacity"
     name: str
     exit_code: int

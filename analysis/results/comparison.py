@@ -83,9 +83,10 @@ class FigureName(Result):
 
 
 class DifferenceFigure(Result):
-    """B minus A of one figure with its 95 % interval, also as a share of A's value; ``why`` there is none.
+    """B minus A of one figure with its 95 % interval; ``why`` there is none.
 
-    ``p`` is two-sided, with ``df`` degrees of freedom.
+    ``relative`` is B / A - 1; its interval is that of log(B / A), so A's own error is in it too. ``p`` is two-sided,
+    with ``df`` degrees of freedom.
     """
 
     a_ms: Number
@@ -103,7 +104,7 @@ class ClaimedFigure(DifferenceFigure):
     """What Holm's correction left of it; a figure outside the family is shown, never claimed.
 
     ``least_ms``: the smallest difference that would have been found with 80 % probability; ``floor_ms``: the load
-    tester's own error.
+    tester's own error; ``growth_error``: the standard error of log(B / A), with ``growth_df`` degrees of freedom.
     """
 
     in_family: bool
@@ -111,6 +112,8 @@ class ClaimedFigure(DifferenceFigure):
     confirmed: bool
     least_ms: Number
     floor_ms: Number
+    growth_error: Number = None
+    growth_df: Number = None
 
 
 class DecileFigure(DifferenceFigure):
@@ -143,8 +146,17 @@ class StageDifferences(Result):
 
 
 class FailedShares(Result):
+    """The share of each side's requests that failed, with its 95 % interval."""
+
     a_share: float
     b_share: float
+    a_ci: Interval | None = None
+    b_ci: Interval | None = None
+
+    @property
+    def more_in_b(self) -> bool:
+        """Whether B failed more than A beyond chance: their intervals do not meet."""
+        return self.a_ci is not None and self.b_ci is not None and self.b_ci[0] > self.a_ci[1]
 
 
 class Change(Result):
@@ -321,24 +333,39 @@ REGRESSED: Final = "REGRESSED"
 UNDECIDED: Final = "UNDECIDED"
 WITHIN: Final = "WITHIN"
 NOT_ESTIMABLE: Final = "NOT ESTIMABLE"
+MOST_RUNS: Final = 100  # a side: no advice asks for more
 RegressionStatus = Literal["REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"]
 
 
 class RegressionRow(DifferenceFigure):
-    """One percentile that an SLO names, such as ``ttft p90``; A is the baseline."""
+    """One percentile that an SLO names, such as ``ttft p90``; A is the baseline.
+
+    ``p_adjusted``: one-sided, of a growth beyond the limit. ``least``: the smallest growth that these runs call a
+    regression in 80 of 100 cases, a fraction; ``runs_needed``: how many runs a side would decide what is undecided, at
+    this growth and this spread, as often. None where nothing tells, or where more than ``MOST_RUNS`` would be needed.
+    """
 
     name: str
     metric: str
     status: RegressionStatus
     p_adjusted: float | None
+    least: Number = None
+    runs_needed: int | None = None
+    sentence: str = ""
+
+
+class FailedRow(FailedShares):
+    """Requests that failed: REGRESSED where B failed more beyond chance, UNDECIDED where it failed more at all."""
+
+    status: RegressionStatus
     sentence: str = ""
 
 
 class Regression(Result):
-    """A run (B) against its baseline (A). ``limit``: the growth that is allowed, as a fraction.
+    """Runs (B) against their baseline (A). ``limit``: the growth that is allowed, as a fraction.
 
-    ``status`` is the worst row's, or NOT COMPARABLE, without rows; ``folder`` the comparison's. ``sentence`` is there
-    once the report has made it, for people: no program of ours reads it.
+    ``status`` is the worst row's, or NOT COMPARABLE, without rows; ``folder`` the comparison's; ``runs`` of each side.
+    ``sentence`` is there once the report has made it, for people: no program of ours reads it.
     """
 
     baseline: str
@@ -346,4 +373,11 @@ class Regression(Result):
     limit: float
     rows: tuple[RegressionRow, ...]
     status: RegressionStatus | Literal["NOT COMPARABLE"]
+    failed: FailedRow | None = None
+    runs: tuple[int, int] | None = None
     sentence: str = ""
+
+    @property
+    def one_run_a_side(self) -> bool:
+        """Whether nothing tells how much runs of the same thing differ."""
+        return self.runs == (1, 1)

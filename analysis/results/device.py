@@ -121,6 +121,45 @@ class EnergyWindow(Result):
     idle_share: Number
 
 
+class KernelUse(Result):
+    """Of the forwards that lie whole in a sampled window: the share in which any kernel ran (their union).
+
+    ``overlap``: summed kernel time over that union, above 1 where kernels ran side by side; ``communication_share`` of
+    the sum is NCCL's and other collectives'. ``copies_ms``: copies and fills in the windows, all together.
+    """
+
+    steps: int
+    busy_share: float
+    overlap: float
+    communication_share: float
+    copies_ms: float
+
+
+class DeviceUse(Result):
+    """What a device did by its own marks, in shares of the window; see analysis.device.use.
+
+    ``waiting_share``: idle while the engine was at a step, so that it waited for its host. ``launching_share``: of the
+    forwards' time, during which the host was still launching them, an upper bound on gaps between their kernels.
+    ``half_width_us``: how far off a mark may be on the host's clock, the median and the most; ``drift_ppm`` between the
+    clocks. ``untimed_steps``: of which the device did not tell its times.
+    """
+
+    busy_share: float
+    idle_share: float
+    waiting_share: float
+    input_share: float
+    forward_share: float
+    sampling_share: float
+    copy_share: float
+    launching_share: Number
+    steps: int
+    untimed_steps: int
+    half_width_us: float
+    half_width_us_max: float
+    drift_ppm: Number
+    kernels: KernelUse | None
+
+
 class Utilisation(Result):
     """How busy the device was; see analysis.device.telemetry."""
 
@@ -132,6 +171,7 @@ class Utilisation(Result):
     forward_share_of_step: Number
     kernel_share_of_forward: Number
     forward_by_device: bool
+    device: DeviceUse | None = left_out()
 
 
 class Telemetry(Result):

@@ -50,17 +50,33 @@ class Needs(Result):
     minutes: Number
 
 
+class AtMost(Result):
+    """What a percentile does not exceed, with the one-sided ``confidence`` that the sample gives."""
+
+    ms: float
+    confidence: float
+
+
+class KnownPercentile(Result):
+    """A percentile with both ends of its 95 % interval."""
+
+    percentile: float
+    value_ms: float
+    ci_ms: Ends
+
+
 class Percentile(Result):
     """One percentile of a distribution, None where the sample does not support it.
 
     ``ci_ms``: its 95 % interval. ``infinite``: answers that never came reach it, so that it has no value. ``needs``:
-    what would support it.
+    what would support it; ``at_most``: what bounds it meanwhile.
     """
 
     value_ms: Number = None
     ci_ms: Ends | None = None
     needs: Needs | None = None
     infinite: bool = False
+    at_most: AtMost | None = None
 
 
 class Distribution(Result):
@@ -106,13 +122,14 @@ class Distribution(Result):
         if not isinstance(value, Mapping) or "percentiles" in value:
             return value
         rest = dict(value)
-        needs, infinite = rest.pop("needs", {}), rest.pop("infinite", ())
+        needs, infinite, at_most = rest.pop("needs", {}), rest.pop("infinite", ()), rest.pop("at_most", {})
         gathered: dict[float, dict[str, Any]] = {}
         for key in value:
             name, _, kind = key.partition("_")
             if kind in ("ms", "ci_ms") and _KEY.fullmatch(name):
                 entry = gathered.setdefault(
-                    percentile_of_key(name), {"needs": needs.get(name), "infinite": name in infinite}
+                    percentile_of_key(name),
+                    {"needs": needs.get(name), "infinite": name in infinite, "at_most": at_most.get(name)},
                 )
                 entry["value_ms" if kind == "ms" else kind] = rest.pop(key)
         return rest | {"percentiles": gathered}
@@ -123,15 +140,18 @@ class Distribution(Result):
         rest: dict[str, Any] = handler(self)
         out: dict[str, Any] = {}
         needs: dict[str, Any] = {}
+        at_most: dict[str, Any] = {}
         infinite: list[str] = []
         for percentile, each in rest.pop("percentiles").items():
             key = percentile_key(float(percentile))
             out |= {f"{key}_ms": each["value_ms"], f"{key}_ci_ms": each["ci_ms"]}
             if each["needs"] is not None:
                 needs[key] = each["needs"]
+            if each["at_most"] is not None:
+                at_most[key] = each["at_most"]
             if each["infinite"]:
                 infinite.append(key)
-        return {**out, **rest, "needs": needs, "infinite": infinite}
+        return {**out, **rest, "needs": needs, "infinite": infinite, **({"at_most": at_most} if at_most else {})}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -145,6 +165,7 @@ class Distribution(Result):
         target["properties"] |= {
             "needs": {"type": "object", "additionalProperties": Needs.model_json_schema()},
             "infinite": {"type": "array", "items": {"type": "string"}},
+            "at_most": {"type": "object", "additionalProperties": AtMost.model_json_schema()},
         }
         target["patternProperties"] = {r"^p\d+_ms$": _NUMBER, r"^p\d+_ci_ms$": _ENDS}
         return reference

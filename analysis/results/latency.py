@@ -25,10 +25,15 @@ class Left(Result):
 
 
 class EventResidual(Result):
-    """``strict`` counts everything in transit as unexplained too."""
+    """``strict`` counts everything in transit as unexplained too.
+
+    ``unstamped`` is explained by a stage, but only as being within a call that is stamped as a whole (the HTTP
+    application, the engine's loop), where no stamp tells what was done.
+    """
 
     unexplained: Left
     strict: Left
+    unstamped: Left
 
 
 class Residual(Result):
@@ -55,10 +60,31 @@ class RankedStage(Result):
     ms: Number
 
 
+class OwnerPart(Result):
+    """What is an owner's: of typical requests, of slow ones, and of those at the percentile that a limit is set for.
+
+    ``ms`` and ``share``: of what slow ones wait beyond typical ones; ``at_share``: of what those at the percentile wait
+    in all. ``stages`` make most of ``ms``, the largest first.
+    """
+
+    owner: str
+    typical_ms: float
+    slow_ms: float
+    at_ms: float
+    at_share: Number
+    at_share_ci: Ends
+    ms: float
+    share: Number
+    share_ci: Ends
+    stages: tuple[str, ...]
+
+
 class Anatomy(Result):
     """Slow requests against typical ones. ``ranked``: the stages by their share of the difference, the largest first.
 
-    ``stage``, ``owner`` and ``share`` are the first one's, ``share_ci`` its 95 % interval.
+    ``stage``, ``owner`` and ``share`` are the first one's, ``share_ci`` its 95 % interval. ``owners``: the same by who
+    could make it shorter; ``leading`` is the first of them, where its interval clears that of the second. ``at`` are
+    the requests around ``percentile``, and ``payer`` whose most of their wait is, where that is as clear.
     """
 
     count: int
@@ -70,6 +96,11 @@ class Anatomy(Result):
     owner: str
     share: float
     share_ci: Ends
+    percentile: float
+    at: Band
+    owners: tuple[OwnerPart, ...]
+    leading: str | None
+    payer: str | None
 
 
 class Tail(Result):

@@ -12,8 +12,10 @@ from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.cost import Economy
 from gapmeter.analysis.results.device import Roofline, Telemetry
 from gapmeter.analysis.results.distribution import (
+    AtMost,
     CensoredDistribution,
     GroupDistribution,
+    KnownPercentile,
     MetricDistribution,
     Needs,
     StageDistribution,
@@ -45,24 +47,41 @@ class Confidence(Result):
     verdict: float
 
 
-class SloAnswer(Result):
-    """Whether one SLO holds. ``limit``, ``value``, ``low`` and ``high`` are in ``unit``: ms, or a share for errors.
+Basis = Literal["interval", "bound", "far", "share"]
 
-    In a file they have it in their names (``limit_ms``). ``infinite``: answers that never came reach the value or the
-    interval. ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
-    ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half``: how many requests
-    exceeded half the limit, where it was met since none exceeded the limit and so few its half.
+
+class FarBelow(Result):
+    """How many requests exceeded a ``part`` of the limit: its half, or as much as the largest took."""
+
+    part: float
+    beyond: int
+
+
+class SloAnswer(Result):
+    """Whether one SLO holds. Its limit, value, low, high and sample are in ``unit``: ms, or a share for errors.
+
+    In a file they have it in their names (``limit_ms``). ``sure``: how sure the answer is, one-sided, and by what
+    (``basis``, see judge.verdict). ``sample``: what this sample has at the percentile, also where it supports no
+    ``value``; then ``at_most`` bounds it, and ``highest`` is the highest percentile below it that has both ends.
+    ``beyond``: how many values exceed the limit. ``infinite``: answers that never came reach the value or the interval.
+    ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
+    ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half`` and ``far``: how
+    many requests exceeded half the limit, or that part of it which tells most, where that decided.
     """
 
     text: str
     metric: str
     percentile: float | None
     status: Verdict
+    sure: Number = None
+    basis: Basis | None = None
     limit: float
     value: Number
     low: Number
     high: Number
+    sample: Number = None
     infinite: bool
+    beyond: int | None = None
     count: int
     n_eff: float
     confidence: float
@@ -70,7 +89,10 @@ class SloAnswer(Result):
     needs: Needs | None
     stage: str | None
     owner: str | None
+    at_most: AtMost | None = left_out()
+    highest: KnownPercentile | None = left_out()
     beyond_half: int | None = left_out()
+    far: FarBelow | None = left_out()
 
     @property
     def unit(self) -> Literal["ms", "share"]:
@@ -99,7 +121,7 @@ class SloAnswer(Result):
         return reference
 
 
-_LIMITS = ("limit", "value", "low", "high")
+_LIMITS = ("limit", "value", "low", "high", "sample")
 _WITH_UNIT = {f"{name}_{unit}" for name in _LIMITS for unit in ("ms", "share")}
 
 
@@ -116,20 +138,51 @@ class StepFit(Result):
 class CoreHolder(Result):
     """Who had a core while requests waited for it: a process, and the stage that it was at ("" for none of its stages).
 
-    ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester`` or ``another program``.
-    ``share`` of all such waiting of the run's requests, ``mean_ms`` of a request.
+    ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester``, ``another program``
+    (``program`` names it, where known), ``CPU limit`` (of the server's control group), ``nobody`` (being moved) or
+    ``unknown``. ``share`` of all such waiting of the run's requests, ``mean_ms`` of a request.
     """
 
     process: str
     stage: str
     share: float
     mean_ms: float
+    program: str = ""
+
+
+SupportLevel = Literal["exact", "approximate", "refused"]
+EXACT: Final = "exact"
+APPROXIMATE: Final = "approximate"
+REFUSED: Final = "refused"
+
+
+class Supported(Result):
+    """Something that the server did or was, and how well the ledger knows it.
+
+    ``detail``: what it was here ("2 ranks"); ``text``: what the level means; ``touches``: the stages concerned.
+    """
+
+    feature: str
+    level: SupportLevel
+    detail: str
+    text: str
+    touches: tuple[str, ...]
+
+
+class Ranks(Result):
+    """How far apart the ranks of an engine began a step's forward, over the steps that all of them ran."""
+
+    steps: int
+    begun_apart_p50_ms: float
+    begun_apart_p99_ms: float
 
 
 class LedgerFacts(Result):
     """The ledger itself: why it was refused, stages that are unmeasured, stamps that were out of order a little.
 
-    ``core_held``: the most time first; left out where the kernel's records of switches could not be had.
+    ``core_held``: the most time first; left out where there is no ledger. ``core_waits``: what waits for a core are
+    known from: the kernel's records of every switch, its sums of waits, or (not at all) the probes' spans alone.
+    ``support``: what the server was, and how well the ledger knows it; ``ranks``: of a tensor parallel one.
     """
 
     refused: tuple[str, ...]
@@ -139,6 +192,9 @@ class LedgerFacts(Result):
     interference: StepFit | None
     killed_processes: tuple[str, ...]
     core_held: tuple[CoreHolder, ...] | None = left_out()
+    core_waits: Literal["switches", "sums", "spans"] = "spans"
+    support: tuple[Supported, ...] | None = left_out()
+    ranks: Ranks | None = left_out()
 
 
 class ShortenedLoad(Result):

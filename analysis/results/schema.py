@@ -21,6 +21,7 @@ _TYPES = {
     "capacity": "gapmeter.analysis.results.capacity:CapacityResult",
     "capacity-manifest": "gapmeter.analysis.results.manifest:SearchManifest",
     "comparison": "gapmeter.analysis.results.comparison:Comparison",
+    "costs": "gapmeter.analysis.results.costs:CostTable",
 }
 
 

@@ -44,14 +44,31 @@ class FloorShares(FloorFigures):
     measured: str
 
 
+class ReceiveWait(Result):
+    """How long what arrived lay in the client's kernel until the load tester read it: in no latency.
+
+    ``stamped``: the share of all pieces of the measured requests' answers that have the kernel's stamp.
+    """
+
+    stamped: float
+    p50_ms: Number
+    p99_ms: Number
+    max_ms: Number
+
+
 class Trust(Result):
-    """How far the other figures can be trusted. ``strained``: the rules that warn."""
+    """How far the other figures can be trusted. ``strained``: the rules that warn.
+
+    ``receive_wait`` None: unmeasured, and bytes had arrived when the load tester read them.
+    """
 
     valid: bool
     lag_p99_ms: Number
     unexplained_p99_share: Number
     strict_p99_share: Number
+    unstamped_p99_share: Number
     client_cpu_share: Number
+    receive_wait: ReceiveWait | None = None
     strained: tuple[str, ...]
 
 

@@ -20,6 +20,7 @@ b = (1 - p)(n + 1) and I is the regularized incomplete beta function.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -145,17 +146,20 @@ _KERNEL_WIDTHS = 8.0  # standard deviations of the beta weights beyond which the
 
 def harrell_davis(rows: Floats, percentiles: Sequence[float]) -> Floats:
     """Percentiles of each row, shape (rows, percentiles). NaN marks what is no value; none gives NaN."""
+    if not percentiles:
+        return np.empty((len(rows), 0))
     ordered = np.sort(rows, axis=1)  # NaN last
     known = rows.shape[1] - np.isnan(ordered).sum(axis=1)
     out = np.full((len(rows), len(percentiles)), np.nan)
     for n in np.unique(known):
         if n:
             of = known == n
-            out[of] = ordered[of, :n] @ _weights(int(n), percentiles).T
+            out[of] = ordered[of, :n] @ _weights(int(n), tuple(percentiles)).T
     return out
 
 
-def _weights(n: int, percentiles: Sequence[float]) -> Floats:
+@functools.lru_cache(maxsize=64)
+def _weights(n: int, percentiles: tuple[float, ...]) -> Floats:
     """Harrell and Davis's weights of n order statistics: shape (percentiles, n)."""
     p = np.asarray(percentiles, dtype=np.float64)[:, None] / 100
     edges = special.betainc(p * (n + 1), (1 - p) * (n + 1), np.arange(n + 1) / n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -13,7 +14,17 @@ from gapmeter.analysis.arrays import Floats
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
+LEAST_SURE = 0.9  # a bound that is less sure is not told
+MOST_SURE = 0.99  # more is not claimed: what values are worth is an estimate, and a machine drifts
 NORMAL = 1.96  # the normal's 97.5 % quantile, where a variance is taken for known
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a figure does not exceed, and how sure that is (one-sided, a share of 1)."""
+
+    value: float
+    confidence: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +69,38 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 
 
 POWER = 0.8
+_MOST_LOG = 50.0  # more is no interval any more
+
+
+class Spread(NamedTuple):
+    """How far a figure moves by chance: its standard error, and the degrees of freedom that this rests on."""
+
+    error: float
+    df: float
+
+    def half_width(self, confidence: float) -> float:
+        return t_quantile(self.df, confidence) * self.error
+
+    def p(self, value: float) -> float:
+        """Two-sided: how likely so large a value is where the true one is 0."""
+        if value == 0:
+            return 1.0
+        return float(2 * special.stdtr(self.df, -abs(value) / self.error)) if self.error > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure of two sides in ns. The error of B minus A over ``error`` follows Student's t with ``df``.
+    """A figure of two sides in ns, and how far their difference, B minus A, moves by chance.
 
-    ``error`` and ``df`` are None where the samples cannot support the figure, and ``why`` says so.
+    ``spreads``: by each estimate of that (within the runs; between them, where a side has several). A claim must hold
+    by all of them, so the widest interval counts. Empty where the samples cannot support the figure; ``why`` says so.
+    ``log_spreads``: the same of log(B / A); empty also where a side may be 0.
     """
 
     a: float | None
     b: float | None
-    error: float | None = None
-    df: float | None = None
+    spreads: tuple[Spread, ...] = ()
+    log_spreads: tuple[Spread, ...] = ()
     why: str = ""
 
     @property
@@ -80,7 +110,12 @@ class Difference:
     @property
     def value(self) -> float | None:
         """B minus A."""
-        return None if self.error is None or self.a is None or self.b is None else self.b - self.a
+        return None if not self.spreads or self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def df(self) -> float | None:
+        """Behind the 95 % interval."""
+        return max(self.spreads, key=lambda each: each.half_width(CONFIDENCE)).df if self.spreads else None
 
     @property
     def estimate(self) -> Estimate:
@@ -93,21 +128,40 @@ class Difference:
     @property
     def p(self) -> float | None:
         """Two-sided: how likely so large a difference is where there is none."""
-        if self.value is None or self.error is None or self.df is None:
+        return None if (value := self.value) is None else max(each.p(value) for each in self.spreads)
+
+    @property
+    def growth(self) -> Spread | None:
+        """The standard error of log(B / A), with the fewest degrees of freedom: its 95 % interval is the widest of all.
+
+        At a stricter level it is no narrower than what those degrees of freedom ask for.
+        """
+        if not self.log_spreads:
             return None
-        if self.value == 0:
-            return 1.0
-        return float(2 * special.stdtr(self.df, -abs(self.value) / self.error)) if self.error > 0 else 0.0
+        df = min(each.df for each in self.log_spreads)
+        return Spread(max(each.half_width(CONFIDENCE) for each in self.log_spreads) / t_quantile(df), df)
+
+    @property
+    def growth_ends(self) -> tuple[float, float] | None:
+        """The 95 % interval of B / A - 1, in which A's own error counts too."""
+        if (spread := self.growth) is None or not self.a or not self.b:
+            return None
+        reach = math.exp(min(spread.half_width(CONFIDENCE), _MOST_LOG))
+        return self.b / self.a / reach - 1, self.b / self.a * reach - 1
 
     def half_width(self, confidence: float) -> float:
         """Half the interval's width at any confidence; infinite where there is no interval."""
-        return math.inf if self.error is None or self.df is None else t_quantile(self.df, confidence) * self.error
+        return max((each.half_width(confidence) for each in self.spreads), default=math.inf)
 
     def least(self, confidence: float) -> float:
         """The smallest true difference that the test at this confidence finds in 80 of 100 such comparisons."""
-        if self.error is None or self.df is None:
-            return math.inf
-        return self.half_width(confidence) + float(special.stdtrit(self.df, POWER)) * self.error
+        reach = (each.half_width(confidence) + each.error * power_quantile(each.df) for each in self.spreads)
+        return max(reach, default=math.inf)
+
+
+def power_quantile(df: float) -> float:
+    """How many standard errors a true value must lie beyond a test's threshold to be found in 80 of 100 cases."""
+    return float(special.stdtrit(df, POWER))
 
 
 def holm(p: Sequence[float]) -> Floats:

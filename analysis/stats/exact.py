@@ -7,9 +7,13 @@ promise about it are one statement. A rate's bounds are Garwood's (1936, Biometr
 
 *Far below a limit* that no value has reached, less evidence is enough. Slow requests of two kinds could have been
 missed. Those that come alone are told by the plain number of values. Those that come in bursts, as queues make them,
-also show below the limit: where the tail falls at least as 1 / x^2 from half the limit on (a queue's falls
-exponentially), it is enough that at most four times the allowed share exceeds half the limit. Neither tells of a stall
-that never happened.
+also show below the limit: where the tail falls at least as 1 / x^2 from a part of the limit on (a queue's falls
+exponentially), it is enough that at most four times the allowed share exceeds its half, or that the largest value is
+small: with m a part of the limit, 1 / m^2 times the share would exceed it. Two chances to be wrong, so each counts
+twice. Neither tells of a stall that never happened.
+
+*Far beyond a limit* nothing need be known of how alike neighbours are: a share of requests has the same mean however
+they hang together, so that by Markov's inequality it exceeds x with a chance of at most its mean over x.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from collections.abc import Callable
 from scipy import optimize, special
 
 from gapmeter.analysis.stats.dependence import later
-from gapmeter.analysis.stats.estimate import TAIL
+from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 
 HALF_TIMES = 4.0  # so many times the allowed share may exceed half the limit
 FEWEST_FAR = 100.0  # independent values: below, n_eff itself is not known well enough
@@ -128,6 +132,33 @@ def chance_far_below(over_half: float, count: int, n_eff: float, share: float) -
     return max(alone, chance_of_so_few(over_half, count, n_eff, HALF_TIMES * share))
 
 
+def chance_far_from(
+    largest: float, over_half: int, count: int, n_eff: float, share: float
+) -> tuple[float, float, int] | None:
+    """P(no value beyond the limit, and so little near it) if the share beyond the limit were ``share``.
+
+    Of ``count`` values, worth ``n_eff``, the ``largest`` is so large a part of the limit, and ``over_half`` exceed its
+    half. Returns the chance, the part that tells most, and how many exceed that; None where a value exceeds the limit
+    or nothing can be argued.
+    """
+    if not count or largest > 1:
+        return None
+    found = []
+    if far_applies(n_eff, share):
+        found.append((chance_of_so_few(over_half, count, n_eff, HALF_TIMES * share), 0.5, over_half))
+    if largest < 0.5 and n_eff >= FEWEST_FAR * (2 * largest) ** 2:
+        found.append((chance_of_so_few(0, count, n_eff, min(share / max(largest, 1e-9) ** 2, 1.0)), largest, 0))
+    if not found:
+        return None
+    bursts, part, over = min(found)
+    return max(chance_of_so_few(0.0, count, float(count), share), 2 * bursts), part, over
+
+
+def chance_of_so_large_a_share(over: float, count: int, share: float) -> float:
+    """The most that P(at least ``over`` of ``count`` beyond a limit) can be if no more than ``share`` of all were."""
+    return min(share * count / over, 1.0) if over else 1.0
+
+
 def growth_to_decide(hits: int, count: int, n_eff: float, share: float, plain: float | None = None) -> float | None:
     """By what factor the sample must grow until a share is proven above or below ``share``, if it stays what it is.
 
@@ -138,6 +169,8 @@ def growth_to_decide(hits: int, count: int, n_eff: float, share: float, plain: f
     def decided(worth: float) -> bool:
         tolerable, damning = decisive_counts(worth, share)
         k = hits / count * worth
+        if not hits and (1 - share) ** worth <= 1 - CONFIDENCE:  # none was met, which bounds the share on one side
+            return True
         return (tolerable is not None and k <= tolerable) or (damning is not None and k >= damning)
 
     return growth(n_eff, max(plain or n_eff, n_eff), decided, _MOST_GROWTH)

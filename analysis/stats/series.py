@@ -15,7 +15,9 @@ dependence better:
 The smallest is n_eff, for all percentiles of that range. Where no neighbours are alike, short says nothing.
 docs/results has the coverage on queues whose quantiles are known, and where it falls short.
 
-One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist.
+One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist. Where the
+upper one does not, the largest value still bounds it, with the confidence that is left: a share 1 - q of n_eff values
+lies above a percentile, and none of them was met, which has the chance q^n_eff (``at_most``).
 
 *A level* (``level_of``): its variance is taken twice, and the larger counts: from the first twelve cosine coefficients
 of the series in time order (Mueller 2007, A theory of robust long-run variance estimation; Lazarus, Lewis, Stock and
@@ -38,7 +40,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.stats.dependence import autocorrelation_time, exceedances, first_cosines, neighbours_alike
-from gapmeter.analysis.stats.estimate import NORMAL, Estimate, t_quantile
+from gapmeter.analysis.stats.estimate import LEAST_SURE, MOST_SURE, NORMAL, TAIL, Bound, Estimate, t_quantile
 from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
 from gapmeter.analysis.stats.hdr import nearest_rank
 
@@ -131,6 +133,21 @@ class Series:
         high = min((end for end in highs if end is not None), default=None)
         why = "" if low is not None and high is not None else self._too_few(percentile)
         return Estimate(self._at(percentile), low, high, n_eff, why)
+
+    def at_most(self, percentile: float) -> Bound | None:
+        """What bounds a percentile from above; None where that is less than 90 % sure, or answers never came.
+
+        The upper end of its interval where it has one, one side of which is 97.5 % sure; else the largest value.
+        """
+        if not self.count:
+            return None
+        high = self.percentile(percentile).high
+        if high is not None:
+            return Bound(high, 1 - TAIL) if math.isfinite(high) else None
+        above = (percentile, *(p for p in _ABOVE if p > percentile))
+        sure = min(max(1 - (p / 100) ** self.n_eff(p) for p in above), MOST_SURE)
+        largest = float(self.ordered[-1])
+        return Bound(largest, sure) if sure >= LEAST_SURE and math.isfinite(largest) else None
 
     def more_values(self, percentile: float) -> int:
         """How many more values of the same kind would give a percentile both ends of its interval; 0 when it has them.

@@ -48,6 +48,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, one case per SLO")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+    parser.add_argument("-v", "--verbose", action="store_true", help="the whole summary, not its first screen")
     parser.add_argument("--annotations", action="store_true", help="GitHub's, of what failed (there: always)")
 
 

@@ -41,8 +41,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--ui-keep", metavar="TIME", help="with --ui: end it so long after the run (default: Ctrl-C)")
     flags.add_outputs(parser)
     parser.add_argument(
-        "--baseline", type=Path, metavar="RUN", help="hold it against this run: exit 99 if it regressed"
+        "--baseline", metavar="RUN,RUN", help="make 3 runs, hold them against these: exit 99 if they regressed"
     )
+    parser.add_argument("--force", action="store_true", help="with --baseline: judge one run a side; it says so")
     parser.add_argument(
         "--max-regression", metavar="SHARE", help="by how much an SLO's percentile may grow (default: 5%%)"
     )
@@ -59,8 +60,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--headroom", default="20%", metavar="20%", help="of each server kept free in that")
     parser.add_argument("--spare", type=int, default=0, metavar="1", help="servers that may fail in that (1: N+1)")
     parser.add_argument("--confidence", default="95%", metavar="95%", help="of the interval")
-    parser.add_argument("--within", default="10%", metavar="10%", help="found when the interval's ends are this close")
-    parser.add_argument("--budget", default="7m", metavar="DURATION", help="of trials in all (default: 7m)")
+    parser.add_argument("--within", default="8%", metavar="8%", help="half of the interval found, at most")
+    parser.add_argument("--budget", default="4m", metavar="DURATION", help="of trials in all (default: 4m)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with an earlier search; its trials count")
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
@@ -124,6 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
         probe_dir=arguments.probe_dir,
         api_key=flags.api_key_of(arguments),
         quiet=arguments.quiet,
+        verbose=arguments.verbose,
         live_port=arguments.live_port if arguments.live else None,
         progress=arguments.progress,
         command=flags.command_of(arguments),
@@ -132,25 +134,27 @@ def _run(arguments: argparse.Namespace) -> int:
         return _publish(arguments, lambda: [run_sweep(arguments.scenario, changed, options, arguments.resume)])
 
     def conclusions() -> Iterable[Conclusion[Any]]:
-        runs = run_repeats(arguments.scenario, changed, options)
         if baseline is None:
-            return runs
+            return run_repeats(arguments.scenario, changed, options)
         from gapmeter.study.comparison import judged_against
 
-        return judged_against(runs, scenario.repeat, baseline, arguments.runs, quiet=arguments.quiet)
+        repeats = baseline.repeats(scenario)
+        runs = run_repeats(arguments.scenario, [*changed, f"repeat={repeats}"], options)
+        return judged_against(runs, repeats, baseline, arguments.runs, quiet=arguments.quiet)
 
     return _publish(arguments, conclusions)
 
 
 def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | None:
     if arguments.baseline is None:
-        if arguments.max_regression is not None or arguments.factor:
-            raise UserError("--max-regression and --factor go with --baseline RUN", errors.USAGE)
+        if arguments.max_regression is not None or arguments.factor or arguments.force:
+            raise UserError("--max-regression, --factor and --force go with --baseline RUN", errors.USAGE)
         return None
     from gapmeter.study.comparison import Baseline, check_baseline
 
     limit = flags.share_of("--max-regression", arguments.max_regression or "5%", 0.0, 10.0)
-    baseline = Baseline(arguments.baseline, limit, tuple(arguments.factor))
+    folders = tuple(Path(part) for part in arguments.baseline.split(",") if part)
+    baseline = Baseline(folders, limit, tuple(arguments.factor), force=arguments.force)
     check_baseline(baseline, scenario)
     return baseline
 
@@ -218,8 +222,10 @@ def _worker(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from gapmeter.study.study import report_again
 
-    quiet, definitions = arguments.quiet, arguments.definitions
-    return _publish(arguments, lambda: [report_again(arguments.run, quiet=quiet, definitions=definitions)])
+    quiet, verbose, definitions = arguments.quiet, arguments.verbose, arguments.definitions
+    return _publish(
+        arguments, lambda: [report_again(arguments.run, quiet=quiet, verbose=verbose, definitions=definitions)]
+    )
 
 
 def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:

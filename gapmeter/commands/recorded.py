@@ -20,22 +20,32 @@ from gapmeter.errors import UserError, say_exit
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
+    from gapmeter.analysis.results.costs import CostTable
     from gapmeter.study.conclusion import Conclusion
 
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
-    parser = commands.add_parser("compare", help="compare runs: what differs beyond chance, and which stage it is")
-    parser.add_argument("sides", nargs="*", metavar="RUN", help="a run's folder a side, or several with commas between")
+    parser = commands.add_parser(
+        "compare", help="runs: what differs beyond chance; searches and sweeps: which is cheaper"
+    )
+    parser.add_argument(
+        "sides", nargs="*", metavar="RUN", help="a folder or archive a side, or several with commas between"
+    )
     parser.add_argument("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
     parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
     parser.add_argument("--run", metavar="SCENARIO", help="run it under --a and under --b, in turn, and compare")
-    parser.add_argument("--pairs", type=int, default=2, metavar="N", help="with --run: how many runs of each side")
+    parser.add_argument(
+        "--pairs", type=int, default=3, metavar="N", help="with --run: how many runs a side (default: 3)"
+    )
     flags.add_overrides(parser)
     parser.add_argument(
         "--factor", action="append", default=[], metavar="KEY", help="what may differ: server.max_batch"
     )
-    parser.add_argument("--force", action="store_true", help="compare what is not comparable; every figure says so")
+    parser.add_argument(
+        "--max-regression", metavar="SHARE", help="fail (99) where an SLO's percentile of B grew by surely more: 5%%"
+    )
+    parser.add_argument("--force", action="store_true", help="compare what is not comparable, or one pair; it says so")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where folders go (default: runs)")
     parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a pull request")
@@ -92,21 +102,27 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     if arguments.markdown is not None:
         flags.Outputs(markdown=arguments.markdown).check()
+    limit = arguments.max_regression
+    allowed = None if limit is None else flags.share_of("--max-regression", limit, 0.0, 10.0)
     command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
-    from gapmeter.report import comparison, markdown
+    from gapmeter.analysis.results.costs import CostTable
+    from gapmeter.report import comparison, costs, markdown
+    from gapmeter.study.comparison import gate
     from gapmeter.study.conclusion import show
 
-    document = comparison.document(compared.result)
+    result = compared.result
+    document = costs.document(result) if isinstance(result, CostTable) else comparison.document(result)
     if arguments.markdown:
         flags.write_file(arguments.markdown, markdown.text(document))
-    if arguments.json:
-        print(json.dumps({**compared.result.to_json(), "folder": str(compared.folder)}), flush=True)
-    else:
-        print(compared.folder, flush=True)
     if not arguments.quiet:
         show(document, compared.folder)
-    return say_exit(compared.exit_code)
+    told, code = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code
+    if allowed is not None:
+        regression, code = gate(result, compared.folder, allowed, quiet=arguments.quiet)
+        told["regression"] = regression.to_json()
+    print(json.dumps(told) if arguments.json else compared.folder, flush=True)
+    return say_exit(code)
 
 
 def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:
@@ -126,7 +142,7 @@ def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion
     )  # fmt: skip
 
 
-def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:
+def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison] | Conclusion[CostTable]:
     if arguments.overrides:
         raise UserError("--set changes a scenario; it goes with --run SCENARIO", errors.USAGE)
     named = [",".join(folders) for folders in (arguments.a, arguments.b) if folders]
@@ -134,9 +150,9 @@ def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion
     if len(sides) < 2 or not all(sides):
         text = "a comparison needs two sides: gapmeter compare RUN RUN, several runs a side as RUN,RUN"
         raise UserError(text, errors.USAGE)
-    from gapmeter.study.comparison import compare_runs
+    from gapmeter.study.comparison import compare_folders
 
-    return compare_runs(sides, arguments.factor, force=arguments.force, runs=arguments.runs, command=command)
+    return compare_folders(sides, arguments.factor, force=arguments.force, runs=arguments.runs, command=command)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -172,7 +188,7 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
-    from gapmeter.analysis.numbers import DASH, count, duration
+    from gapmeter.analysis.numbers import DASH, count
     from gapmeter.report.terminal import print_table
     from gapmeter.runs.listing import list_runs
 
@@ -185,7 +201,7 @@ def _list_runs(arguments: argparse.Namespace) -> int:
         rows = [
             (
                 run.started[:19].replace("T", " "), run.kind, run.name, run.engine, run.verdict or DASH,
-                count(run.measured), duration(run.ttft_p99_ms),
+                count(run.measured), run.p99("ttft"),
                 run.folder if not run.reason else f"{run.folder} ({run.reason})",
             )
             for run in listed

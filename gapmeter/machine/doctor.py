@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import statistics
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import psutil
 import uvloop
+from gapmeter_probe.digests import order
+from gapmeter_probe.digests import table as tested
 
 from gapmeter import errors
 from gapmeter.machine.calibration import COMMAND, read_calibration
@@ -29,7 +30,6 @@ from gapmeter.records.timer import Timer
 from gapmeter.servers import vllm
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-OLDEST_VLLM = (0, 27)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STREAMS = 10_000
 _SPARE_FILES = 240  # sockets of the loop, records, logs, libraries
@@ -362,9 +362,10 @@ def judge_vllm(found: dict[str, str], interpreter: Path, has_gpu: bool) -> Findi
     if not probe:
         remedy = f"all its stages stay unmeasured: {interpreter} -m pip install {CHECKOUT / 'probe'}"
         return Finding("vLLM", False, seen, remedy)
-    if tuple(map(int, re.findall(r"\d+", found[name])[:2])) < OLDEST_VLLM:
-        oldest = ".".join(map(str, OLDEST_VLLM))
-        return Finding("vLLM", False, seen, f"the probe is made for {oldest} and newer; missing stages are unmeasured")
+    oldest, newest = tested().versions[0], tested().versions[-1]
+    if not order(oldest) <= order(found[name]) <= order(newest):
+        remedy = f"the probe was tested on {oldest} to {newest}: missing stages are unmeasured, and a run says which it"
+        return Finding("vLLM", False, seen, f"{remedy} read from code that has changed")
     return judged("vLLM", name == "vllm" or not has_gpu, seen)
 
 

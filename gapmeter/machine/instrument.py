@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.loadgen.plan import PATHS, Plan, Swaps
 from gapmeter.records import Outcome, RecordFile, Span, read_records
-from gapmeter.records.request import RequestRecord
+from gapmeter.records.request import RequestRecord, as_read
 from gapmeter.records.stream import parse_answer
 
 Ints = NDArray[np.int64]
@@ -55,7 +55,8 @@ class Errors:
 
     One a request: ``ttft`` and ``e2e`` (the client's, from *due*, minus the log's, from the request's receipt to the
     start of the write) and ``lag`` (due to sent, a new connection's time left out). One a token: ``late``, from the
-    start of its write to its stamp, and the ``stamps`` themselves. One a gap: ``itl``, how far both gaps differ.
+    start of its write until the client had read it, and the ``stamps`` of its arrival. One a gap: ``itl``,
+    how far both gaps differ.
     """
 
     ttft: Ints
@@ -124,7 +125,7 @@ def errors(run: Run) -> Errors:
         e2e.append(stamps[-1] - record.due_ns - (left[-1] - received))
         arrived.append(stamps)
         itl.append(np.abs(np.diff(stamps) - np.diff(left)))
-        late.append(stamps - left)
+        late.append(parse_answer(as_read(record)).token_ns - left)
         lag.append(record.sent_ns - record.due_ns - (record.connect_end_ns - record.connect_start_ns))
     return Errors(
         np.array(ttft), np.array(e2e), np.concatenate(itl), np.concatenate(late), np.array(lag), np.concatenate(arrived)

@@ -6,11 +6,12 @@ import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
 from gapmeter.errors import UserError
@@ -40,6 +41,13 @@ class ListedRun:
     itl_p99_ms: float | None = None
     e2e_p99_ms: float | None = None
     state: str = "done"
+    p99_at_most_ms: Mapping[str, float] = field(default_factory=dict)  # by metric, where only a bound is known
+
+    def p99(self, metric: str) -> str:
+        """``26.8 ms``, ``≤ 31.0 ms`` where the sample gives no more, or a dash."""
+        value = {"ttft": self.ttft_p99_ms, "itl": self.itl_p99_ms, "e2e": self.e2e_p99_ms}[metric]
+        bound = self.p99_at_most_ms.get(metric)
+        return duration(value) if value is not None or bound is None else f"≤ {duration(bound)}"
 
     @property
     def path(self) -> Path:
@@ -111,7 +119,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
     try:
         if (path / _COMPARISON).exists():
             document = _object(path / _COMPARISON)
-            sides = document.get("sides") or [{}]
+            sides = document.get("sides") or document.get("rows") or [{}]
             name = str(sides[0].get("scenario") or "")
             return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
         manifest = read_manifest(path)
@@ -121,8 +129,10 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         if isinstance(manifest, Manifest):
             result = RunResult.read(path)
             p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
+            bounds = {name: bound.ms for name, metric in result.metrics.items() if (bound := metric.at(99.0).at_most)}
             return replace(
                 _described(path, manifest), verdict=result.verdict, measured=result.counts.measured,
+                p99_at_most_ms=bounds,
                 ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
             )  # fmt: skip
         summary = _object(path / _SUMMARY)

@@ -27,7 +27,7 @@ from gapmeter.records.reader import NotRecords
 from gapmeter.runs.archive import HASHES, unpacked
 from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
-from gapmeter.study.comparison import DOCUMENT, derive
+from gapmeter.study.comparison import DOCUMENT, compare_again, read_comparison
 from gapmeter.study.conclusion import analyse_run
 
 _OTHER = "made by other versions"
@@ -83,32 +83,29 @@ def check_all(folder: Path) -> list[Check]:
 
 def _check_comparison(folder: Path) -> list[Check]:
     """The runs that a comparison names, where they still are, and what it says of them made again."""
-    from gapmeter.analysis.results.comparison import Comparison
-    from gapmeter.report import comparison
-
     try:
-        kept = Comparison.read(folder)
+        kept = read_comparison(folder)
     except (OSError, NotReadable) as error:
         return [Check(DOCUMENT, False, f"does not say where its runs are, so it cannot be derived again: {error!r}")]
     sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
     checks, lost = [], "is not where the comparison found it; the comparison cannot be derived again without it"
     for path in (path for side in sides for path in side):
-        there = (path / "manifest.json").exists()
+        there = path.is_file() or (path / "manifest.json").exists()
         checks.append(_check_whole(path, path.name) if there else Check(path.name, False, lost))
     if any(check.seen == lost for check in checks):
         return checks
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
         again = Path(temporary)
         try:
-            comparison.write(again, *derive(sides, kept.asked, kept.command))
+            compare_again(folder, again)
         except _FAILURES as error:
             return [*checks, Check(DOCUMENT, False, f"cannot be derived from these runs: {error}")]
         return [*checks, *(compare_file(folder / name, again / name) for name in (DOCUMENT, "report.html"))]
 
 
 def _check_whole(run: Path, name: str) -> Check:
-    """All checks of one run of several as one; where some fail, other versions are told with them."""
-    checks = check_run(run)
+    """All checks of one of several (a run, a study, an archive) as one; where some fail, other versions are told."""
+    checks = verify(run)
     bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
     bad += [check.seen for check in checks if bad and check.name == "versions" and _OTHER in check.seen]
     return Check(name, not bad, "; ".join(bad) if bad else f"all {len(checks)} checks hold")

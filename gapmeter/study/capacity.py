@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ import pandas as pd
 
 from gapmeter import errors
 from gapmeter.analysis.capacity import search
-from gapmeter.analysis.capacity.read import count_all, goal_of, read_outcome, read_trials
-from gapmeter.analysis.capacity.trial import Enough, Outcome, Trial
+from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
+from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, Slo, TrialNote, TrialPlace
@@ -33,6 +34,7 @@ from gapmeter.study.study import resume as resume_study
 
 SEARCH = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
+_BRIEF_WARMUP_NS = 1_000_000_000  # at most, of one that only looks for an overload
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
 _LONGEST = 40_000
 
@@ -48,15 +50,15 @@ class CapacityGoal:
     headroom: float = 0.2
     spare: int = 0
     confidence: float = 0.95
-    within: float = 0.1
-    budget_s: float = 420.0
+    within: float = 0.08
+    budget_s: float = 240.0
 
 
 def find_capacity(
     name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Path | None = None,
 ) -> Conclusion[CapacityResult]:  # fmt: skip
-    """Search for the highest Poisson rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
+    """Search for the highest rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
 
     Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
     of the same scenario, whose trials count, also against the budget.
@@ -96,7 +98,8 @@ def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityRe
 
         again = Command.parse(manifest.command)
         links = [("again", str(again))]
-        if minutes := capacity.minutes_to_go_on(result.capacity):
+        if capacity.can_go_on(result.capacity):
+            minutes = math.ceil(2 * manifest.capacity.budget_s / 60)
             links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
         why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
         show(capacity.document(result, manifest), path, f"exit={result.exit_code} {why}", *links)
@@ -123,16 +126,16 @@ class Trials:
         self.study, self._session, self._scenario = study, session, scenario
         self._slos = study.manifest.slo
 
-    def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
-        """One trial at ``rate``; see ``analysis.capacity.trial.Oracle``."""
-        scenario = at_rate(self._scenario, rate, looks[-1], number)
+    def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
+        """One trial; see ``analysis.capacity.trial.Oracle``."""
+        rate, scenario = ask.rate, at_rate(self._scenario, ask, number)
         place = f"trials/{number:02d}-{rate:.4g}rps"
         path = self.study.path / place
         command = self.study.command.as_run(
-            "load.arrivals=poisson", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}"
+            f"load.arrivals={scenario.load.arrivals}", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}"
         )
         of = TrialPlace(folder=str(self.study.path), trial=number)
-        monitor = TrialMonitor(self._slos, looks, rate, _warmup_ns(scenario), enough)
+        monitor = TrialMonitor(self._slos, looks, rate, _warmup_ns(scenario, ask), enough)
         interrupted, died, reason = False, None, None
         began_s = time.monotonic()
         try:
@@ -209,18 +212,24 @@ class TrialMonitor:
         self._read = len(seen)
 
 
-def at_rate(scenario: Scenario, rate: float, most: int, number: int) -> Scenario:
-    """The scenario as a trial: Poisson at ``rate``, long enough for ``most`` requests that count, its own arrivals."""
-    trial = {
-        "arrivals": "poisson", "rate": rate, "burstiness": None, "onoff": None, "diurnal": None, "requests": None,
-        "duration_ns": round(most / rate * 1e9), "warmup_ns": _warmup_ns(scenario),
+def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
+    """The scenario as a trial: long enough for the requests that count, with arrivals of its own.
+
+    Bursts (gamma, onoff) stay as they are, at another mean rate; all else arrives as a Poisson process.
+    """
+    load = scenario.load
+    trial: dict[str, object] = {
+        "rate": ask.rate, "diurnal": None, "requests": None, "duration_ns": round(ask.most / ask.rate * 1e9),
+        "patience_ns": None, "warmup_ns": _warmup_ns(scenario, ask),
     }  # fmt: skip
-    load = scenario.load.model_copy(update=trial)
-    return scenario.model_copy(update={"load": load, "seed": scenario.seed * 1000 + number})
+    if load.arrivals not in BURSTS:
+        trial |= {"arrivals": "poisson", "burstiness": None, "onoff": None}
+    return scenario.model_copy(update={"load": load.model_copy(update=trial), "seed": scenario.seed * 1000 + number})
 
 
-def _warmup_ns(scenario: Scenario) -> int:
-    return _WARMUP_NS if scenario.load.warmup_ns is None else scenario.load.warmup_ns
+def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
+    asked = _WARMUP_NS if scenario.load.warmup_ns is None else scenario.load.warmup_ns
+    return min(asked, _BRIEF_WARMUP_NS) if ask and ask.aim == "ceiling" else asked
 
 
 def _begun(
@@ -257,10 +266,16 @@ def _search(trials: Trials) -> Ended:
     done = [each.trial for each in read_trials(study.path, study.manifest)]
     while not isinstance(ask := search.next_trial(goal, done), str):
         number, seconds = len(done) + 1, ask.most / ask.rate
-        say(f"trial {number}: {ask.rate:.4g} req/s, for {seconds:.0f} s at most")
+        say(f"trial {number}: {ask.rate:.4g} req/s ({_AIMS[ask.aim]}), for {seconds:.0f} s at most")
         done.append(trial := search.run_trial(goal, trials, ask, number))
         say(f"trial {number}: {ask.rate:.4g} req/s {_verdict(trial, goal)}")
+        if (known := search.posterior(goal, done)) is not None:
+            low, high = known.interval(goal.confidence)
+            say(f"by now {known.quantile(0.5):.4g} req/s ({low:.4g} .. {high:.4g})")
     return ask
+
+
+_AIMS = {"ceiling": "is it full?", "curve": "how slow is it there?", "hold": "does it hold?"}
 
 
 def _verdict(trial: Trial, goal: search.Goal) -> str:

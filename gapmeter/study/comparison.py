@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -12,20 +13,39 @@ from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.results import NotReadable, RunResult
+from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison, Regression
+from gapmeter.analysis.results.costs import CostTable
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
-from gapmeter.runs.run import UNDERIVABLE, in_a_line, require_one_run
+from gapmeter.runs.archive import unpacked
+from gapmeter.runs.run import UNDERIVABLE, in_a_line, manifest_of, require_one_run
 from gapmeter.scenarios import Scenario
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import asks_for_model, resolve
 
 if TYPE_CHECKING:
+    from gapmeter.analysis.compare.costs import Found
     from gapmeter.analysis.compare.sides import AnalysedRun
-    from gapmeter.analysis.results.comparison import Asked, Comparison
 
 DOCUMENT = "compare.json"
+RUNS_A_SIDE = 3  # with two, Student's t has 2 degrees of freedom and finds next to nothing
+
+
+def compare_folders(
+    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
+    runs: str | Path = "runs", command: str = "",
+) -> Conclusion[Comparison] | Conclusion[CostTable]:  # fmt: skip
+    """Compare what lies in folders, or in archives of some.
+
+    Runs by their latencies, as ``compare_runs``; where a search for capacity or a sweep is among them, all by what a
+    request costs, as ``compare_costs``. Raises UserError as they do.
+    """
+    with opened(sides) as folders:
+        single = all(isinstance(manifest_of(path), Manifest) for side in folders for path in side)
+    compared = compare_runs if single else compare_costs
+    return compared(sides, factors, force=force, runs=runs, command=command)
 
 
 def compare_runs(
@@ -37,24 +57,95 @@ def compare_runs(
     Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
     read together.
     """
-    folders = [[Path(path) for path in side] for side in sides]
-    seen: set[Path] = set()
-    for path in (path for side in folders for path in side):
-        if path.resolve() in seen:
-            raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
-        seen.add(path.resolve())
-    from gapmeter.analysis.results.comparison import Asked
     from gapmeter.report import comparison
 
-    result, version = derive(folders, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
-    names = "|".join(",".join(path.resolve().name for path in side) for side in folders)
-    with unless_refused(f"no comparison's folder can be made in {runs}"):
-        folder = RunFolder.create(Path(runs), "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
-    placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in folders)
-    result = result.model_copy(update={"asked": result.asked.model_copy(update={"folders": placed})})
+    paths = _distinct(sides)
+    result, version = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
+    folder = _make_folder(Path(runs), paths)
+    result = result.model_copy(update={"asked": _placed(result.asked, paths, folder)})
     with unless_refused(f"{folder} cannot be written"):
         result = comparison.write(folder, result, version)
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
+
+
+def compare_costs(
+    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
+    runs: str | Path = "runs", command: str = "",
+) -> Conclusion[CostTable]:  # fmt: skip
+    """One table of searches for capacity, sweeps and runs, written like a comparison of runs.
+
+    A side of several searches is one row: they are searches of one and the same thing. Raises UserError.
+    """
+    from gapmeter.report import costs
+
+    paths = _distinct(sides)
+    result, version = derive_costs(paths, Asked(factors=tuple(factors), force=force), command)
+    folder = _make_folder(Path(runs), paths)
+    result = result.model_copy(update={"asked": _placed(result.asked, paths, folder)})
+    with unless_refused(f"{folder} cannot be written"):
+        result = costs.write(folder, result, version)
+    return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
+
+
+def compare_again(folder: Path, into: Path) -> None:
+    """What an earlier comparison's folder says, made anew from what it compared, into another folder.
+
+    Raises UserError, and NotReadable and OSError as reading it does.
+    """
+    from gapmeter.report import comparison, costs
+
+    kept = read_comparison(folder)
+    sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
+    if isinstance(kept, CostTable):
+        costs.write(into, *derive_costs(sides, kept.asked, kept.command))
+    else:
+        comparison.write(into, *derive(sides, kept.asked, kept.command))
+
+
+def _distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
+    """The sides' paths. Raises UserError for one that is named twice."""
+    paths = [[Path(path) for path in side] for side in sides]
+    seen: set[Path] = set()
+    for path in (path for side in paths for path in side):
+        if path.resolve() in seen:
+            raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
+        seen.add(path.resolve())
+    return paths
+
+
+def _make_folder(runs: Path, sides: Sequence[Sequence[Path]]) -> Path:
+    names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
+    with unless_refused(f"no comparison's folder can be made in {runs}"):
+        return RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+
+
+def _placed(asked: Asked, sides: Sequence[Sequence[Path]], folder: Path) -> Asked:
+    """With where the sides lie, from the comparison's own folder."""
+    placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
+    return asked.model_copy(update={"folders": placed})
+
+
+@contextlib.contextmanager
+def opened(sides: Sequence[Sequence[str | Path]]) -> Iterator[list[list[Path]]]:
+    """The sides' folders; those of archives are unpacked for as long as the block lasts. Raises UserError."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            [stack.enter_context(unpacked(path)) if path.is_file() else path for path in map(Path, side)]
+            for side in sides
+        ]
+
+
+def derive_costs(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[CostTable, str]:
+    """A table of costs from the folders alone, and the version of gapmeter that made the first. Raises UserError."""
+    from gapmeter.analysis.compare.costs import NotOneSide, cost_table
+
+    with opened(sides) as folders:
+        found = [[_read_found(path) for path in side] for side in folders]
+        version = manifest_of(folders[0][0]).versions.get("gapmeter", "")
+    try:
+        return cost_table(found, asked, command), version
+    except NotOneSide as error:
+        raise UserError(f"not comparable: {error}", errors.USAGE) from error
 
 
 def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[Comparison, str]:
@@ -65,7 +156,8 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple
     from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
     from gapmeter.analysis.compare.sides import Side
 
-    read = [Side(tuple(_read(path) for path in side)) for side in sides]
+    with opened(sides) as folders:
+        read = [Side(tuple(_read(path) for path in side)) for side in folders]
     for side, paths in zip(read, sides, strict=True):
         for each, path in zip(side.runs, paths, strict=True):
             if not each.run.count:
@@ -74,14 +166,17 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple
 
 
 def compare_in_turn(
-    scenario: str, a: Sequence[str], b: Sequence[str], pairs: int = 2, overrides: Sequence[str] = (),
+    scenario: str, a: Sequence[str], b: Sequence[str], pairs: int = RUNS_A_SIDE, overrides: Sequence[str] = (),
     options: Options = Options(), *, factors: Sequence[str] = (), force: bool = False, command: str = "",
 ) -> Conclusion[Comparison]:  # fmt: skip
     """Run a scenario under two sets of overrides in the order A B B A …, so that a drift affects both sides alike.
 
-    Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, and when one is
-    interrupted.
+    Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, when one is interrupted,
+    and for a single pair that is not forced.
     """
+    if pairs == 1 and not force:
+        text = f"--pairs 1 cannot tell how much runs of the same thing differ; {RUNS_A_SIDE} can, or add --force"
+        raise UserError(text, errors.USAGE)
     for override in (*a, *b):
         if "=" not in override:
             raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
@@ -119,8 +214,26 @@ def _read(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
     require_one_run(path)
-    try:
+    with _told(path):
         return read_run(path)
+
+
+def _read_found(path: Path) -> list[Found]:
+    from gapmeter.analysis.compare.costs import read_found
+
+    manifest_of(path)
+    with _told(path):
+        found = read_found(path)
+    if not found:
+        raise UserError(f"{path} has no point with figures; there is nothing to compare", errors.NOT_VALID)
+    return found
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Raises UserError for what cannot be read of an analysed folder."""
+    try:
+        yield
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(str(error.filename or RunResult.FILE)).name
         text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: gapmeter report {path}"
@@ -132,24 +245,44 @@ def _read(path: Path) -> AnalysedRun:
         raise UserError(text, errors.USAGE) from error
 
 
+def read_comparison(folder: Path) -> Comparison | CostTable:
+    """An earlier comparison's ``compare.json``. Raises NotReadable, OSError."""
+    text = (folder / DOCUMENT).read_bytes()
+    of_costs = b'"kind": "costs"' in text[:200]  # a comparison of runs has no kind
+    return (CostTable if of_costs else Comparison).parse(text, folder / DOCUMENT)
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a run is held against: a run's folder, the growth that is allowed (a fraction), the keys that may differ."""
+    """What runs are held against: other runs' folders, the growth that is allowed (a fraction), what may differ.
 
-    folder: Path
+    ``force``: one run a side may be judged, though nothing then tells how much runs of the same thing differ.
+    """
+
+    folders: tuple[Path, ...]
     limit: float
     factors: tuple[str, ...] = ()
+    force: bool = False
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.folders))
+
+    def repeats(self, scenario: Scenario) -> int:
+        """How many runs to hold against it: as many as the scenario says; three where it says nothing."""
+        return scenario.repeat if self.force or scenario.repeat > 1 else RUNS_A_SIDE
 
 
 def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     """Raises UserError, before any load, for what could not be judged."""
-    folder = baseline.folder
-    for name in ("manifest.json", "summary.json"):
-        if not (folder / name).is_file():
-            raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
-    require_one_run(folder)
+    if not baseline.folders:
+        raise UserError("--baseline names no run's folder", errors.USAGE)
+    for folder in baseline.folders:
+        for name in ("manifest.json", "summary.json"):
+            if not (folder / name).is_file():
+                raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
+        require_one_run(folder)
     if scenario.sweep:
-        raise UserError("--baseline holds one scenario against one run; leave out the sweep", errors.USAGE)
+        raise UserError("--baseline holds one scenario against runs of it; leave out the sweep", errors.USAGE)
     if not any(slo.percentile is not None for slo in scenario.slo):
         text = "--baseline judges the percentiles that SLOs name, and the scenario names none"
         raise UserError(f"{text}; --set 'slo=[\"ttft p99 <= 1 s\"]'", errors.USAGE)
@@ -173,16 +306,41 @@ def judged_against(
 def _judged(
     run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
 ) -> Conclusion[RunResult]:
+    compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
+    found, code = _growth(compared.result, compared.folder, run.result, baseline.limit, str(baseline), quiet=quiet)
+    if not quiet:
+        print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)
+    return replace(run, regression=found, exit_code=max(run.exit_code, code))
+
+
+def gate(result: Comparison | CostTable, folder: Path, limit: float, *, quiet: bool) -> tuple[Regression, int]:
+    """A comparison of two sides as a gate: is B slower than A by surely more than ``limit`` (a fraction)?
+
+    Judged by the SLOs of B's first run; with the exit code. Raises UserError.
+    """
+    sides = [[folder / path for path in side] for side in result.asked.folders or ()]
+    if isinstance(result, CostTable) or len(sides) != 2:
+        raise UserError("--max-regression judges runs, B against A", errors.USAGE)
+    with opened(sides) as folders:
+        run = RunResult.read(folders[1][0])
+    if not any(slo.percentile is not None for slo in run.slo):
+        raise UserError(
+            "--max-regression judges the percentiles that SLOs name, and these runs name none", errors.USAGE
+        )
+    return _growth(result, folder, run, limit, ",".join(os.path.normpath(path) for path in sides[0]), quiet=quiet)
+
+
+def _growth(
+    result: Comparison, folder: Path, run: RunResult, limit: float, baseline: str, *, quiet: bool
+) -> tuple[Regression, int]:
+    """Whether the second side grew by more than ``limit``, by the SLOs of ``run``; its exit code."""
     from gapmeter.analysis.compare.claims import judge_regression
-    from gapmeter.analysis.results.comparison import NOT_COMPARABLE, REGRESSED
+    from gapmeter.analysis.results.comparison import REGRESSED
     from gapmeter.report.comparison import with_sentences
 
-    compared = compare_runs([[baseline.folder], folders], baseline.factors, runs=runs)
-    slos = [(slo.metric, slo.percentile) for slo in run.result.slo if slo.percentile is not None]
-    judged = judge_regression(compared.result, slos, baseline.limit, baseline.folder.name, str(compared.folder))
-    regression = with_sentences(judged, compared.result)
+    slos = [(slo.metric, slo.percentile) for slo in run.slo if slo.percentile is not None]
+    names = ", ".join(Path(path).name for path in baseline.split(","))
+    found = with_sentences(judge_regression(result, slos, limit, names, str(folder)), result)
     if not quiet:
-        print(f"gapmeter: {regression.status} against {baseline.folder}: {regression.sentence}", file=sys.stderr)
-        print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)
-    code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(regression.status, errors.OK)
-    return replace(run, regression=regression, exit_code=max(run.exit_code, code))
+        print(f"gapmeter: {found.status} against {baseline}: {found.sentence}", file=sys.stderr)
+    return found, {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(found.status, errors.OK)

@@ -131,8 +131,13 @@ def _raise_if_gone(path: Path) -> None:
         raise UserError(f"{path} was removed while the run went on; nothing of it is left", errors.NOT_VALID) from None
 
 
-def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions: bool = False) -> Conclusion[RunResult]:
-    """Analyse a run's folder and show the summary. Raises UserError when it holds nothing, or cannot be written."""
+def conclude(
+    folder: RunFolder, manifest: Manifest, *, quiet: bool, verbose: bool = False, definitions: bool = False
+) -> Conclusion[RunResult]:
+    """Analyse a run's folder and show the summary; ``verbose``: all of it, not its first screen.
+
+    Raises UserError when the folder holds nothing, or cannot be written.
+    """
     if manifest.plan.t0_ns is None:
         why = manifest.ended_because or "the run ended before the load had begun"
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
@@ -156,16 +161,19 @@ def conclude(folder: RunFolder, manifest: Manifest, *, quiet: bool, definitions:
         why = errors.MEANING[code]
         if code == errors.NOT_VALID:
             why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
-        show(run.brief(result, manifest), folder.path, f"exit={code} {why}", ("again", manifest.command))
+        again = [("again", manifest.command)] if verbose else []
+        show(run.brief(result, manifest), folder.path, f"exit={code} {why}", *again, details=verbose)
     return Conclusion(folder.path, result, code)
 
 
-def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str]) -> None:
+def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str], details: bool = False) -> None:
     """A summary on standard error, with where its page lies and what the user may run next."""
     from gapmeter.report import terminal
     from gapmeter.report.document import Facts
 
-    terminal.show(document, sys.stderr, links=Facts([("report", str(folder / "report.html")), *links]), end=end)
+    terminal.show(
+        document, sys.stderr, links=Facts([("report", str(folder / "report.html")), *links]), end=end, details=details
+    )
 
 
 def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:

@@ -29,8 +29,9 @@ from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
-from gapmeter.study.conclusion import INTERRUPTED
+from gapmeter.study.conclusion import INTERRUPTED, slos_of
 from gapmeter.study.keys import Keys
+from gapmeter.study.patience import Patience
 from gapmeter.study.target import Target
 
 _CHECK_EVERY_S = 0.25
@@ -104,6 +105,14 @@ class Load:
             generator=load.generator, locustfile=own,
         )  # fmt: skip
 
+    def _until(self, t0_ns: int) -> Callable[[Sequence[tuple[int, RequestRecord]], int], int | None] | None:
+        """Given what was written by now: until when requests were due that are enough, None to go on."""
+        if (stop_when := self.stop_when) is not None:
+            return lambda seen, now_ns: now_ns if stop_when(seen) else None
+        if self.scenario.load.may_last_longer:
+            return Patience(self.scenario, slos_of(self.scenario), t0_ns, self.plan.warmup_ns).until_ns
+        return None
+
     def _await_end(self, fleet: Fleet, t0_ns: int) -> LoadOutcome:
         """Until every generator process has ended: by itself, or asked to. A second Ctrl-C is raised."""
         ended_because: str | None = None
@@ -115,6 +124,7 @@ class Load:
         frozen = FrozenProcesses(fleet.processes)
         tails = [RecordTail(path) for path in fleet.record_paths]
         seen: list[tuple[int, RequestRecord]] = []
+        until = self._until(t0_ns)
 
         def check() -> None:
             nonlocal ended_because, shortened
@@ -128,12 +138,12 @@ class Load:
             if trouble or (self.page is not None and self.page.asked_to_stop()):
                 ended_because = trouble or INTERRUPTED
                 fleet.stop()
-            elif self.stop_when is not None and shortened is None:
+            elif until is not None and shortened is None:
                 for tail in tails:
                     seen.extend(tail.poll())
-                if self.stop_when(seen):
+                if (until_ns := until(seen, time.monotonic_ns())) is not None:
                     # What was due later is not part of the run.
-                    shortened = Shortened(at_ns=time.monotonic_ns(), in_flight="aborted")
+                    shortened = Shortened(at_ns=until_ns, in_flight="aborted")
                     fleet.stop()
 
         try:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gapmeter import errors
@@ -120,6 +120,7 @@ class Session:
         """
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
+        visit = self._exact(visit)
         plan = self._draw(visit)
         manifest = self._begin(visit, plan)
         folder = manifest.folder
@@ -129,7 +130,8 @@ class Session:
             begun(folder.path)
             with self.serving(folder, several=False) if alone else contextlib.nullcontext():
                 self._issue(visit.scenario, plan, manifest, stop_when)
-            return conclude(folder, manifest.value, quiet=self.options.quiet or not show)
+            quiet = self.options.quiet or not show
+            return conclude(folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
 
     def serves(self, scenario: Scenario) -> bool:
         """Whether this session's server is the one that a scenario asks for."""
@@ -138,6 +140,14 @@ class Session:
     def alive(self) -> bool:
         """Whether the server has not died; one that is not ours is taken to live."""
         return self.process is None or self.process.poll() is None
+
+    def _exact(self, visit: Visit) -> Visit:
+        """Without a patience where nobody here reads along: workers elsewhere, users of a locustfile of one's own."""
+        scenario = visit.scenario
+        if scenario.load.may_last_longer and (self.options.workers is not None or self.options.locustfile):
+            exact = scenario.load.model_copy(update={"patience_ns": None})
+            visit = replace(visit, scenario=scenario.model_copy(update={"load": exact}))
+        return visit
 
     def _draw(self, visit: Visit) -> Plan:
         """The plan. Raises UserError when none can be made."""

@@ -25,6 +25,7 @@ from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion, conclude
 from gapmeter.study.load import StopWhen
+from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import asks_for_model, resolve
 from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
 
@@ -148,6 +149,8 @@ def _run(
 ) -> Iterator[Conclusion[RunResult]]:
     check_options(scenario, options)
     command, say, interrupted = options.command or Command.of("run", name, overrides), options.say, False
+    if short := shortage(scenario):
+        say(short)
 
     def visits() -> Iterator[Visit]:
         for repeat in range(repeats):
@@ -171,7 +174,9 @@ def _run(
             page.keep(options.locust_page.keep_ns, say)
 
 
-def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) -> Conclusion[Any]:
+def report_again(
+    path: Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
+) -> Conclusion[Any]:
     """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
 
     Raises UserError when it is no run's folder, or holds no requests.
@@ -187,4 +192,4 @@ def report_again(path: Path, *, quiet: bool = False, definitions: bool = False) 
         return report_sweep(path, quiet=quiet)
     folder = RunFolder(path)
     with unless_damaged(folder, manifest):
-        return conclude(folder, manifest, quiet=quiet, definitions=definitions)
+        return conclude(folder, manifest, quiet=quiet, verbose=verbose, definitions=definitions)

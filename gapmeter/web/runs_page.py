@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
-from gapmeter.analysis.numbers import DASH, count, duration
+from gapmeter.analysis.numbers import DASH, count
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
@@ -16,7 +16,7 @@ from gapmeter.runs.listing import ListedRun
 
 PER_PAGE = 200
 # A comparison's answer in the colour of a run's.
-_TONES = {"FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "NOT COMPARABLE": "INVALID"}
+_TONES = {"FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "NOT COMPARABLE": "INVALID", "CHEAPER": "PASS"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ def _row(run: ListedRun) -> dict[str, str]:
         "verdict": run.answer,
         "tone": _TONES.get(run.verdict or "", run.verdict or ""),
         "n": DASH if run.measured is None else count(run.measured),
-        "ttft": duration(run.ttft_p99_ms),
-        "itl": duration(run.itl_p99_ms),
-        "e2e": duration(run.e2e_p99_ms),
+        "ttft": run.p99("ttft"),
+        "itl": run.p99("itl"),
+        "e2e": run.p99("e2e"),
         "note": run.reason,
     }
 

@@ -99,11 +99,11 @@ class RunsSite:
         chosen = [await self._named(name) for name in request.query.getall("run", [])]
         if len(chosen) < 2:
             return _html(message_page("Compare what?", "Tick two runs or more."), 400)
-        from gapmeter.study.comparison import compare_runs  # its import takes a second
+        from gapmeter.study.comparison import compare_folders  # its import takes a second
 
         sides = [[run.path] for run in chosen]
         try:
-            made = await asyncio.to_thread(compare_runs, sides, runs=self._runs)
+            made = await asyncio.to_thread(compare_folders, sides, runs=self._runs)
         except UserError as error:
             return _html(message_page("Not compared", str(error)), 409)
         raise web.HTTPSeeOther(f"/runs/{made.folder.name}/")

@@ -1,0 +1,195 @@
+"""Where the capacity lies by the shape of a queue: a percentile against load, with the server's ceiling.
+
+Near its ceiling a server's latencies grow as a queue's do. The curve, for one percentile at rate r:
+
+    q(r) = a + b rho^m / (1 - rho),   rho = r / c
+
+with c the ceiling (the throughput of a saturated server), a what a request takes alone, b the weight of waiting, and m
+the number of servers behind the queue: the mean wait of k servers grows with rho^(sqrt(2 (k + 1)) - 1) / (1 - rho)
+(Sakasegawa 1977, An approximation formula for the mean waiting time of a G/G/c queue), a percentile's with less. A
+trial of n requests meets about v = n (1 - rho)^2 separate spells of waiting. With few of them its percentile lies too
+low, and its error is larger than the trial itself can tell. On M/M/1 queues with loads of 0.6 to 0.9, 1,000 and 4,000
+requests, p90 to p99, the mean logarithm is too low by 0.2 / (v share + 0.27), on M/G/8 ones with log-normal services by
+up to half more; its standard deviation is what the trial tells, some 1.2 times, and about 0.36 / sqrt(1 + v / 40)
+beside that (100 trials each). Both are allowed for, with 0.32 for the 0.2.
+
+All five are unknown. The posterior is taken over a grid of them; each trial's percentile counts by the error of its
+logarithm (Student's t, since that error was estimated) and of the server's speed, which differs between trials by a
+share s: a sixth unknown, which moves a percentile by s times the curve's slope. So both errors, and what is not known
+of the shape, are in the interval. The capacity is where the curve meets the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gapmeter.analysis.arrays import Floats
+
+SHAPES: Final = np.array([0.0, 0.5, 1.0, 2.0, 4.0])
+DRIFTS: Final = np.array([0.005, 0.01, 0.02, 0.04, 0.08])
+_DRIFT_ODDS: Final = np.array([0.25, 0.25, 0.25, 0.15, 0.10])
+_ALONE: Final = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1])  # a, as a share of the smallest percentile seen
+_LOADS: Final = 1 / (1 + np.exp(np.linspace(-2.5, 4.5, 57)))  # 1 - rho at the limit: flat in its logit, 0.92 to 0.011
+_CEILINGS: Final = 33
+_LOW, _LOW_AT = 0.32, 0.27  # how much too low a percentile of few spells lies
+_UNTOLD, _UNTOLD_AT, _TOLD = 0.36, 40.0, 1.2  # of its error, what the trial cannot tell; and what it tells
+_FREEDOM = 5.0  # of Student's t for a percentile's error
+_MODEL = 0.05  # of a percentile: no server follows the curve exactly
+_DEEP = 0.03  # the chance that an overload served less than the server can, as one that evicts requests does
+_DEEPEST = math.log(2.0)
+_WRONG = 0.02  # the chance that a verdict is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Requests per second that a saturated server completed, and the error of the logarithm."""
+
+    rate: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One trial's percentile, over its limit: its logarithm with its error, of ``count`` requests at ``rate``.
+
+    ``error`` infinite: nothing but ``side`` is known. ``side``: 1 where the limit surely fails, -1 where it surely
+    holds, else 0.
+    """
+
+    rate: float
+    log: float
+    error: float
+    count: int
+    side: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """``edges``: logarithms of rates, shape (k + 1,), increasing; ``masses``: probability between them, shape (k,).
+
+    ``drift``: by how much the server's speed differs between trials, as a share (its mean); ``ceiling``: the median.
+    """
+
+    edges: Floats
+    masses: Floats
+    drift: float
+    ceiling: float
+
+    def quantile(self, q: float) -> float:
+        """The rate below which the capacity lies with probability ``q``."""
+        below = np.concatenate([[0.0], np.cumsum(self.masses)])
+        return float(np.exp(np.interp(q, below / below[-1], self.edges)))
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The central interval that holds the capacity with this probability."""
+        tail = (1 - confidence) / 2
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    def spread(self, confidence: float) -> float:
+        """Half of the interval's width, as a share of the median."""
+        low, high = self.interval(confidence)
+        return (high - low) / 2 / self.quantile(0.5)
+
+
+def fit(levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most: float) -> Posterior:
+    """The capacity for one percentile. ``levels``: every trial that counts; ``share``: that may exceed the limit.
+
+    ``most``: a rate that the capacity surely is below.
+
+    Without ``ceilings`` nothing is known of the ceiling but ``most``.
+    """
+    logs = _ceiling_grid(ceilings, levels, most)
+    seen = [level for level in levels if math.isfinite(level.error)]
+    smallest = min((math.exp(level.log) for level in seen), default=0.5)
+    alone = (_ALONE * min(smallest, 0.9))[None, None, :, None]
+    # Axes: ceiling, load at the limit, a, m; the limit is 1.
+    c, free, m = np.exp(logs)[:, None, None, None], _LOADS[None, :, None, None], SHAPES[None, None, None, :]
+    capacity = logs[:, None] + np.log1p(-_LOADS)[None, :]
+    weight = (1 - alone) * free / (1 - free) ** m
+    total = np.zeros((len(DRIFTS), *np.broadcast_shapes(c.shape, weight.shape)))
+    total += _ceiling_odds(logs, ceilings)[:, :, None, None, None] + np.log(_DRIFT_ODDS)[:, None, None, None, None]
+    for level in levels:
+        if level.side:
+            broken = (capacity < math.log(level.rate)) == (level.side < 0)
+            total += np.where(broken, math.log(_WRONG), 0.0)[None, :, :, None, None]
+        if not math.isfinite(level.error):
+            continue
+        rho = np.minimum(level.rate / c, 1.2)
+        left = np.sqrt(np.maximum(1 - rho, 0.0) ** 2 + 1 / level.count)
+        spells = level.count * left**2
+        waiting = weight * rho**m / left
+        expected = alone + waiting
+        waits = waiting / expected
+        low = waits * _LOW / (spells * share + _LOW_AT)
+        slope = waits * (m + rho / left)
+        told = (_TOLD * level.error) ** 2 + (waits * _UNTOLD) ** 2 / (1 + spells / _UNTOLD_AT) + _MODEL**2
+        variance = told + (DRIFTS[:, None, None, None, None] * slope) ** 2
+        z2 = (level.log - np.log(expected) + low) ** 2 / variance
+        total -= 0.5 * np.log(variance) + (_FREEDOM + 1) / 2 * np.log1p(z2 / _FREEDOM)
+    mass = np.exp(total - total.max())
+    drift = float((mass.sum(axis=(1, 2, 3, 4)) * DRIFTS).sum() / mass.sum())
+    by_ceiling = np.cumsum(mass.sum(axis=(0, 2, 3, 4)))
+    middle = float(np.exp(np.interp(0.5, by_ceiling / by_ceiling[-1], logs)))
+    edges, masses = _binned(capacity.ravel(), mass.sum(axis=(0, 3, 4)).ravel())
+    return Posterior(edges, masses, drift, middle)
+
+
+def between(low: float, high: float) -> Posterior:
+    """Of what has no curve: anywhere between a rate that did not fail and one that did; ``low`` 0: none."""
+    low = low or high / 2
+    return Posterior(np.log(np.array([low, high])), np.ones(1), 0.0, high)
+
+
+def least(posteriors: Sequence[Posterior]) -> Posterior:
+    """Of the smallest of several capacities that share their errors: its quantiles are the smallest ones."""
+    if len(posteriors) == 1:
+        return posteriors[0]
+    edges = np.unique(np.concatenate([each.edges for each in posteriors]))
+    below = np.zeros_like(edges)
+    for each in posteriors:
+        below = np.maximum(below, np.interp(edges, each.edges, np.concatenate([[0.0], np.cumsum(each.masses)])))
+    first = min(posteriors, key=lambda each: each.quantile(0.5))
+    return Posterior(edges, np.diff(below) / below[-1], max(each.drift for each in posteriors), first.ceiling)
+
+
+def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[Level], most: float) -> Floats:
+    """Logarithms: dense around what was measured, then up to twice that."""
+    if not ceilings:
+        lowest = math.log(max((level.rate for level in levels if level.side <= 0), default=most / 4))
+        return np.linspace(lowest, max(math.log(most), lowest) + _DEEPEST, _CEILINGS)
+    top, error = _middle(ceilings)
+    near = top + np.linspace(-4, 4, 2 * _CEILINGS // 3) * math.hypot(error, 0.01)
+    return np.concatenate([near, np.linspace(near[-1], top + _DEEPEST, _CEILINGS // 3 + 1)[1:]])
+
+
+def _ceiling_odds(logs: Floats, ceilings: Sequence[Ceiling]) -> Floats:
+    """Log-density times cell, shape (drifts, ceilings): each measured with its error and a drift, or far too low."""
+    cells = np.gradient(logs)
+    odds: Floats = np.log(np.broadcast_to(cells, (len(DRIFTS), len(logs))))
+    for each in ceilings:
+        deviation = np.hypot(each.error, DRIFTS)[:, None]
+        z = (logs[None, :] - math.log(each.rate)) / deviation
+        deep = np.where(z > 0, _DEEP / _DEEPEST, 0.0)
+        odds = odds + np.log((1 - _DEEP) * np.exp(-(z**2) / 2) / deviation / math.sqrt(2 * math.pi) + deep + 1e-9)
+    return odds
+
+
+def _middle(ceilings: Sequence[Ceiling]) -> tuple[float, float]:
+    """The highest, since a deeper overload may serve less: logarithm and error."""
+    best = max(ceilings, key=lambda each: each.rate)
+    return math.log(best.rate), best.error
+
+
+def _binned(at: Floats, mass: Floats, bins: int = 160) -> tuple[Floats, Floats]:
+    """A density from weighted points: bins between the quantiles that matter."""
+    order = np.argsort(at)
+    below = np.cumsum(mass[order])
+    low, high = np.interp([1e-4, 1 - 1e-4], below / below[-1], at[order])
+    edges = np.linspace(low, max(high, low + 1e-3), bins + 1)
+    masses, _ = np.histogram(np.clip(at, edges[0], edges[-1]), edges, weights=mass)
+    return edges, masses / masses.sum()

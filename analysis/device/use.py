@@ -1,0 +1,105 @@
+"""What a device did by its own marks: busy, idle, waiting for its host, and in sampled windows at kernels.
+
+The marks tile a device's stay at a step (gapmeter.analysis.ledger.device_time), so what no step covers is idle time,
+known for every step and without a profiler. Inside a forward the gaps between kernels are not marked: as long as the
+host was still launching it, the device may have waited for that, and ``launching_share`` says for how much of the
+forwards. Where kernels were sampled, they say how much of it was gaps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.ledger.critical_path import covered, union
+from gapmeter.analysis.ledger.device_time import DEVICE_WORK
+from gapmeter.analysis.ledger.launching import Forwards, timed_forwards
+from gapmeter.analysis.ledger.trace import Table, Trace
+from gapmeter.analysis.results.device import DeviceUse, KernelUse
+from gapmeter.records import Span
+
+Stretches = tuple[Ints, Ints]  # starts and ends, in order, none overlapping
+
+
+def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse | None:
+    """Over the window (ns); None where no device told its times."""
+    if trace is None or window[1] <= window[0]:
+        return None
+    spans = trace.step_spans
+    stays = spans[spans["code"] == Span.DEVICE_STEP]
+    stays = stays[(stays["end"] > window[0]) & (stays["start"] < window[1])]
+    if not len(stays):
+        return None
+    whole = window[1] - window[0]
+    work = {code: _within(spans[(spans["code"] == code)], window) for code in DEVICE_WORK}
+    busy = union(*(np.concatenate(side) for side in zip(*work.values(), strict=True)))
+    of_host = np.isin(spans["code"], (Span.SCHEDULE, Span.UPDATE, Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING))
+    steps = np.isin(spans["step"], stays["step"])
+    at_step = _by_step(spans[steps & (of_host | (spans["code"] == Span.DEVICE_STEP))], window)
+    lasted, forwards = _length(busy), timed_forwards(trace)
+    parts = {code: _length(stretches) / whole for code, stretches in work.items()}
+    return DeviceUse(
+        busy_share=lasted / whole,
+        idle_share=1 - lasted / whole,
+        waiting_share=float(_length(at_step) - covered(*at_step, *busy).sum()) / whole,
+        input_share=parts[Span.DEVICE_INPUT],
+        forward_share=parts[Span.FORWARD],
+        sampling_share=parts[Span.DEVICE_SAMPLING],
+        copy_share=parts[Span.DEVICE_COPY],
+        launching_share=_launching(forwards),
+        steps=len(np.unique(stays["step"])),
+        untimed_steps=len(trace.untimed_steps),
+        half_width_us=float(np.median(stays["n"])) / 1e3,
+        half_width_us_max=float(stays["n"].max()) / 1e3,
+        drift_ppm=max((1e6 * drift for drift in trace.drifts), key=abs, default=None),
+        kernels=_kernels(trace, forwards),
+    )
+
+
+def _within(rows: Table, window: tuple[int, int]) -> Stretches:
+    start, end = (np.clip(rows[name], *window).astype(np.int64) for name in ("start", "end"))
+    return union(start[end > start], end[end > start])
+
+
+def _length(stretches: Stretches) -> int:
+    return int((stretches[1] - stretches[0]).sum())
+
+
+def _by_step(rows: Table, window: tuple[int, int]) -> Stretches:
+    """From each step's first stamp to its last."""
+    rows = rows[np.argsort(rows["step"], kind="stable")]
+    _, first = np.unique(rows["step"], return_index=True)
+    start = np.clip(np.minimum.reduceat(rows["start"], first), *window).astype(np.int64)
+    return union(start, np.clip(np.maximum.reduceat(rows["end"], first), *window).astype(np.int64))
+
+
+def _launching(found: Forwards) -> float | None:
+    """For how much of the forwards the host was still launching them."""
+    lasted = int((found.end - found.start).sum())
+    return float(found.exposed_ns.sum()) / lasted if lasted else None
+
+
+def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
+    """Of the forwards that lie whole in a sampled window."""
+    whole = found.busy_ns >= 0
+    if not whole.any():
+        return None
+    notes = [note for note in trace.notes if note.get("type") == "kernels" and note.get("kernels")]
+    rows = [spans[spans["code"] == Span.KERNELS] for spans in trace.process_spans.values()]
+    ran_ns = sum(int((part["end_ns"] - part["start_ns"]).sum()) for part in rows)
+    sums = {name: sum(float(note[f"{name}_ns"]) for note in notes) for name in ("sum", "communication", "copies")}
+    return KernelUse(
+        steps=len(np.unique(found.step[whole])),
+        busy_share=float(found.busy_ns[whole].sum()) / float((found.end - found.start)[whole].sum()),
+        overlap=sums["sum"] / max(ran_ns, 1),
+        communication_share=sums["communication"] / max(sums["sum"], 1.0),
+        copies_ms=sums["copies"] / 1e6,
+    )
+
+
+def step_sampling_ns(trace: Trace, steps: Ints) -> Floats:
+    """How long the device sampled in each of ``steps`` (in order), ns."""
+    rows = trace.step_spans[trace.step_spans["code"] == Span.DEVICE_SAMPLING]
+    rows = rows[np.isin(rows["step"], steps)]
+    lasted = (rows["end"] - rows["start"]).astype(np.float64)
+    return np.bincount(np.searchsorted(steps, rows["step"]), lasted, len(steps)).astype(np.float64)

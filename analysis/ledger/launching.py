@@ -1,0 +1,71 @@
+"""How long forwards may have waited, kernel by kernel, for the host that was still launching them; or did.
+
+A forward that is one graph is launched at once. One that is launched kernel by kernel is done by the device as fast as
+the host launches, where that is slower: the gaps are inside the forward, where no mark is. What of it passed before the
+host had launched it all is an upper bound of them (``exposed``). Where kernels were sampled, the share of that time in
+which none ran is taken for that of every step: an estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.ledger.critical_path import covered, union
+from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.records import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """A row a forward that a device timed: its step, start and end, and ``exposed_ns`` of it.
+
+    ``busy_ns``: how long kernels ran in it, -1 where they were not sampled throughout.
+    """
+
+    step: Ints
+    start: Ints
+    end: Ints
+    exposed_ns: Ints
+    busy_ns: Ints
+
+
+def timed_forwards(trace: Trace) -> Forwards:
+    """Of all steps, in the order of their start."""
+    spans = trace.step_spans
+    forward = spans[(spans["code"] == Span.FORWARD) & (spans["n"] == 1)]
+    launch = spans[spans["code"] == Span.HOST_LAUNCH]
+    launch = launch[np.argsort(launch["step"], kind="stable")]
+    forward = forward[np.isin(forward["step"], launch["step"])]
+    start, end = forward["start"].astype(np.int64), forward["end"].astype(np.int64)
+    ended = launch["end"][np.searchsorted(launch["step"], forward["step"])]
+    rows = [part[part["code"] == Span.KERNELS] for part in trace.process_spans.values()]
+    kernels = [
+        np.concatenate([np.empty(0, np.int64), *(part[name] for part in rows)]) for name in ("start_ns", "end_ns")
+    ]
+    sampled = np.zeros(len(forward), dtype=np.bool_)
+    for note in trace.notes:
+        if note.get("type") == "kernels" and note.get("kernels"):
+            sampled |= (start >= note["start_ns"]) & (end <= note["end_ns"])
+    return Forwards(
+        step=forward["step"].astype(np.int64),
+        start=start,
+        end=end,
+        exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
+        busy_ns=np.where(sampled, covered(start, end, *union(*kernels)), -1),
+    )
+
+
+def launch_waits(trace: Trace) -> tuple[Ints, Floats] | None:
+    """Steps, and how long each's forward is estimated to have waited for launches, ns; None without sampled kernels."""
+    found = timed_forwards(trace)
+    sampled = found.busy_ns >= 0
+    idle = (found.end - found.start - found.busy_ns)[sampled]
+    exposed = found.exposed_ns[sampled]
+    if not exposed.any():
+        return None
+    part = float(np.minimum(idle, exposed).sum()) / float(exposed.sum())
+    order = np.argsort(found.step, kind="stable")
+    return found.step[order], part * found.exposed_ns[order].astype(np.float64)

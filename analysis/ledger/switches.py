@@ -1,0 +1,119 @@
+"""The kernel's records of every switch, as a run's telemetry has them: who ran on which core, and when.
+
+gapmeter.servers.telemetry.switches records them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter.analysis.ledger.critical_path import Times, union
+
+_LOST, _SWITCH, _SWITCH_OF_CORE, _OUT, _PREEMPTED = 2, 14, 15, 0x2000, 0x4000  # PERF_RECORD_*, and switches' misc bits
+_HEAD = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
+_ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", "<u4")]
+_RECORDS = {_SWITCH: np.dtype([*_HEAD, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD, ("other", "<i8"), *_ID])}
+RUN = np.dtype([("pid", "<i8"), ("tid", "<i8"), ("cpu", "<i8"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
+
+_MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
+ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What was recorded of the cores, ``whole``: whoever ran there; else of the server and the load tester alone.
+
+    ``lost``: when the kernel had no room for records of some core. ``programs``: by process id, whose it is (server,
+    load tester, another program) and its name. ``limited``: when the server's control group may have been at its CPU
+    limit.
+    """
+
+    runs: NDArray[np.void]
+    lost: Times
+    whole: bool
+    programs: Mapping[int, tuple[str, str]]
+    limited: Times
+
+
+def read_watched(folder: Path) -> Watched | None:
+    """From a run's telemetry; None where the kernel's records could not be had, or it lost many."""
+    parts = [part for path in sorted(folder.glob("switches-*.bin")) if len(part := _records(path))]
+    if not parts:
+        return None
+    runs = np.sort(np.concatenate([_runs(part) for part in parts]), order="start")
+    holes = [_holes(part) for part in parts]
+    lost = union(*(np.concatenate(side) for side in zip(*holes, strict=True)))
+    if not len(runs) or (lost[1] - lost[0]).sum() > _MOST_LOST * (runs["end"].max() - runs["start"].min()):
+        return None
+    whole = any("other" in (part.dtype.names or ()) for part in parts)
+    programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}
+    return Watched(runs, lost, whole, programs, _limited(folder / "limits.jsonl"))
+
+
+def _runs(every: NDArray[np.void]) -> NDArray[np.void]:
+    """Of one core: a thread that is put on it and the next record, which says that it leaves. Thread 0: it idles."""
+    out = (every["misc"] & _OUT) != 0
+    at = np.flatnonzero(~out[:-1] & out[1:] & (every["tid"][:-1] == every["tid"][1:]) & (every["tid"][:-1] > 0))
+    table = np.empty(len(at), RUN)
+    for name in ("pid", "tid", "cpu"):
+        table[name] = every[name][at]
+    table["start"], table["end"] = every["time"][at], every["time"][at + 1]
+    table["preempted"] = (every["misc"][at + 1] & _PREEMPTED) != 0
+    return table
+
+
+def _holes(every: NDArray[np.void]) -> Times:
+    """From the record before to the one after those of a core that the kernel lost: a thread may have come and gone."""
+    lost = np.flatnonzero(every["type"] == _LOST)
+    known = np.flatnonzero(every["type"] != _LOST)
+    after = np.searchsorted(known, lost)
+    inside = (after > 0) & (after < len(known))
+    return every["time"][known[after[inside] - 1]], every["time"][known[after[inside]]]
+
+
+def _records(path: Path) -> NDArray[np.void]:
+    """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
+    raw = path.read_bytes()
+    raw = raw[: len(raw) // 8 * 8]
+    heads = np.frombuffer(raw, np.dtype(_HEAD))
+    kind = next((int(one) for one in heads["type"][:1] if one in _RECORDS), _SWITCH)
+    layout = _RECORDS[kind]
+    whole = np.frombuffer(raw[: len(raw) // layout.itemsize * layout.itemsize], layout)
+    if (whole["type"] == kind).all() and (whole["size"] == layout.itemsize).all():
+        return whole
+    places, at = [], 0
+    while at < len(heads) and heads["size"][at] >= 8:
+        if heads["type"][at] in (kind, _LOST):
+            places.append(raw[8 * at : 8 * at + layout.itemsize])
+        at += int(heads["size"][at]) // 8
+    return np.frombuffer(b"".join(place for place in places if len(place) == layout.itemsize), layout)
+
+
+def _limited(path: Path) -> Times:
+    """Between two samples in which a control group was kept from running longer than before."""
+    last: dict[str, tuple[int, int]] = {}
+    found = []
+    for row in read_rows(path):
+        group, at, total = str(row["group"]), int(row["at_ns"]), int(row["throttled_ns"])
+        before = last.get(group, (at, total))
+        if total > before[1]:
+            found.append((before[0], at))
+        last[group] = (at, total)
+    start, end = np.array(found, np.int64).reshape(-1, 2).T
+    return union(start, end)
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of telemetry, none where there is no such file, without one that a killed sampler broke off."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
