@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
@@ -27,6 +26,9 @@ from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, PAGE, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import reproduce, tone
+
+# Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
+_GUARANTEE = "was above the truth in at most 2 % of searches on servers in virtual time whose speed stayed the same"
 
 
 def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
@@ -60,7 +62,7 @@ def words_of(result: CapacityResult) -> SearchWords:
 def meaning(search: Search) -> str:
     """How the search ended, beside its exit code; "" where the code says all."""
     if search.ended == BUDGET and search.rate:
-        return "the interval is wider than asked"
+        return "the interval is wider than asked" if not _is_narrow(search) else "no rate surely held"
     return {
         FOUND: "capacity found",
         BUDGET: "not decided within the budget",
@@ -70,12 +72,9 @@ def meaning(search: Search) -> str:
     }.get(search.ended, "")
 
 
-def minutes_to_go_on(search: Search) -> int | None:
-    """The budget that may suffice where the search can be taken up; twice what was spent where nothing tells."""
-    if search.ended not in (BUDGET, INTERRUPTED, DIED):
-        return None
-    needed_s = (search.needs.budget_s if search.needs else None) or 2 * search.seconds
-    return math.ceil(needed_s / 60) or 1
+def can_go_on(search: Search) -> bool:
+    """Whether the search can be taken up with a larger budget."""
+    return search.ended in (BUDGET, INTERRUPTED, DIED)
 
 
 # --- the answer in sentences
@@ -92,35 +91,52 @@ def headline(search: Search) -> tuple[str, ...]:
         answer = _interval(search)
     else:
         answer = f"Capacity {_one_end(search)} ({_why(search)})."
-    lines = [answer, _binding(search)] if search.binding_slo else [answer]
+    lines = [answer]
+    if search.rate:
+        lines.append(_held(search))
+    if search.binding_slo:
+        lines.append(_binding(search))
     if plan := search.planning:
         spare = f", and {plan.spare} spare" if plan.spare else ""
         lines.append(
             f"For {rate(plan.target_rps)}: {plan.replicas} servers ({plan.needed} at {rate(plan.planned_rps)} each, "
-            f"the lower bound less {share(plan.headroom)}{spare})."
+            f"{'the rate held' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
+            f"{cost.fleet_words(plan)}."
         )
     return tuple(lines)
 
 
 def _interval(search: Search) -> str:
-    """Both ends are known; what is wider than was asked says so, and what would narrow it."""
+    """The estimate, and what it assumes; what is wider than was asked says so."""
     low, high = ("unknown" if end is None else significant(end) for end in (search.low, search.high))
-    text = f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}"
-    if search.ended == FOUND:
-        return f"{text}."
-    if search.needs is None or search.needs.seconds is None:
-        return f"{text}: {_why(search)}."
-    more = significant(search.needs.seconds / 60, 2)
-    return f"{text} (wider than the {share(search.within)} asked; about {more} more minutes would narrow it)."
+    text = (
+        f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high} if latency grows as a "
+        f"queue's does"
+    )
+    return (
+        f"{text}." if _is_narrow(search) else f"{text} (wider than the {share(search.within)} asked: {_why(search)})."
+    )
+
+
+def _is_narrow(search: Search) -> bool:
+    return search.spread is not None and search.spread <= search.within
+
+
+def _held(search: Search) -> str:
+    """What was proven without the curve, and what both rest on."""
+    drift = (
+        "" if search.drift is None else f" The server's speed differs by about {share(search.drift)} between trials."
+    )
+    if search.held is None:
+        return f"No rate surely held: each takes longer to prove than was left.{drift}"
+    part = share(search.held / (search.rate or search.held))
+    return f"Surely held: {rate(search.held)}, {part} of that; such a rate {_GUARANTEE}.{drift}"
 
 
 def _one_end(search: Search) -> str:
-    """Only a lower end, or only an upper one, or none: what was seen beside it, which proves nothing yet."""
-    low, high, seen = search.low, search.high, search.held_as_far_as_seen
-    ends = [f"at least {rate(low)}"] * bool(low) + [f"below {rate(high)}, where the SLOs surely fail"] * bool(high)
-    if seen and (not low or seen.rate > low):
-        over = f"{count(seen.over)} of {count(seen.count)} beyond the limit"
-        ends.append(f"it held as far as seen at {rate(seen.rate)} ({over}), which is too few to be sure")
+    """Only a lower end, or only an upper one, or none."""
+    ends = [f"at least {rate(search.low)}"] * bool(search.low)
+    ends += [f"below {rate(search.high)}, where the SLOs surely fail"] * bool(search.high)
     return "; ".join(ends) or "not found: no trial has decided anything"
 
 
@@ -172,7 +188,7 @@ def _goodput(search: Search) -> Section:
     heads: doc.Headers = ["trial", Column("rate", "rate (1/s)"), "verdict", Column("sure that all hold", "share")]
     lead = (
         "Goodput: requests per second that kept every limit themselves. Dashed: what was asked for. Shaded: where "
-        "every SLO holds (light: may hold, the interval). Green: every SLO held; red: one failed; hollow: undecided."
+        "every SLO holds (light: may hold). Green: every SLO held; red: one failed; hollow: undecided."
     )
     blocks: list[doc.Block] = [
         Chart("goodput", Goodput(search), table=table, margin="levels"),
@@ -193,8 +209,8 @@ def _posterior(search: Search) -> Section:
     heads: doc.Headers = [Column("from", "from (1/s)"), Column("to", "to (1/s)"), "probability"]
     table = Table("Where the capacity lies", heads, rows, words=0)
     lead = (
-        f"Probabilistic bisection: each trial moves probability to the side that it points to, by its own confidence. "
-        f"Shaded: {100 * search.confidence:g} % of it. Ticks: rates that were tried."
+        f"By the trials' percentiles, if they follow a queue's curve up to the server's ceiling "
+        f"({rate(search.ceiling)}). Shaded: {100 * search.confidence:g} % of it. Ticks: rates that were tried."
     )
     chart = Chart("posterior", Posterior(search), table=table, margin="levels")
     return Section("posterior", table.name, [chart], lead, "posterior", PAGE | TERMINAL)

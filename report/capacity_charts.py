@@ -32,8 +32,8 @@ def _dot(at: float, verdict: TrialVerdict, value: float, ends: tuple[float, floa
 
 
 def _where_it_holds(search: Search, plot: Plot) -> Fragment:
-    """Shaded up to the interval's lower end, where the SLOs hold; lighter to its upper end, where they may."""
-    low, high = search.low, search.high
+    """Shaded up to the rate that was held, lighter to the interval's upper end, where the SLOs may hold."""
+    low, high = search.held or search.low, search.high
     if low is None:
         return NOTHING
     sure = shade(plot, plot.x.scale.low, low, title="every SLO holds")

@@ -8,6 +8,7 @@ from typing import Literal
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share, significant
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
+    MOST_RUNS,
     NAMES,
     NOT_ESTIMABLE,
     REGRESSED,
@@ -24,7 +25,13 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.report import differences, html
 from gapmeter.report import document as doc
-from gapmeter.report.differences import change_sentence, difference, interval, relative, verdict_sentence
+from gapmeter.report.differences import (
+    change_sentence,
+    failed_sentence,
+    growth_interval,
+    relative,
+    verdict_sentence,
+)
 from gapmeter.report.document import (
     BRIEF,
     MARKDOWN,
@@ -54,7 +61,8 @@ _SIDES = (
     "As each run's own report has them: percentiles are order statistics. Differences above are of smoother estimates "
     "(Harrell and Davis), so the two can lie a little apart."
 )
-_RARE: doc.Headers = ["capacity", "per request at the SLA", "energy a request"]
+_ONE_RUN = "one run a side, forced: how much runs of the same thing differ is not in the interval"
+_RARE: doc.Headers = ["per request at the SLA", "energy a request"]
 
 
 def write(folder: Path, result: Comparison, version: str = "") -> Comparison:
@@ -166,12 +174,15 @@ def method_sentence(result: Comparison) -> str:
     how = "drawn in pairs, since both sides issued the same plan" if first.paired else "each side drawn by itself"
     why = f" ({first.why_not_paired})" if first.why_not_paired else ""
     turn = " made in turn" if method.in_turn else ""
-    counted = f"; {first.runs[0]} and {first.runs[1]} runs{turn}, whose spread counts where it is larger"
+    several = max(first.runs) > 1
+    counted = (
+        f"; {first.runs[0]} and {first.runs[1]} runs{turn}: the wider interval, of within and between runs, counts"
+    )
     return (
         f"{method.resamples:,} stationary block resamples (blocks of {first.block_requests:.0f} requests on average, "
-        f"{how}{why}) of Harrell-Davis percentiles{counted if max(first.runs) > 1 else ''}. Holm's correction over "
+        f"{how}{why}) of Harrell-Davis percentiles{counted if several else ''}. Holm's correction over "
         f"{method.family} figures: the chance that any difference is claimed where there is none is at most "
-        f"{share(1 - method.confidence)}"
+        f"{share(1 - method.confidence)}{'' if several else ', for these runs alone: repeated ones may differ by more'}"
     )
 
 
@@ -206,24 +217,37 @@ def with_sentences(found: Regression, result: Comparison) -> Regression:
     """The same with its sentences; ``result`` is the comparison with the baseline."""
     if not result.comparable:
         return found.model_copy(update={"sentence": headline(result)})
-    rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found.limit)}) for row in found.rows)
-    sentence = "; ".join(row.sentence for row in rows if row.status == found.status)
+    rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found)}) for row in found.rows)
+    told = [row.sentence for row in rows if row.status == found.status]
+    failed = found.failed
+    if failed is not None:
+        failed = failed.model_copy(update={"sentence": failed_sentence("the new side", "the baseline", failed)})
+        told += [failed.sentence] if failed.a_share or failed.b_share else []
     changed = result.comparisons[0].changed
     if found.status == REGRESSED and changed and changed.stage:
-        sentence += f"; {change_sentence(result.comparisons[0])}"
-    return found.model_copy(update={"rows": rows, "sentence": sentence})
+        told.append(change_sentence(result.comparisons[0]))
+    told += [_ONE_RUN] if found.one_run_a_side else []
+    return found.model_copy(update={"rows": rows, "failed": failed, "sentence": "; ".join(told)})
 
 
-def _regression_row(row: RegressionRow, limit: float) -> str:
+def _regression_row(row: RegressionRow, found: Regression) -> str:
     name = f"{NAMES[row.metric]} {row.name.partition(' ')[2]}"
     if row.status == NOT_ESTIMABLE:
         return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
     grew = f"{name} {duration(row.a_ms)} -> {duration(row.b_ms)}, {relative(row)}"
-    meaning = {
-        REGRESSED: ": a regression",
-        UNDECIDED: ": more than is allowed, but not beyond chance; longer runs, or several, would tell",
-    }.get(row.status, "")
-    return f"{grew} ({difference(row)}, 95 % interval {interval(row)}), allowed +{share(limit)}{meaning}"
+    meaning = {REGRESSED: ": a regression", UNDECIDED: f": undecided; {_what_decides(row, found)}"}.get(row.status, "")
+    return f"{grew} (95 % interval {growth_interval(row)}), allowed +{share(found.limit)}{meaning}"
+
+
+def _what_decides(row: RegressionRow, found: Regression) -> str:
+    """How many runs a side would, and what these could have seen."""
+    a, b = reversed(found.runs or (1, 1))
+    seen = f"these ({a} against {b}) find a regression of {share(row.least)} or more in 80 of 100 cases"
+    if row.runs_needed is not None:
+        return f"{seen}, and {row.runs_needed} a side would decide this one as often, at this growth and spread"
+    if found.one_run_a_side:
+        return f"{seen}, if runs did not differ; three runs a side tell how much they do"
+    return f"{seen}; more than {MOST_RUNS} a side would be needed to decide this one, at this growth and spread"
 
 
 # --- may they be compared?
@@ -260,7 +284,7 @@ def _facts(result: Comparison) -> Section | None:
 def _rare(row: SideRow) -> list[Words]:
     """Figures that only some runs have, each with its interval; a dash where there is none."""
     cells: list[Words] = []
-    for part, unit in ((row.capacity, "req/s"), (row.cost, "USD"), (row.energy, "J")):
+    for part, unit in ((row.cost, "USD"), (row.energy, "J")):
         ends = f" ({significant(ci[0])} .. {significant(ci[1])})" if (ci := both(part.ci)) else ""
         text = DASH if part.value is None else f"{significant(part.value)}{ends} {unit}"
         cells.append(Figure(part.value, "number", hint=part.why, text=text))
@@ -269,7 +293,7 @@ def _rare(row: SideRow) -> list[Words]:
 
 def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Block]:
     """Why a dash stands where it does, and how far sides on devices of one name lie apart."""
-    parts = [(name, getattr(row, name)) for row in table.rows for name in ("capacity", "cost", "energy")]
+    parts = [(name, getattr(row, name)) for row in table.rows for name in ("cost", "energy")]
     why = sorted({f"{name}: {part.why}" for name, part in parts if part.why})
     dashes = [Paragraph(f"{DASH} {'; '.join(why)}.", tone)] if why else []
     return [*dashes, *map(Paragraph, _spreads(table))]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gapmeter.analysis.device.devices import CPU
 from gapmeter.analysis.numbers import DASH, large, share, significant, usd
+from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Cost, Economy, Energy, NoCost, NoEnergy, Price, Value
 from gapmeter.report.document import Block, Chart, Column, Figure, Row, Section, Table
@@ -30,6 +31,16 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     elsewhere = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
     simulation = ". The simulated engine stands for no real one" if simulated else ""
     return f"{said} ({basis}; {price_words(price)}){unsearched}{elsewhere}{simulation}"
+
+
+def fleet_words(fleet: Fleet) -> str:
+    """``, which is $0.68 for a million requests as it will be paid``; "" without a price."""
+    if fleet.per_request_usd is None:
+        return ""
+    many, who = many_requests(fleet.per_request_usd)
+    tokens = fleet.per_million_output_tokens_usd
+    also = "" if tokens is None else f" and {usd(tokens)} for a million output tokens"
+    return f", which is {usd(many * fleet.per_request_usd)} {who}{also} as it will be paid"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:

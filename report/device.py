@@ -21,7 +21,7 @@ from gapmeter.report.timeline import Floats, Level, Levels, Span, span_of
 from gapmeter.report.words import as_sentence, shares
 
 _MOST_PROCESSES = 3
-_BIN_S = 0.5
+_BIN_S, _MOST_BINS = 0.5, 2000
 _NVML_MISLEADS = (
     "NVML's utilisation is the share of time in which any kernel ran at all: it is near 100 % long before a GPU is "
     "used up, and does not see the host's part of a step."
@@ -87,6 +87,9 @@ def utilisation_sentence(used: Utilisation) -> str:
         parts.append(f"the server's processes used {used.server_cpu_cores:.2f}{of} cores")
     if used.forward_share_of_window is None:
         return "; ".join(parts)
+    if used.device:
+        parts.append(f"by its own marks it was busy {share(used.device.busy_share)} of the time")
+        parts.append(f"and waited for its host {share(used.device.waiting_share)}")
     parts.append(f"a forward ran {share(used.forward_share_of_window)} of the time")
     if used.forward_share_of_step is not None:
         parts.append(f"{share(used.forward_share_of_step)} of each step")
@@ -181,6 +184,16 @@ def _busy(used: Utilisation) -> Table:
         for name, field, words in counted
         if (value := getattr(used, field)) is not None
     ]
+    marked = [
+        ("the device was busy", "busy_share", "by its own marks"),
+        ("it waited for its host", "waiting_share", "idle while the engine was at a step"),
+        ("the host still launched, of the forward", "launching_share", "at most so much were gaps between kernels"),
+    ]
+    rows += [
+        [name, words, Figure(value, "share", f"telemetry.utilisation.device.{field}")]
+        for name, field, words in marked
+        if used.device and (value := getattr(used.device, field)) is not None
+    ]
     return Table("How busy the device was", ["counted as", "which is", "share"], rows, words=2, css="compact")
 
 
@@ -222,10 +235,12 @@ def levels_of(samples: Samples, run: Run, span: Span, names: Mapping[int, str]) 
     if {"forward_start_ns", "forward_end_ns"} <= set(run.steps.columns):
         known = run.steps.dropna(subset=["forward_start_ns", "forward_end_ns"])
         start, end = (_seconds(run, known[f"forward_{side}_ns"]) for side in ("start", "end"))
-        edges = np.arange(0.0, span.length_s + _BIN_S, _BIN_S)
-        covered = np.asarray([np.clip(np.minimum(end, edge) - start, 0, None).sum() for edge in edges])
-        ran, middles = 100 * np.minimum(np.diff(covered) / _BIN_S, 1.0), edges[:-1] + _BIN_S / 2
-        yield Level("cpu-forward", "A forward ran, of the time", "%", middles, ran, 2 * _BIN_S, 100.0)
+        width = max(_BIN_S, span.length_s / _MOST_BINS)
+        edges = np.arange(0.0, span.length_s + width, width)
+        ran = np.minimum(np.diff(_elapsed(start, edges) - _elapsed(end, edges)) / width, 1.0)
+        yield Level(
+            "cpu-forward", "A forward ran, of the time", "%", edges[:-1] + width / 2, 100 * ran, 2 * width, 100.0
+        )
     gaps = tuple(
         (low, high)
         for gap in samples.gaps
@@ -250,6 +265,13 @@ def _by(samples: Samples, source: str, column: str) -> Iterator[tuple[int, pd.Da
     if table is not None:
         for key, rows in table.groupby(column):
             yield int(key), rows
+
+
+def _elapsed(since: Floats, edges: Floats) -> Floats:
+    """At every edge: the time since each earlier moment of ``since``, summed."""
+    moments = np.sort(since)
+    earlier = np.searchsorted(moments, edges)
+    return np.asarray(earlier * edges - np.concatenate([[0.0], np.cumsum(moments)])[earlier])
 
 
 def _seconds(run: Run, at_ns: pd.Series) -> Floats:

@@ -10,6 +10,7 @@ from gapmeter.analysis.results.comparison import (
     UNKNOWN,
     ClaimedFigure,
     DifferenceFigure,
+    FailedShares,
     FigureName,
     PairComparison,
     StageDifferences,
@@ -47,7 +48,19 @@ _NO_LEDGER = "No ledger on both sides: the server's stages were not recorded, or
 
 
 def verdict_sentence(pair: PairComparison) -> str:
-    """What was found, by the figure that says it best; where nothing was, what would have been."""
+    """What was found, by the figure that says it best, and what failed; where nothing was, what would have been."""
+    failed = failed_sentence(pair.b, pair.a, pair.errors)
+    return _found_sentence(pair) + (f"; {failed}" if pair.errors.a_share or pair.errors.b_share else "")
+
+
+def failed_sentence(b: str, a: str, failed: FailedShares) -> str:
+    """``B failed 2.0 % of its requests, A none``; and whether that is beyond chance."""
+    one, other = (share(each) if each else "none" for each in (failed.b_share, failed.a_share))
+    said = f"{b} failed {one} of its requests, {a} {other}"
+    return f"{said}, more than chance explains" if failed.more_in_b else said
+
+
+def _found_sentence(pair: PairComparison) -> str:
     family = pair.family()
     figures = {str(name): figure for name, figure in family}
     if pair.telling is None:
@@ -157,6 +170,11 @@ def interval(figure: DifferenceFigure) -> str:
 def relative(figure: DifferenceFigure) -> str:
     """``+4.7 %``."""
     return DASH if figure.relative is None else signed_share(figure.relative)
+
+
+def growth_interval(figure: DifferenceFigure) -> str:
+    """``-14 % .. -2.4 %``."""
+    return DASH if figure.relative_ci is None else " .. ".join(map(signed_share, figure.relative_ci))
 
 
 def _difference(figure: DifferenceFigure, key: str = "") -> Figure:

@@ -42,9 +42,10 @@ class Medium(Flag):
     PAGE = 1
     TERMINAL = 2
     MARKDOWN = 4
+    DETAILS = 8  # in the terminal, where all is asked for
 
 
-PAGE, TERMINAL, MARKDOWN = Medium
+PAGE, TERMINAL, MARKDOWN, DETAILS = Medium
 BRIEF = TERMINAL | MARKDOWN
 EVERYWHERE = PAGE | BRIEF
 
@@ -463,4 +464,4 @@ class Document:
 
     def on(self, medium: Medium) -> list[Section]:
         """The sections that are shown there."""
-        return [section for section in self.sections if section is not None and medium in section.on]
+        return [section for section in self.sections if section is not None and medium & section.on]

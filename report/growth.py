@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gapmeter.analysis.numbers import DASH, duration, share
-from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.numbers import DASH, duration, share, significant, usd
+from gapmeter.analysis.results.cost import Cost
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Verdict
 from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
     CurveKnee,
@@ -35,8 +36,9 @@ _KNEE = (
 
 
 def headline(sweep: SweepFigures, device: str) -> list[str]:
-    """What a person reads first: a sentence a curve, and which points have no figures."""
-    said = [line for knee in sweep.knees for line in _knee_lines(knee, sweep.growth, device)]
+    """What a person reads first: which points meet the SLOs, a sentence a curve, and which points have no figures."""
+    said = [line for line in (_answer(sweep),) if line]
+    said += [line for knee in sweep.knees for line in _knee_lines(knee, sweep.growth, device)]
     if sweep.growth and not any(knee.state == KNEE for knee in sweep.knees):
         largest = [  # of each metric, of those that go beyond their interval
             max(sure, key=lambda growth: abs(growth.grows_ms or 0.0))
@@ -52,6 +54,31 @@ def headline(sweep: SweepFigures, device: str) -> list[str]:
     if lost:
         said.append(f"No figures for {len(lost)} of {len(sweep.points)} points: {', '.join(lost)}.")
     return said
+
+
+def _answer(sweep: SweepFigures) -> str:
+    """Which settings meet the SLOs, and which of these is the cheapest, or else serves most; "" without SLOs."""
+    points = [point for point in sweep.points if isinstance(point, Point) and point.slo]
+    if not points:
+        return ""
+    by = {state: [point for point in points if point.verdict == state] for state in (PASS, FAIL, INCONCLUSIVE)}
+
+    def names(state: Verdict) -> str:
+        return ", ".join(point.label for point in by[state])
+
+    rest = [f"missed at {names(FAIL)}"] if by[FAIL] else []
+    rest += [f"undecided at {names(INCONCLUSIVE)}"] if by[INCONCLUSIVE] else []
+    met = f"The SLOs are met at {names(PASS)}" if by[PASS] else "The SLOs are met nowhere"
+    priced = [(cost.per_request_usd, point.label) for point in by[PASS] if isinstance(cost := point.economy.cost, Cost)]
+    served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
+    best = ""
+    if priced and len(priced) == len(by[PASS]):
+        usd_each, label = min(priced)
+        best = f" Cheapest: {label}, at most {usd(1e6 * usd_each)} for a million requests."
+    elif served:
+        tokens, label = max(served)
+        best = f" Of these {label} serves most: {significant(tokens)} output tokens/s." if len(served) > 1 else ""
+    return f"{'; '.join([met, *rest])}.{best}"
 
 
 def _knee_lines(knee: CurveKnee, growths: Sequence[Growth], device: str) -> Iterator[str]:

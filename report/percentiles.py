@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gapmeter.analysis.numbers import count, over
+from gapmeter.analysis.numbers import count, duration, over, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
@@ -29,8 +29,9 @@ _LEAD = (
 )
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
-    "at least that long, and a percentile that falls among them is only known to be longer. – : the sample does not "
-    "support this percentile; each is judged by how alike its own neighbors are, so that a higher one can be known."
+    "at least that long, and a percentile that falls among them is only known to be longer. ≤ : the sample bounds "
+    "this percentile from above, at 90 % or more, and – not even that; each is judged by how alike "
+    "its own neighbors are, so that a higher one can be known."
 )
 
 
@@ -87,7 +88,9 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
             hint, text = "so many requests were never answered", "∞"
         elif one.needs:
             span = f", {about}" if (about := about_minutes(one.needs)) else ""
-            hint = f"not estimable: needs {count(one.needs.requests)} more requests{span}"
+            hint = f"no interval: needs {count(one.needs.requests)} more requests{span}"
+            if one.at_most:
+                text, hint = f"≤ {duration(one.at_most.ms)}", f"{share(one.at_most.confidence)} sure; {hint}"
     return Figure(one.value_ms, "ms", f"{key}.{name}_ms", hint, text)
 
 

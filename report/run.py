@@ -11,18 +11,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from gapmeter.analysis.numbers import bounds, count, duration, share, usd
+from gapmeter.analysis.numbers import count, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
-from gapmeter.analysis.results.run import INVALID, RunResult
+from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords
 from gapmeter.records import RunFolder
-from gapmeter.report import compute, cost, device, explore, percentiles, slo, timeline, trust, waits
+from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
-from gapmeter.report.document import BRIEF, MARKDOWN, PAGE, TERMINAL, Document, Facts, Figure, Name, Row, Said, Section
+from gapmeter.report.differences import growth_interval, relative
+from gapmeter.report.document import (
+    DETAILS,
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Document,
+    Facts,
+    Figure,
+    Name,
+    Row,
+    Said,
+    Section,
+)
 from gapmeter.report.failures import failed, failed_in_short
 from gapmeter.report.requests import one_request
 from gapmeter.report.run_folder import Run
@@ -59,15 +72,19 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
 
     ``regression``: how it compares with its baseline, where it was held against one.
     """
+    answers, why_slow = slo.objectives_in_short(result), why.section(result, manifest)
     sections = [
-        slo.objectives(result, BRIEF),
+        *((why_slow, answers) if result.verdict == FAIL else (answers,)),
         failed_in_short(result),
+        *glance.glance(result, manifest),
+        why_slow if result.verdict != FAIL else None,
+        _trusted(result),
         waits.tail(result),
         percentiles.definitions(result, TERMINAL),
         percentiles.metrics(result),
         _regression(regression) if regression else None,
-        Section("cost", "", [Facts(_economy(result, manifest))], on=TERMINAL),
-        _facts(result, TERMINAL),
+        Section("cost", "", [Facts(_economy(result, manifest))], on=DETAILS),
+        _facts(result, DETAILS),
         _facts(result, MARKDOWN),
     ]
     return _around(result, manifest, sections)
@@ -78,9 +95,10 @@ def document(folder: RunFolder) -> Document:
     run = Run.read(folder)
     result, manifest = run.result, run.manifest
     sections = [
+        *glance.glance(result, manifest),
         waits.where(result, run.device),
         compute.compute(result),
-        slo.objectives(result, PAGE),
+        slo.objectives(result),
         failed(result),
         cost.section(result, _economy(result, manifest)),
         Section("warnings", "Warnings", _warnings(result), short="warnings") if result.warnings else None,
@@ -115,7 +133,7 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
             f"{load_words(result.load)}, n = {count(result.counts.measured)}",
             caveat or turns_sentence(result.turns) or "",
         ),
-        verdict=_verdict(result),
+        verdict=_verdict(result, manifest.device),
         sections=sections,
         provenance=result.provenance,
         device=manifest.device,
@@ -123,11 +141,11 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
     )
 
 
-def _verdict(result: RunResult) -> doc.Verdict:
+def _verdict(result: RunResult, device: str) -> doc.Verdict:
     """It; beneath it what slow requests wait for, what a faster device could bring, and the cost where it is known."""
-    metric, valid, known = result.tail.metric, result.trust.valid, result.cost
-    anatomy, paid = result.tail.of(metric) if metric else None, ""
-    owner = as_sentence(waits.tail_sentence(anatomy, metric, result.device)) if anatomy and metric else ""
+    metric, valid, known, paid = why.main_metric(result), result.trust.valid, result.cost, ""
+    anatomy = result.tail.of(metric) if metric else None
+    owner = " ".join(map(as_sentence, why.said_of(result, device)))
     if isinstance(known, Cost):
         each, output = known.per_request_usd, known.per_million_output_tokens_usd_ci
         tokens = f", a million output tokens {usd(output[1])}" if output else ""
@@ -135,8 +153,9 @@ def _verdict(result: RunResult) -> doc.Verdict:
         who = "a million requests cost" if many > 1 else "a request costs"
         paid = f"At this SLA {who} at most {usd(many * each)}{tokens}."
     more = [
-        Said(owner, stage=result.tail.stage or "", strong=True),
-        Said(waits.most_an_upgrade_brings(result), on=PAGE | TERMINAL),
+        Said(owner, on=PAGE, stage=(anatomy.stage if anatomy and anatomy.leading else ""), strong=True),
+        Said(why.most_an_upgrade_brings(result) if result.verdict != INVALID else "", on=PAGE | DETAILS),
+        Said(_unsteady(result) if valid else "", on=PAGE | MARKDOWN),
         Said(paid, on=PAGE),
     ]
     return doc.Verdict(
@@ -162,10 +181,34 @@ def _warnings(result: RunResult) -> list[doc.Block]:
     return [doc.Warnings(items)] if items else []
 
 
+def _trusted(result: RunResult) -> Section:
+    """In the terminal: may it be believed, and what speaks against that; of several doubts the first."""
+    facts, items = [("trust", _trust(result))], _warnings(result)
+    if result.verdict == INVALID:
+        return Section("trusted", "", [Facts(facts), *items], on=TERMINAL)
+    doubts = [_unsteady(result), *(as_sentence(one.text) for one in result.warnings)]
+    if shown := [one for one in doubts if one]:
+        rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""
+        facts.append(("doubt", f"{shown[0]}{rest}"))
+    return Section("trusted", "", [Facts(facts)], on=TERMINAL)
+
+
+def _unsteady(result: RunResult) -> str:
+    """What a verdict is worth where there was no steady state; "" where there was one."""
+    if result.steady.state != "unsteady" or not result.slo:
+        return ""
+    held = "held" if result.verdict == PASS else "were judged"
+    return f"No steady state: the SLOs {held} in this run, a longer one may end otherwise; so no cost is told."
+
+
+def _trust(result: RunResult) -> str:
+    return f"{'valid' if result.trust.valid else 'NOT valid'}: {trust.trust_figures(result)}"
+
+
 def _facts(result: RunResult, on: doc.Medium) -> Section:
     """A line for each part that has something to say; in a comment on a pull request the one that is needed."""
-    facts = [("trust", f"{'valid' if result.trust.valid else 'NOT valid'}: {trust.trust_figures(result)}")]
-    if on is TERMINAL:
+    facts = [("trust", _trust(result))] if on is MARKDOWN else []
+    if on is DETAILS:
         steady = (_steady(result), trust.drift_sentence(result.drift))
         closed = as_sentence(closed_loop_sentence(result.closed_loop)) if result.closed_loop else ""
         more = [
@@ -186,10 +229,13 @@ def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:
 def _regression(found: Regression) -> Section:
     rows: list[Row] = [
         [row.status, row.name, Figure(row.a_ms), Figure(row.b_ms),
-         bounds(*row.ci_ms) if row.ci_ms else "not estimable", share(row.relative)]
+         relative(row), growth_interval(row) if row.relative_ci else "not estimable"]
         for row in found.rows
     ]  # fmt: skip
-    headers: doc.Headers = [" ", "percentile", "baseline", "now", "difference, 95 % interval", "relative"]
+    if found.failed is not None:
+        failures = found.failed
+        rows.append([failures.status, "failed requests", share(failures.a_share), share(failures.b_share), "", ""])
+    headers: doc.Headers = [" ", "percentile", "baseline", "now", "growth", "95 % interval"]
     status = doc.Mark(found.status, status=f"**{found.status}**")
     said = doc.Paragraph((status, f" against {found.baseline}: {stopped(found.sentence)}"))
     return Section("regression", "", [said, doc.Table("Against the baseline", headers, rows, words=2)], on=MARKDOWN)
@@ -242,8 +288,8 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
         drift=trust.drift_sentence(result.drift),
         closed_loop=closed_loop_sentence(result.closed_loop) if result.closed_loop else None,
         turns=turns_sentence(result.turns),
-        tail=waits.tail_sentences(result),
-        upgrade=waits.upgrade_sentences(result),
+        tail=why.tail_sentences(result),
+        upgrade=why.upgrade_sentences(result),
         compute={
             metric: sentence
             for metric, shares in per_metric.items()

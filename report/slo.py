@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.numbers import bounds, count, duration, share
+from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
+from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
-from gapmeter.report import marks
 from gapmeter.report.document import (
-    PAGE,
+    BRIEF,
     Code,
     Column,
     Figure,
     Gauge,
     Headers,
     Mark,
-    Medium,
     Paragraph,
     Row,
     Section,
     Table,
 )
-from gapmeter.report.waits import tail_sentence
-from gapmeter.report.words import about_minutes, as_sentence
+from gapmeter.report.why import excess_sentence, tail_sentence, whose
+from gapmeter.report.words import about_minutes
 
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
@@ -47,14 +46,47 @@ def headline(result: RunFigures) -> str:
 
 
 def verdict_sentence(result: RunResult) -> str:
-    """The SLO that decided the verdict, or why there is none."""
+    """The answer in a line: the SLO that decided it, with its figure and its limit, or why there is none."""
     if result.verdict == INVALID:
         return "Not valid as a measurement."
-    telling = next((slo for slo in result.slo if slo.status == result.verdict), None)
-    if telling is None:
+    of_it = [slo for slo in result.slo if slo.status == result.verdict]
+    if not of_it:
         return "Measured; the scenario sets no SLO."
-    sentence, many = as_sentence(slo_sentence(telling)), len(result.slo)
-    return sentence if result.verdict != PASS or many == 1 else f"{many} of {many} SLOs met; the first: {sentence}"
+    telling = max(of_it, key=_used) if result.verdict == PASS else of_it[0]
+    said = brief_answer(telling)
+    if result.verdict == PASS:
+        many = len(result.slo)
+        return f"All {many} SLOs met; nearest to its limit: {said}." if many > 1 else f"SLO met: {said}."
+    if result.verdict == INCONCLUSIVE:
+        needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
+        more = (
+            f"{minutes or f'about {count(needs.requests)} requests'} more would tell" if needs else "too close to tell"
+        )
+        return f"{said}: undecided; {more}."
+    excess = excess_sentence(result, telling.metric)
+    return f"{said}{f': {excess}' if excess else ''}."
+
+
+def brief_answer(answer: SloAnswer) -> str:
+    """``p99 TTFT 31.0 ms, limit 60.0 ms``: what is known, and the limit."""
+    name = "errors" if answer.metric == "errors" else f"p{answer.percentile:g} {answer.metric.upper()}"
+    value, limit = slo_value(answer), str(Figure(answer.limit, answer.unit))
+    if answer.status == PASS and answer.at_most is not None and answer.value is None:
+        value = at_most(answer.at_most)
+    elif answer.status == FAIL and answer.value is None and answer.low is not None and not answer.infinite:
+        value = f"{value}, at least {_time(answer.low)}" if answer.basis == "interval" else value
+    said = f"{name} {value}, limit {limit}"
+    if answer.basis == "share" and answer.beyond:
+        said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
+    return said
+
+
+def _used(answer: SloAnswer) -> float:
+    """How much of its limit an SLO takes up, by the highest that is known of it; infinite where that is nothing."""
+    high = answer.high if answer.high is not None else answer.at_most.ms if answer.at_most else answer.sample
+    if high is None or answer.infinite:
+        return math.inf
+    return high / answer.limit if answer.limit else math.inf if high else 0.0
 
 
 def slo_sentence(answer: SloAnswer) -> str:
@@ -68,19 +100,27 @@ def slo_sentence(answer: SloAnswer) -> str:
         if answer.status == INVALID:
             return said
     if answer.status != INCONCLUSIVE or answer.needs is None:
+        sure = f", {share(answer.sure)} sure" if answer.sure and answer.basis in ("far", "share") else ""
         said += {
-            PASS: f": within {limit}",
-            FAIL: f": beyond {limit}",
+            PASS: f": within {limit}{sure}",
+            FAIL: f": beyond {limit}{sure}",
             INVALID: ": no request was measured",
             INCONCLUSIVE: f": too close to {limit} for any sample of reasonable size to decide",
         }[answer.status]
     else:
         minutes = f" ({about})" if (about := about_minutes(answer.needs)) else ""
         said += f": undecided against {limit}; needs about {count(answer.needs.requests)} more requests{minutes}"
-    if answer.beyond_half is not None:
-        half = count(answer.beyond_half) if answer.beyond_half else "none"
-        said += f", which no request exceeded, and {half} its half"
+    if (far := answer.far) is not None:
+        few = count(far.beyond) if far.beyond else "none"
+        near = f"and {few} its half" if far.part == 0.5 else f"and none took more than {_time(far.part * answer.limit)}"
+        said += f", which no request exceeded, {near}"
+    if answer.basis == "share" and answer.beyond:
+        said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
     return said
+
+
+def _values(answer: SloAnswer) -> str:
+    return "the token gaps" if answer.metric == "itl" else "the requests"
 
 
 def _latency(answer: SloAnswer) -> str:
@@ -95,13 +135,25 @@ def _latency(answer: SloAnswer) -> str:
         # An end above the value that is no number is one that answers which never came reach.
         value, low, high = (_time(ms if ms is not None else math.inf) for ms in (answer.value, answer.low, answer.high))
         return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
-    # What decides is said after this, and is what counts.
-    if answer.needs is None and answer.beyond_half is None and (needs := answer.estimable_with):
+    if answer.status == INCONCLUSIVE and answer.needs is None and (needs := answer.estimable_with):
         span = f", {about}," if (about := about_minutes(needs)) else ""
         size += f"; estimable with {count(needs.requests)} more requests{span} like these"
-    if answer.low is not None:
-        return f"{name} above {_time(answer.low)}, no upper end from this sample ({size})"
-    return f"{name} not estimable ({size})"
+    known = f"; {highest}" if (highest := highest_known(answer)) else ""
+    least = f", at least {_time(answer.low)}" if answer.low is not None else ""
+    most = f", {bound}" if (bound := at_most(answer.at_most)) else ", no upper bound from this sample"
+    return f"{name} about {_time(math.inf if answer.sample is None else answer.sample)}{least}{most} ({size}{known})"
+
+
+def at_most(bound: AtMost | None) -> str:
+    """``at most 31.0 ms (97 % sure)``; "" without a bound."""
+    return f"at most {duration(bound.ms)} ({share(bound.confidence)} sure)" if bound else ""
+
+
+def highest_known(answer: SloAnswer) -> str:
+    """``p95 22.9 ms, 20.1 .. 25.3 ms``: the highest percentile that has both ends, where the SLO's own has not."""
+    if (known := answer.highest) is None:
+        return ""
+    return f"p{known.percentile:g} {duration(known.value_ms)}, {bounds(*known.ci_ms)}"
 
 
 def _time(ms: float) -> str:
@@ -109,51 +161,107 @@ def _time(ms: float) -> str:
 
 
 def slo_value(slo: SloAnswer) -> str:
-    """What was measured for an SLO."""
-    return share(slo.value) if slo.unit == "share" else "never" if slo.infinite else duration(slo.value)
+    """What was measured for an SLO; ``~`` marks what the sample has where it does not support the percentile."""
+    if slo.unit == "share":
+        return share(slo.value)
+    if slo.infinite:
+        return "never"
+    return duration(slo.value) if slo.value is not None else f"~{duration(slo.sample)}" if slo.sample else DASH
 
 
 def slo_interval(slo: SloAnswer) -> str:
-    """Its 95 % interval; one end where there is only one."""
+    """Its 95 % interval; where it has no upper end the bound that there is, or the lower end."""
     if slo.unit == "share":
         return f"{share(slo.low)} .. {share(slo.high)}"
+    if slo.high is None and slo.at_most is not None:
+        return at_most(slo.at_most)
     if slo.low is not None and slo.high is None:
-        return f"above {duration(slo.low)}"
+        return f"{duration(slo.low)} or more"
+    if slo.low is None and slo.beyond and slo.basis == "share":
+        return f"{share(slo.beyond / slo.count)} beyond the limit"
     return bounds(slo.low, slo.high)
 
 
 def gauge(slo: SloAnswer) -> Gauge:
-    """How sure an SLO is, beside its limit."""
+    """How sure an SLO is, beside its limit. Its band ends at what is proven: a bound, or a limit far away."""
     limit = Figure(slo.limit, slo.unit)
+    value = slo.value if slo.value is not None or slo.infinite else slo.sample
+    high = slo.high
+    if high is None:
+        high = slo.at_most.ms if slo.at_most else slo.limit if slo.basis == "far" else None
     return Gauge(
-        _ANSWERS[slo.status], slo.text, slo_value(slo), slo_interval(slo), limit, slo.value, slo.low, slo.high,
-        slo.infinite,
+        _ANSWERS[slo.status], slo.text, slo_value(slo), slo_interval(slo), limit, value, slo.low, high, slo.infinite,
     )  # fmt: skip
 
 
-def objectives(result: RunResult, on: Medium) -> Section:
-    """Every objective with what was measured, its interval, and what the slow ones wait for or what would decide it."""
-    rows: list[Row] = []
-    for at, slo in enumerate(result.slo):
-        note = marks.words(slo.stage) if slo.stage else ""
-        if slo.status == INVALID:
-            note = "never occurred"
-        elif slo.status == INCONCLUSIVE and slo.needs:
-            requests = f"{count(slo.needs.requests)} more {'requests' if on is PAGE else 'req'}"
-            minutes = about_minutes(slo.needs).replace("about ", "~")
-            note = f"needs {f'{minutes} more' if minutes else requests}"
-        elif slo.status == INCONCLUSIVE:
-            note = "too close to decide"
-        measured = Figure(slo.value, slo.unit, f"slo.{at}.value_{slo.unit}", text=slo_value(slo))
-        rows.append([_ANSWERS[slo.status], Code(slo.text), measured, slo_interval(slo), count(slo.count), note])
+def objectives(result: RunResult) -> Section:
+    """On the page: every objective with what was measured, its interval, and whose the slow ones are."""
+    rows: list[Row] = [
+        [_ANSWERS[slo.status], Code(slo.text), _measured(at, slo), slo_interval(slo), count(slo.count),
+         "; ".join(filter(None, (_missing(slo), highest_known(slo), _explained(result, slo))))]
+        for at, slo in enumerate(result.slo)
+    ]  # fmt: skip
     headers: Headers = [
-        Column("answer", brief=" "), Column("objective", brief="SLO"), Column("measured", wraps=True),
-        Column("95 % interval", wraps=True), "n",
-        Column("largest part, or what is missing", brief="slow ones wait for", wraps=True),
+        "answer", "objective", Column("measured", wraps=True), Column("95 % interval, or bound", wraps=True), "n",
+        Column("what is missing, or explains the slow ones", wraps=True),
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
     if rows:
-        lead = f"Met and missed are each said at {sure:g} % confidence (one side of the 95 % interval)."
-        return Section("slo", title, [Table(title, headers, rows, words=2)], lead, "objectives", on)
-    none = [Paragraph("The scenario names none, so there is nothing to pass or fail.")] if on is PAGE else []
-    return Section("slo", title, none, "", "objectives", on)
+        lead = f"Met and missed are each said at {sure:g} % confidence or more, one-sided."
+        return Section("slo", title, [Table(title, headers, rows, words=2)], lead, "objectives")
+    none = [Paragraph("The scenario names none, so there is nothing to pass or fail.")]
+    return Section("slo", title, none, "", "objectives")
+
+
+def objectives_in_short(result: RunResult) -> Section | None:
+    """In the terminal and in Markdown: a line an objective, with how much of its limit is used; what is missing."""
+    rows: list[Row] = [
+        [_ANSWERS[slo.status], _name(slo), _measured(at, slo), slo_interval(slo), Figure(slo.limit, slo.unit),
+         _bar(slo), "; ".join(filter(None, (_missing(slo), highest_known(slo) if slo.value is None else "")))]
+        for at, slo in enumerate(result.slo)
+    ]  # fmt: skip
+    headers: Headers = [
+        Column("answer", brief=" "), "SLO", "measured", Column("95 % interval, or bound", wraps=True), "limit",
+        Column("used", wraps=True), Column("also", below=True, wraps=True),
+    ]  # fmt: skip
+    return Section("slo", "", [Table("Objectives", headers, rows, words=2)], on=BRIEF) if rows else None
+
+
+def _measured(at: int, slo: SloAnswer) -> Figure:
+    return Figure(slo.value, slo.unit, f"slo.{at}.value_{slo.unit}", text=slo_value(slo))
+
+
+def _name(slo: SloAnswer) -> str:
+    return "errors" if slo.metric == "errors" else f"{slo.metric.upper()} p{slo.percentile:g}"
+
+
+def _missing(slo: SloAnswer) -> str:
+    """What would decide an SLO that is not."""
+    if slo.status == INVALID:
+        return "never occurred"
+    if slo.status != INCONCLUSIVE:
+        return ""
+    if slo.needs is None:
+        return "too close to decide"
+    minutes = about_minutes(slo.needs).replace("about ", "~")
+    return f"needs {minutes or f'{count(slo.needs.requests)} requests'} more"
+
+
+def _explained(result: RunResult, slo: SloAnswer) -> str:
+    """The owner of what slow ones take beyond typical ones, where one clearly leads."""
+    slow = result.tail.of(slo.metric)
+    if slow is None or result.verdict == INVALID:
+        return ""
+    return whose(slow.owners[0], result.device) if slow.leading is not None else "no single cause"
+
+
+_TENTHS = 10
+
+
+def _bar(slo: SloAnswer) -> str:
+    """How much of its limit it uses, by the highest that is known; ``!`` goes beyond it."""
+    used = _used(slo)
+    if math.isinf(used) or used > 1:
+        return f"|{'#' * _TENTHS}|!"
+    tenths = round(_TENTHS * used)
+    return f"|{'#' * tenths}{'.' * (_TENTHS - tenths)}|"

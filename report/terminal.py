@@ -22,22 +22,27 @@ _TOGETHER = "\N{NO-BREAK SPACE}"  # textwrap does not break here
 _STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bold yellow", "": ""}
 
 
-def show(document: Document, stream: TextIO, *, links: Facts | None = None, end: str = "") -> None:
+def show(
+    document: Document, stream: TextIO, *, links: Facts | None = None, end: str = "", details: bool = False
+) -> None:
     """Write it to ``stream``: coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
     terminal = stream.isatty()
     console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=terminal)
-    console.print(text(document, console.width if terminal else WIDTH, links=links, end=end))
+    width = console.width if terminal else WIDTH
+    console.print(text(document, width, links=links, end=end, details=details))
 
 
-def text(document: Document, width: int = WIDTH, *, links: Facts | None = None, end: str = "") -> Text:
+def text(
+    document: Document, width: int = WIDTH, *, links: Facts | None = None, end: str = "", details: bool = False
+) -> Text:
     """The document in at most ``width`` columns.
 
     ``links``: where to go from here, such as the page and the command that repeats it, which are never broken.
-    ``end``: its last line.
+    ``end``: its last line. ``details``: also what is left out of the first screen.
     """
     width = max(_LEAST, min(width, _MOST))
-    parts = [*_head(document, width)]
-    for section in document.on(doc.TERMINAL):
+    parts = [*_head(document, width, details=details)]
+    for section in document.on(doc.TERMINAL | doc.DETAILS if details else doc.TERMINAL):
         drawn = [one for block in doc.flat(section.blocks) for one in _block(block, width)]
         parts += [Text("\n").append_text(Text("\n").join(drawn))] if drawn else []
     for name, *lines in links.rows if links else ():
@@ -46,7 +51,7 @@ def text(document: Document, width: int = WIDTH, *, links: Facts | None = None, 
     return Text("\n").join(part for part in parts if part.plain)
 
 
-def _head(document: Document, width: int) -> Iterator[Text]:
+def _head(document: Document, width: int, *, details: bool) -> Iterator[Text]:
     """The name, with how it was done to the right of it or beneath where there is no room; then the verdict."""
     left, how, verdict = document.header.title.replace(" · ", "  "), document.header.how, document.verdict
     if how and len(left) + 3 + len(how) <= width:
@@ -61,7 +66,7 @@ def _head(document: Document, width: int) -> Iterator[Text]:
     at = len(verdict.word) or len(first)  # without a word the answer itself is bold
     yield Text.assemble((first[:at], _STYLES[verdict.tone] if verdict.word else "bold"), first[at:])
     for one in verdict.more:
-        if doc.TERMINAL in one.on:
+        if one.on & (doc.TERMINAL | doc.DETAILS if details else doc.TERMINAL):
             yield Text(_wrapped(one.words, width, margin, margin))
 
 

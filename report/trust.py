@@ -10,7 +10,17 @@ from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
 from gapmeter.analysis.judge.warnings import growth_text
 from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.results.run import RunFigures, RunResult
-from gapmeter.analysis.results.trust import Drift, FloorShares, Mser5, Pelt, QueueSlope, Ratio, Steady
+from gapmeter.analysis.results.trust import (
+    Drift,
+    FloorShares,
+    Mser5,
+    Pelt,
+    QueueSlope,
+    Ratio,
+    ReceiveWait,
+    Steady,
+    Trust,
+)
 from gapmeter.report import document as doc
 from gapmeter.report.document import Block, Figure, Heading, Mark, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.waits import no_ledger
@@ -27,12 +37,18 @@ _CHECKS = {
     "broken": Mark("broken", "bad"),
     "unmeasured": Mark("unmeasured"),
 }
+_LEVELS = {
+    "exact": Mark("exact", "good"),
+    "approximate": Mark("approximate", "open"),
+    "refused": Mark("refused", "bad"),
+}
 _LONGER = {"output_tokens_per_s": "output tokens a second", "machine_time": "a fixed piece of CPU work: its time"}
 _UNITS: Sequence[Literal["ms", "share"]] = ("ms", "share")
 _RESIDUAL = (
     "In time, and as a share of each request's own wait. Strict counts everything in transit as unexplained too."
 )
 _STATES = {"steady": "Steady", "unsteady": "No steady state", "unknown": "Too short to tell"}
+_LITTLE = 0.001
 _RATIO_LEAD = (
     "A ratio of 1 means that the first seconds were like the rest. For times above 1 they were slower, for tokens a "
     "second below 1."
@@ -44,14 +60,28 @@ def trust_sentence(result: RunFigures) -> str:
     return f"{'valid' if result.trust.valid else 'invalid'}: {trust_figures(result)}"
 
 
+def remainder_sentence(trust: Trust) -> str:
+    """The part of a request's time that is least accounted for, p99, in words."""
+    unexplained, strict, unstamped = (
+        part or 0.0 for part in (trust.unexplained_p99_share, trust.strict_p99_share, trust.unstamped_p99_share)
+    )
+    if unexplained >= max(strict / 2, unstamped, _LITTLE):
+        return f"unexplained p99 {share(unexplained)}"
+    if strict >= unstamped:
+        return f"between two stamps p99 {share(strict)}"
+    return f"told only as a whole p99 {share(unstamped)}"
+
+
 def trust_figures(result: RunFigures) -> str:
     """The same without its first word."""
     trust, ledger = result.trust, result.residual.last_token is not None
     parts = [f"lag p99 {duration(trust.lag_p99_ms)}"]
     if ledger and any(result.stages[name].count for name in ("prefill", "decode")):
-        parts += [f"unexplained p99 {share(trust.unexplained_p99_share)}", f"strict {share(trust.strict_p99_share)}"]
+        parts.append(remainder_sentence(trust))
     else:
         parts.append("the server's stages unmeasured" if ledger else "no ledger")
+    if trust.receive_wait is not None:
+        parts.append(f"receive wait p99 {duration(trust.receive_wait.p99_ms)}")
     if trust.client_cpu_share is not None:
         parts.append(f"client CPU {share(trust.client_cpu_share)}")
     parts.append(floor_sentence(result.floor) if result.floor else "floor unmeasured")
@@ -62,6 +92,18 @@ def floor_sentence(floor: FloorShares) -> str:
     """What the load tester adds itself, at p99."""
     p99_ms = {"TTFT": floor.ttft_p99_ms, "ITL": floor.itl_p99_ms, "E2E": floor.e2e_p99_ms}
     return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in p99_ms.items())
+
+
+def received_sentence(wait: ReceiveWait | None) -> str:
+    """Whose stamps arrivals have, and how long the bytes then waited for the load tester."""
+    if wait is None:
+        return "Bytes count as arrived when the load tester read them: the kernel's stamps were not to be had here."
+    whole = "Bytes" if wait.stamped == 1 else f"{share(wait.stamped)} of the pieces of answers"
+    return (
+        f"{whole} count as arrived when the client's kernel had them. Until the load tester read them they waited"
+        f" {duration(wait.p50_ms)} at p50, {duration(wait.p99_ms)} at p99 and {duration(wait.max_ms)} at most, which is"
+        " in no latency."
+    )
 
 
 def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> str:
@@ -123,7 +165,7 @@ def trust(result: RunResult) -> Section:
     rows: list[Row] = []
     for event in ("first_token", "last_token"):
         found = getattr(result.residual, event)
-        for which in ("unexplained", "strict") if found else ():
+        for which in ("unexplained", "strict", "unstamped") if found else ():
             left, key = getattr(found, which), f"residual.{event}.{which}"
             cells = [
                 Figure(getattr(left, f"{p}_{unit}"), unit, f"{key}.{p}_{unit}")
@@ -135,8 +177,27 @@ def trust(result: RunResult) -> Section:
         names = ("p50", "p99", "worst")
         columns: list[str | doc.Column] = [*in_ms(*names), *(f"{name}, share" for name in names)]
         residual = [Table("Residual", ["to the", "counted", *columns], rows, words=2), Paragraph(_RESIDUAL, "quiet")]
-    blocks = [Heading("Validity"), validity, Heading("Residual: what the ledger could not explain"), *residual]
+    received = Paragraph(received_sentence(result.trust.receive_wait), "quiet")
+    blocks: list[Block] = [Heading("Validity"), validity, received]
+    blocks += [Heading("Residual: what the ledger could not explain"), *residual]
+    blocks += _support(result)
     return Section("trust", "Can these figures be trusted?", blocks, short="trust")
+
+
+def _support(result: RunResult) -> list[Block]:
+    """What the server was, and how well the ledger knows that; nothing of a server that does not say."""
+    if not result.ledger.support:
+        return []
+    rows: list[Row] = [[Name(one.feature), one.detail, _LEVELS[one.level], one.text] for one in result.ledger.support]
+    blocks: list[Block] = [
+        Heading("What the server was"),
+        Table("Support", ["", "here", "ledger", "that is"], rows, words=4),
+    ]
+    if ranks := result.ledger.ranks:
+        p50, p99 = duration(ranks.begun_apart_p50_ms), duration(ranks.begun_apart_p99_ms)
+        said = f"Its ranks began a step's forward {p50} apart (p50), {p99} (p99), over {ranks.steps:,} steps."
+        blocks.append(Paragraph(said, "quiet"))
+    return blocks
 
 
 def sustained(result: RunResult) -> Section | None:

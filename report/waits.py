@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from gapmeter.analysis.judge.warnings import PROCESSES
 from gapmeter.analysis.ledger.tail import SLOW
-from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.latency import Anatomy, UpgradeBracket
 from gapmeter.analysis.results.latency import Band as ResultBand
-from gapmeter.analysis.results.run import RunFigures, RunResult
-from gapmeter.analysis.stages import UNEXPLAINED
+from gapmeter.analysis.results.run import INVALID, RunResult
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import (
-    BRIEF,
     Block,
     Chart,
     Figure,
@@ -28,7 +24,8 @@ from gapmeter.report.document import (
 )
 from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Band, Ranks, Stacks, stages_in
-from gapmeter.report.words import METRICS, UNTIL, as_sentence, whose
+from gapmeter.report.why import most_an_upgrade_brings
+from gapmeter.report.words import METRICS, UNTIL
 
 # metric: the ledger's event, what is compared
 _EVENTS = {"ttft": ("first-token", "requests"), "e2e": ("last-token", "requests"), "itl": ("token-gap", "token gaps")}
@@ -49,47 +46,6 @@ _BRACKET = (
     "The lower end takes queues and other requests' steps out too, as if every request met an idle engine; the upper "
     "one leaves them as they are and only takes the forwards out, less the host's work that they hid."
 )
-
-
-def tail_sentences(result: RunFigures) -> dict[str, str]:
-    """By metric, the one that matters most in front."""
-    ordered = dict.fromkeys((result.tail.metric, "ttft", "e2e", "itl"))
-    return {
-        metric: tail_sentence(anatomy, metric, result.device)
-        for metric in ordered
-        if metric and (anatomy := result.tail.of(metric))
-    }
-
-
-def tail_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
-    """What slow requests (or token gaps) wait for beyond typical ones, and whose it is."""
-    what = "token gaps" if metric == "itl" else "requests"
-    low, high = anatomy.share_ci
-    part = "all" if anatomy.share > 0.995 else f"{100 * anatomy.share:.0f} %"
-    sure = "no interval" if low is None or high is None else f"{100 * low:.0f} .. {100 * high:.0f} %"
-    owner = whose(anatomy.stage, anatomy.owner, device)
-    if anatomy.stage == UNEXPLAINED and not {"prefill", "decode"} & set(anatomy.typical.stages_ms):
-        owner = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
-    wait = f"of what slow {what} wait beyond typical ones ({duration(anatomy.difference_ms)})"
-    return f"{part} ({sure}) {wait} is {owner}"
-
-
-def upgrade_sentences(result: RunFigures) -> dict[str, str]:
-    """By metric: what a faster device leaves of it."""
-    brackets = {"ttft": result.upgrade.ttft, "e2e": result.upgrade.e2e}
-    return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in brackets.items() if bracket}
-
-
-def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
-    ends = (bracket.now, bracket.lower, bracket.upper)
-    now, low, high = (duration(end.at(bracket.percentile) or 0.0) for end in ends)
-    name = f"p{bracket.percentile:g} {metric.upper()}"
-    return f"even an infinitely fast {device} leaves {name} between {low} and {high} (it is {now})"
-
-
-def most_an_upgrade_brings(result: RunFigures) -> str:
-    """The most that an infinitely fast device could bring; "" where that cannot be told."""
-    return as_sentence(next(iter(upgrade_sentences(result).values()), ""))
 
 
 def no_ledger(result: RunResult) -> str:
@@ -121,7 +77,8 @@ def tail(result: RunResult) -> Section | None:
     headers: doc.Headers = [f"{name}: where it goes", "owner", "typical (p45-p55)", "slow (p98.5+)", "difference"]
     bands = _band("typical", "", typical), _band("slow", "", slow)
     picture = Stacks(name, "requests", *bands, main_limit(result, metric), device)
-    return Section("tail", "", [Chart("tail", picture, "", Table(name, headers, rows, words=2))], on=BRIEF)
+    chart = Chart("tail", picture, "", Table(name, headers, rows, words=2))
+    return Section("tail", "", [chart], on=doc.DETAILS | doc.MARKDOWN)
 
 
 def where(result: RunResult, device: str) -> Section:
@@ -153,11 +110,18 @@ def where(result: RunResult, device: str) -> Section:
     return Section("where", title, blocks, short="where the time goes")
 
 
+_FROM_SUMS = (
+    "Waits for a core are from the kernel's sums, a tenth of a second each: how much, not for whom; those between two "
+    "processes' stamps are in transit. With perf_event_open allowed they are exact, and say who had the core."
+)
+
+
 def _who_had_the_core(result: RunResult) -> list[Block]:
     """Whom the server's threads waited for, where that is known and anybody is worth a row."""
     held = result.ledger.core_held or ()
     rows: list[Row] = [
-        [PROCESSES.get(one.process, one.process), marks.words(one.stage) if one.stage else "",
+        [" ".join(filter(None, (PROCESSES.get(one.process, one.process), one.program))),
+         marks.words(one.stage) if one.stage else "",
          Figure(one.share, "share", f"ledger.core_held.{at}.share"),
          Figure(one.mean_ms, "ms", f"ledger.core_held.{at}.mean_ms")]
         for at, one in enumerate(held) if one.share >= _SMALL
@@ -165,6 +129,8 @@ def _who_had_the_core(result: RunResult) -> list[Block]:
     if not rows:
         return []
     headers: doc.Headers = ["who had the core", "at", "share of the wait", *in_ms("a request")]
+    if result.ledger.core_waits == "sums":
+        return [Paragraph(_FROM_SUMS, "quiet")]
     lead = "While a thread of the server could run and had no core (core wait), others had it:"
     return [Paragraph(lead), Table("Who had the core", headers, rows, words=2, css="compact")]
 
@@ -202,7 +168,8 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand,
     headers: doc.Headers = ["stage", "owner", "kind", *in_ms("typical", "slow", "difference")]
     table = Table(f"{name} by stage", headers, rows, words=3)
     key = f"stack-{event}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
-    return [Paragraph(picture.sentence(), "quiet"), Chart(key, picture, "", table, stages=stages_in(bands))]
+    said = [] if result.verdict == INVALID else [Paragraph(picture.sentence(), "quiet")]
+    return [*said, Chart(key, picture, "", table, stages=stages_in(bands))]
 
 
 def _everyone(result: RunResult, metric: str, device: str) -> list[Block]:

@@ -16,7 +16,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report.run_folder import Run
 
 _TABLES = ("requests", "ledger", "gaps", "timeline", "steps")
-_LISTS = ("token_ns", "chunk_tokens", "engine_metrics")
+_LISTS = ("token_ns", "chunk_tokens", "engine_metrics", "receive_wait_ns")
 
 
 def write_csv(folder: RunFolder, into: Path) -> list[Path]:

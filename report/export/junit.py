@@ -112,18 +112,26 @@ def _details(slo: SloAnswer) -> list[tuple[str, str]]:
 
 
 def _regressions(regression: Regression) -> list[Case]:
-    """A case for each percentile that was held against a baseline; an undecided one is skipped, with its reason."""
+    """A case for each percentile that was held against a baseline, and one for what failed.
+
+    An undecided one is skipped, with its reason.
+    """
     against = f"against {regression.baseline}"
     if not regression.rows:
         return [Case(f"comparable {against}", "error", regression.status, regression.sentence)]
     outcomes: dict[str, Outcome] = {"REGRESSED": "failure", "WITHIN": "passed"}
-    return [
+    cases = [
         Case(
             f"{row.name} at most {share(regression.limit)} slower {against}",
             outcomes.get(row.status, "skipped"), row.status, row.sentence, short=row.name,
         )
         for row in regression.rows
     ]  # fmt: skip
+    if (failed := regression.failed) is not None:
+        name = f"no larger share of failed requests {against}"
+        outcome = outcomes.get(failed.status, "skipped")
+        cases.append(Case(name, outcome, failed.status, failed.sentence, short="failed requests"))
+    return cases
 
 
 def junit(suites: Sequence[Suite]) -> str:

@@ -89,5 +89,5 @@ def _slos(result: RunResult, which: Literal["limit", "value"]) -> Iterator[Sampl
 
 def _residual(result: RunResult) -> Iterator[Sample]:
     for event, found in (("first_token", result.residual.first_token), ("last_token", result.residual.last_token)):
-        for kind, part in (("unexplained", found.unexplained), ("strict", found.strict)) if found else ():
-            yield {"event": event, "kind": kind}, part.p99_share
+        for kind in ("unexplained", "strict", "unstamped") if found else ():
+            yield {"event": event, "kind": kind}, getattr(found, kind).p99_share

@@ -1,0 +1,293 @@
+"""What is said of devices and settings side by side: which serves a request for less, and how sure that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from gapmeter.analysis.numbers import DASH, rate, share, significant, usd
+from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE
+from gapmeter.analysis.results.costs import CHEAPER, CostRatio, CostRow, CostTable, CostWords
+from gapmeter.report import document as doc
+from gapmeter.report import html
+from gapmeter.report.cost import price_words
+from gapmeter.report.document import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Column,
+    Figure,
+    Mark,
+    Name,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    Words,
+)
+from gapmeter.report.words import tone
+
+_LEAD: Final = (
+    "The rate at which every SLO holds, what a request costs at that rate (the estimate, with the interval that the "
+    "rate's own gives it), and that cost as a multiple of the cheapest row's."
+)
+_LONGEST = 40  # characters of a name in a sentence
+
+
+def write(folder: Path, result: CostTable, version: str = "") -> CostTable:
+    """``compare.json`` and ``report.html`` of a folder; returns the result with its words. Raises OSError."""
+    told = result.model_copy(update={"words": CostWords(headline=headline(result), why=tuple(_doubts(result)))})
+    told.write(folder)
+    (folder / "report.html").write_text(html.page(document(told, version)), encoding="utf-8")
+    return told
+
+
+def document(result: CostTable, version: str = "") -> doc.Document:
+    """The page, and in short the terminal's and Markdown's answer."""
+    established = result.verdict == CHEAPER
+    doubts = [doc.Said(text) for text in _doubts(result)]
+    simulated = ["the simulated engine stands for no real one"] * any(row.simulated for row in result.rows)
+    notes = [Paragraph(f"{text[0].upper()}{text[1:]}.") for text in (*result.notes, *simulated)]
+    return doc.Document(
+        title=f"{result.verdict} · cost · gapmeter",
+        header=doc.Header(f"{result.rows[0].scenario}: what a request costs"),
+        verdict=doc.Verdict(
+            result.verdict, "good" if established else tone(result.verdict), headline(result), more=doubts
+        ),
+        sections=[
+            Section("costs", "Cost of a request, row by row", [_table(result), *notes], _LEAD, "costs"),
+            _in_short(result, notes),
+            Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
+            Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],
+                    short="how", on=PAGE),
+        ],
+        provenance=result.provenance,
+        version=version,
+    )  # fmt: skip
+
+
+# --- the answer in sentences
+
+
+def _paid(result: CostTable) -> list[str]:
+    """What fleets of whole replicas cost for a load that every row was planned for: the order may be another."""
+    fleets = [(row.fleet, row) for row in result.rows if row.fleet and row.fleet.per_request_usd and row.ratio]
+    if len(fleets) < 2 or len({fleet.target_rps for fleet, _ in fleets}) > 1:
+        return []
+    said = [
+        f"{row.name} {usd(1e6 * (fleet.per_request_usd or 0.0))} ({fleet.replicas} replicas)"
+        for fleet, row in sorted(fleets, key=lambda each: each[0].per_request_usd or 0.0)
+    ]
+    return [f"For {rate(fleets[0][0].target_rps)}, in whole replicas, a million requests cost {', '.join(said)}."]
+
+
+def headline(result: CostTable) -> str:
+    """Which row serves a request for less, or that nobody can say."""
+    rows = {row.name: row for row in result.rows}
+    priced = [row for row in result.rows if row.ratio]
+    if result.verdict == NOT_COMPARABLE:
+        return f"Not comparable: {'; '.join(_differences(row) for row in result.rows[1:])}."
+    if result.cheapest is None:
+        missing = [f"{row.name} has no cost ({row.why_no_cost})" for row in result.rows if row.why_no_cost]
+        return f"Which is cheaper is not established: {'; '.join(missing) or 'fewer than two rows are comparable'}."
+    best = rows[result.cheapest]
+    others = sorted((row for row in priced if row is not best), key=_above)
+    if result.verdict != CHEAPER:
+        close = [row.name for row in others if row.ratio and row.ratio.doubt]
+        which = "Which is cheaper" if len(priced) == 2 else "Which is the cheapest"
+        return f"{which} is not established: {_listed(sorted([best.name, *close]))} may be."
+    nearest = others[0]
+    what = f"{_called(best, result)} serves a request for {_inverse(nearest.ratio)} of what {_called(nearest, result)}"
+    return f"{what} costs." if len(others) == 1 else f"{what}, the next cheapest, costs."
+
+
+def _above(row: CostRow) -> float:
+    assert row.ratio is not None
+    return row.ratio.value or row.ratio.low or row.ratio.high or 0.0
+
+
+def _inverse(ratio: CostRatio | None) -> str:
+    """The cheapest row over another: ``0.62 (0.55 to 0.70)``."""
+    assert ratio is not None and ratio.low
+    if ratio.value is None:
+        return f"at most {significant(1 / ratio.low, 2)}"
+    least = "0" if ratio.high is None else significant(1 / ratio.high, 2)
+    return f"{significant(1 / ratio.value, 2)} ({least} to {significant(1 / ratio.low, 2)})"
+
+
+def _doubts(result: CostTable) -> list[str]:
+    """For each row that may as well be the cheapest, why."""
+    said = []
+    for row in result.rows:
+        if row.ratio is None or row.ratio.doubt is None:
+            continue
+        best, times = result.cheapest, _times(row.ratio)
+        if row.ratio.doubt == "open":
+            said.append(
+                f"{row.name} costs {times} times what {best} does: only one end of a rate is known; gapmeter capacity "
+                f"finds the other."
+            )
+        elif row.ratio.doubt == "interval":
+            said.append(f"{row.name} costs {times} times what {best} does, which may be no difference.")
+        else:
+            own = _between(*row.ratio.own, " to ")
+            said.append(
+                f"{row.name} costs {times} times what {best} does: {own} by their own intervals, but two "
+                f"searches of one server have differed by some {share(2**0.5 * result.search_spread)}. Search each "
+                f"several times, and name them as one side: {row.name}1,{row.name}2 {best}1,{best}2."
+            )
+    said += _paid(result)
+    if result.verdict != NOT_COMPARABLE:  # which says it first
+        said += [f"Not comparable: {_differences(row)}." for row in result.rows if _blocking(row)]
+    return said
+
+
+def method(result: CostTable) -> str:
+    """How the ratios were made."""
+    return (
+        "Cost of a request: price of a replica over 3600 x rate x planned utilisation. A ratio's 95 % interval "
+        "combines both rates' own on the logarithmic scale (MOVER), with what two searches of one server differ by "
+        f"(a standard deviation of {share(result.search_spread)} each, or that of the searches named as one side, if "
+        "larger), and is widened for the number of pairs of rows. A row that has passed at its rate and was not "
+        "searched has one end: it may hold more."
+    )
+
+
+def _called(row: CostRow, result: CostTable) -> str:
+    """Its letter, with what it is where that is short."""
+    for name in ("device", "setting"):
+        told = [str(getattr(one, name)) for one in result.rows]
+        if len(set(told)) > 1 and max(map(len, told)) <= _LONGEST:
+            return f"{row.name} ({getattr(row, name)})"
+    return row.name
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _blocking(row: CostRow) -> bool:
+    return any(fact.meaning == BLOCKS for fact in row.differs)
+
+
+def _differences(row: CostRow) -> str:
+    facts = "; ".join(f"{fact.key}: {fact.a} | {fact.b}" for fact in row.differs if fact.meaning == BLOCKS)
+    return f"{row.name} differs from A in {facts}"
+
+
+# --- the table
+
+
+def _cells(row: CostRow) -> tuple[str, str, str, str]:
+    """Capacity, cost of a million requests and of a million output tokens, ratio; each with its interval."""
+    low, high = row.capacity.low, row.capacity.high
+    if row.capacity.rate:
+        capacity = f"{significant(row.capacity.rate)} ({_between(low, high, ' .. ')})"
+    else:
+        capacity = _one_end(low, high, "below") or DASH
+    requests = _money(row.per_request_usd, row.per_request_usd_ci, 1e6)
+    tokens = _money(row.per_million_output_tokens_usd, row.per_million_output_tokens_usd_ci)
+    return capacity, requests, tokens, _ratio(row)
+
+
+def _money(value: float | None, ends: Ends | None, many: float = 1.0) -> str:
+    low, high = (None if end is None else many * end for end in ends or (None, None))
+    if value is None:
+        return f"at most {usd(high)}" if high else DASH
+    return f"{usd(many * value)} ({_between(low, high, ' .. ')})"
+
+
+def _between(low: float | None, high: float | None, joint: str) -> str:
+    """Two ends, a question mark for one that is unknown."""
+    return joint.join("?" if end is None else significant(end) for end in (low, high))
+
+
+def _ratio(row: CostRow) -> str:
+    if _blocking(row) and row.ratio is None:
+        return "not comparable"
+    if row.ratio is None:
+        return DASH
+    if row.ratio.value == row.ratio.low == row.ratio.high:
+        return "1"
+    return f"{_times(row.ratio)}{', not established' if row.ratio.doubt else ''}"
+
+
+def _times(ratio: CostRatio) -> str:
+    """``1.61 (1.43 to 1.82)``, or the end that is known."""
+    if ratio.value is None:
+        return _one_end(ratio.low, ratio.high, "at most") or "an unknown number of"
+    return f"{significant(ratio.value)} ({_between(ratio.low, ratio.high, ' to ')})"
+
+
+def _one_end(low: float | None, high: float | None, upper: str) -> str:
+    """``at least 4``, ``at most 5``, or both; "" where neither is known."""
+    least, most = low and f"at least {significant(low)}", high and f"{upper} {significant(high)}"
+    return ", ".join(end for end in (least, most) if end)
+
+
+def _energy(row: CostRow) -> str:
+    low, high = row.energy_per_request_j_ci or (None, None)
+    if row.energy_per_request_j is None:
+        return DASH
+    ends = f" ({significant(low)} .. {significant(high)})" if low is not None and high is not None else ""
+    return f"{significant(row.energy_per_request_j)} J{ends}"
+
+
+def _binds(row: CostRow) -> str:
+    stage = f" ({row.binding_stage})" if row.binding_stage else ""
+    return f"{row.binding_slo}{stage}" if row.binding_slo else DASH
+
+
+def _table(result: CostTable) -> Table:
+    """All that is known of every row."""
+    rows: list[Row] = []
+    fleets = any(row.fleet for row in result.rows)
+    for at, row in enumerate(result.rows):
+        capacity, requests, tokens, ratio = _cells(row)
+        cells: list[Words] = [
+            Name(row.name), row.device, row.setting,
+            Figure(row.capacity.rate, "rate", f"rows.{at}.capacity.rate", text=capacity),
+            Figure(row.capacity.held, "number"), price_words(row.price) if row.price else row.why_no_cost or DASH,
+            Figure(row.per_request_usd, "usd", f"rows.{at}.per_request_usd", text=requests),
+            Figure(row.per_million_output_tokens_usd, "usd", text=tokens), _energy(row),
+            Mark(ratio, "good" if row.name == result.cheapest and result.verdict == CHEAPER else ""), _binds(row),
+        ]  # fmt: skip
+        rows.append([*cells, _fleet(row)] if fleets else cells)
+    headers: doc.Headers = [
+        "", "device", "setting", "within the SLA (req/s)", "surely held (req/s)", Column("price", wraps=True),
+        "a million requests", "a million output tokens", "energy a request", "times the cheapest",
+        Column("what binds", wraps=True), *([Column("as it will be paid", wraps=True)] if fleets else []),
+    ]  # fmt: skip
+    return Table("What a request costs", headers, rows, words=3, css="dense")
+
+
+def _fleet(row: CostRow) -> str:
+    if not row.fleet:
+        return DASH
+    each = row.fleet.per_request_usd
+    cost = "" if each is None else f": {usd(1e6 * each)} a million requests"
+    return f"{row.fleet.replicas} for {rate(row.fleet.target_rps)}{cost}"
+
+
+def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
+    """The terminal's: figures in columns, and what they are of beneath."""
+    rows: list[Row] = []
+    for row in result.rows:
+        capacity, requests, tokens, ratio = _cells(row)
+        price = price_words(row.price) if row.price else row.why_no_cost or "no price"
+        more = [f"{row.device}; {row.setting}; {price}"]
+        if row.price and row.why_no_cost:
+            more.append(f"no cost: {row.why_no_cost}")
+        more += [f"surely held {rate(row.capacity.held)}"] * (row.capacity.held is not None)
+        more += [f"{tokens} a million output tokens"] * (tokens != DASH)
+        more += [f"energy a request {_energy(row)}"] * (row.energy_per_request_j is not None)
+        more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
+        more += [f"as it will be paid: {_fleet(row)}"] * bool(row.fleet)
+        rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
+    headers: doc.Headers = [
+        "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)
+    ]  # fmt: skip
+    blocks: list[Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
+    return Section("costs-brief", "", blocks, on=TERMINAL)

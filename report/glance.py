@@ -1,0 +1,102 @@
+"""What was served, at a glance: rates, tokens, how much of it was good, and the percentiles of TTFT, ITL and E2E."""
+
+from __future__ import annotations
+
+from gapmeter.analysis.numbers import count, duration, rate, share, significant
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import RunResult
+from gapmeter.report import why
+from gapmeter.report.document import (
+    MARKDOWN,
+    TERMINAL,
+    Block,
+    Columns,
+    Facts,
+    Figure,
+    Headers,
+    Heading,
+    Row,
+    Section,
+    Table,
+    in_ms,
+)
+from gapmeter.report.percentiles import figure
+from gapmeter.report.words import METRICS
+
+_SHOWN = (50.0, 90.0, 95.0, 99.0)
+_METRICS = ("ttft", "itl", "e2e")
+
+
+def glance(result: RunResult, manifest: Manifest) -> list[Section]:
+    """For the terminal in three lines; on the page a table, and beside it why, by owner, with what to try."""
+    served = [("served", words)] if (words := _served(result)) else []
+    if words := _length(result, manifest):
+        served.append(("length", words))
+    told = [("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
+    rows: list[Row] = [
+        [METRICS[metric], *(_figure(result, metric, p) for p in _SHOWN),
+         Figure(result.metrics[metric].max_ms, "ms", f"metrics.{metric}.max_ms")]
+        for metric in _METRICS
+    ]  # fmt: skip
+    headers: Headers = [" ", *in_ms(*(f"p{p:g}" for p in _SHOWN), "max")]
+    table = Table("Percentiles at a glance", headers, rows, css="compact")
+    shown = Facts(served)
+    return [
+        Section("glance", "", [Facts([*served, *told])], on=TERMINAL),
+        Section("glance", "", [shown], on=MARKDOWN),
+        Section("glance", "At a glance", [shown, *_beside(table, result, manifest)], short="at a glance"),
+    ]
+
+
+def _beside(table: Table, result: RunResult, manifest: Manifest) -> list[Block]:
+    if (found := why.owners(result, manifest.device)) is None:
+        return [table]
+    beside: list[Block] = [Heading(found.name), found]
+    return [Columns([[Heading("What was served"), table], beside]), *why.advice(result, manifest)]
+
+
+def _served(result: RunResult) -> str:
+    """Throughput, goodput and failures in a line; "" where nothing succeeded."""
+    through, counts = result.throughput, result.counts
+    if through.requests_per_s is None:
+        return ""
+    tokens = [
+        f"{significant(per_s)} {name} tok/s"
+        for name, per_s in (("output", through.output_tokens_per_s), ("prompt", through.prompt_tokens_per_s))
+        if per_s is not None
+    ]
+    failed = sum(counts.failed.values())
+    good = f" ({share(result.goodput.share)} good)" if result.goodput.limits_ms else ""
+    told = any(slo.metric == "errors" for slo in result.slo) and not failed  # among the objectives
+    errors = f"{count(failed)} of {count(counts.measured)} failed ({share(failed / max(counts.measured, 1))})"
+    errors = "" if told else errors if failed else "none failed"
+    return ", ".join(filter(None, (f"{rate(through.requests_per_s)}{good}", *tokens, errors)))
+
+
+def _length(result: RunResult, manifest: Manifest) -> str:
+    """How long it lasted, where that was left open and it took longer than asked at least."""
+    load = manifest.asked.load
+    if not load.may_last_longer or load.duration_ns is None or load.longest_ns is None:
+        return ""
+    if result.shortened and result.load.window_s < 1.01 * load.duration_ns / 1e9:
+        return ""
+    asked = f"{load.duration_ns / 1e9:g} s at least, {load.longest_ns / 1e9:g} s at most"
+    lasted = f"{result.load.window_s:.0f} s, of {asked}"
+    return lasted if result.shortened else f"{lasted}: its requests were never worth enough independent ones"
+
+
+def _figure(result: RunResult, metric: str, percentile: float) -> Figure:
+    """A percentile, or what is known of it: a bound, else what the sample has where an SLO asks for it."""
+    known = result.metrics[metric]
+    drawn = figure(known, percentile, f"metrics.{metric}")
+    if drawn.value is not None or drawn.text:
+        return drawn
+    asked = (slo.sample for slo in result.slo if slo.metric == metric and slo.percentile == percentile)
+    sample = next((ms for ms in asked if ms is not None), None)
+    return Figure(None, "ms", drawn.key, drawn.hint, f"~{duration(sample)}" if sample is not None else "")
+
+
+def _line(result: RunResult, metric: str) -> str:
+    """``p50 11.5 ms, p90 19.2 ms, … max 59.8 ms``."""
+    figures = [f"p{p:g} {_figure(result, metric, p)}" for p in _SHOWN]
+    return ", ".join([*figures, f"max {duration(result.metrics[metric].max_ms)}"])

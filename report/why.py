@@ -1,0 +1,255 @@
+"""Why slow requests are slow, by who could make them faster; and the one setting to try, with what proves it."""
+
+from __future__ import annotations
+
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.judge.warnings import held_by
+from gapmeter.analysis.ledger.tail import UNEXPLAINED_OWNER
+from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult
+from gapmeter.analysis.stages import owner_words
+from gapmeter.report import document as doc
+from gapmeter.report import marks
+from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
+from gapmeter.report.words import METRICS, as_sentence, shares
+
+_NOTABLE = 0.15  # of the difference: such an owner is named beside the first
+_MOST_NAMED = 3
+_SHOWN = 4  # owners; what the others have is summed
+_ALMOST_ALL, _MORE_THAN_ALL = 0.995, 1.05
+_BASE = 0.5  # of what requests at the percentile wait, when typical ones wait that much, all requests pay it
+_WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
+_SLOW = {"itl": "token gaps"}
+_NO_PROBE = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
+# Stages that no setting of a server shortens, and what does.
+_NO_SETTING = {
+    "core_wait": "No setting shortens the wait for a core: give the server more cores, or stop what else runs on them.",
+}
+_BARS = 10
+_SMALL = 0.01  # of the wait at the percentile: less is no row
+
+
+def whose(part: OwnerPart, device: str) -> str:
+    """An owner for people, with the stages that make most of its part: ``capacity (queue, core wait)``."""
+    stages = ", ".join(map(marks.words, part.stages[:2]))
+    if part.owner == UNEXPLAINED_OWNER:
+        return "unexplained"
+    return owner_words(part.owner, device) + (f" ({stages})" if stages else "")
+
+
+def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
+    """What slow requests (or token gaps) wait for beyond typical ones, and whose it is where that is clear.
+
+    ``listed``: the owners stand beside it, so several are not told again.
+    """
+    what, first = _SLOW.get(metric, "requests"), anatomy.owners[0]
+    more = f"slow {what} take {duration(anatomy.difference_ms)} longer than typical ones"
+    if first.owner == UNEXPLAINED_OWNER and _untold(anatomy):
+        return f"{more}; {_part_of(first, 'that', _NO_PROBE)}"
+    if anatomy.leading is not None:
+        return f"{more}; {_part_of(first, 'that', whose(first, device))}"
+    named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
+    parts = [f"{whose(part, device)} {_signed(part.ms)}" for part in named]
+    if len(named) == 1 and None in first.share_ci:
+        return f"{more}, in too few moments to be sure why; most is {parts[0]}"
+    return f"{more}, of no single cause{'' if listed else ': ' + ', '.join(parts)}"
+
+
+def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
+    """What every request pays, where that is most of what those at the percentile wait; "" where it is not."""
+    if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _untold(anatomy):
+        return ""
+    name = f"p{anatomy.percentile:g} {METRICS[metric]}"
+    typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
+    said = f"typical {_SLOW.get(metric, 'requests')} take {typical} of the {at} at {name}"
+    ranked = sorted(anatomy.owners, key=lambda part: -part.at_ms)
+    if anatomy.payer is not None and anatomy.payer != UNEXPLAINED_OWNER:
+        return f"{said}: most of what every request pays is {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
+    named = [f"{owner_words(part.owner, device)} {_at(part)}" for part in ranked[:2]]
+    return f"{said}: every request pays {' and '.join(named)}"
+
+
+def tail_sentences(result: RunFigures) -> dict[str, str]:
+    """By metric, the one that matters most in front."""
+    ordered = dict.fromkeys((result.tail.metric, "ttft", "e2e", "itl"))
+    return {
+        metric: tail_sentence(anatomy, metric, result.device)
+        for metric in ordered
+        if metric and (anatomy := result.tail.of(metric))
+    }
+
+
+def upgrade_sentences(result: RunFigures) -> dict[str, str]:
+    """By metric: what a faster device leaves of it."""
+    brackets = {"ttft": result.upgrade.ttft, "e2e": result.upgrade.e2e}
+    return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in brackets.items() if bracket}
+
+
+def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
+    ends = (bracket.now, bracket.lower, bracket.upper)
+    now, low, high = (duration(end.at(bracket.percentile) or 0.0) for end in ends)
+    name = f"p{bracket.percentile:g} {metric.upper()}"
+    return f"an infinitely fast {device} would cut {name} from {now} to {low} .. {high} at best"
+
+
+def most_an_upgrade_brings(result: RunFigures) -> str:
+    """The most that an infinitely fast device could bring; "" where that cannot be told."""
+    return as_sentence(next(iter(upgrade_sentences(result).values()), ""))
+
+
+def excess_sentence(result: RunFigures, metric: str) -> str:
+    """For a missed limit: whose most of the excess is, in a clause; "" where nobody is to be named."""
+    anatomy = result.tail.of(metric)
+    if anatomy is None or anatomy.leading is None:
+        return ""
+    first = anatomy.owners[0]
+    return _part_of(first, "what slow ones take beyond typical ones", whose(first, result.device))
+
+
+def _untold(anatomy: Anatomy) -> bool:
+    """Whether no probe stamped the server's stages."""
+    return not {"prefill", "decode"} & set(anatomy.typical.stages_ms)
+
+
+def _at(part: OwnerPart) -> str:
+    return duration(part.at_ms)
+
+
+def _signed(ms: float) -> str:
+    return f"{'−' if ms < 0 else '+'}{duration(abs(ms))}"
+
+
+def _part_of(part: OwnerPart, whole: str, who: str) -> str:
+    """A share with its interval; in milliseconds where it is more than the whole, since others went the other way."""
+    value = part.share or 0.0
+    if value > _MORE_THAN_ALL:
+        return f"{who} takes {duration(part.ms)} longer, all others together less"
+    ends = shares(part.share_ci)
+    return f"{'all' if value > _ALMOST_ALL else share(value)}{f' ({ends})' if ends else ''} of {whole} is {who}"
+
+
+# --- the section
+
+
+def main_metric(result: RunFigures) -> str | None:
+    """The metric that the first screen explains."""
+    metrics = (result.tail.metric, "ttft", "e2e")
+    return next((metric for metric in metrics if metric and result.tail.of(metric)), None)
+
+
+def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table | None:
+    """By owner, at the limit's percentile and beyond typical requests; None where nobody is to be named.
+
+    ``device`` computed the forwards. ``in_letters``: with bars, for the terminal and for Markdown.
+    """
+    metric = main_metric(result)
+    anatomy = result.tail.of(metric) if metric else None
+    if result.verdict == INVALID or metric is None or anatomy is None:
+        return None
+    name = METRICS[metric]
+    parts = [part for part in anatomy.owners if max(part.at_ms, abs(part.ms)) > _SMALL * anatomy.at.total_ms]
+    longest = max((part.ms for part in parts), default=0.0)
+    rows: list[Row] = []
+    for at, part in enumerate(anatomy.owners):
+        if part not in parts[:_SHOWN]:
+            continue
+        key = f"tail.{metric}.owners.{at}"
+        length = round(_BARS * max(part.ms, 0.0) / longest) if longest > 0 else 0
+        owner = "unexplained" if part.owner == UNEXPLAINED_OWNER else owner_words(part.owner, device)
+        rows.append([
+            owner, Figure(part.at_ms, "ms", f"{key}.at_ms"),
+            Figure(part.ms, "ms", f"{key}.ms", text=_signed(part.ms)),
+            *(["#" * length] if in_letters else []), ", ".join(map(marks.words, part.stages[:3])),
+        ])  # fmt: skip
+    if rest := parts[_SHOWN:]:
+        row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), _signed(sum(p.ms for p in rest))]
+        rows.append([*row, *([""] if in_letters else []), ""])
+    headers: doc.Headers = [
+        Column("owner", brief=f"WHY {name}"),
+        Column(f"at p{anatomy.percentile:g}", f"at p{anatomy.percentile:g} (ms)"),
+        Column("beyond typical", "beyond typical (ms)"),
+        *([Column(" ", wraps=True)] if in_letters else []),
+        Column("most of it is", wraps=True),
+    ]  # fmt: skip
+    return Table(f"Why: {name} by who could shorten it", headers, rows, words=1, css="compact")
+
+
+def section(result: RunResult, manifest: Manifest) -> Section | None:
+    """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
+    table = owners(result, manifest.device, in_letters=True)
+    if table is None:
+        return None
+    said = [*said_of(result, manifest.device, listed=True), most_an_upgrade_brings(result)]
+    lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
+    return Section("why", "", [table, lead, *advice(result, manifest)], on=BRIEF)
+
+
+def said_of(result: RunResult, device: str, *, listed: bool = False) -> list[str]:
+    """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named."""
+    metric = main_metric(result)
+    anatomy = result.tail.of(metric) if metric else None
+    if result.verdict == INVALID or metric is None or anatomy is None:
+        return []
+    said = (
+        pays_sentence(anatomy, metric, device), tail_sentence(anatomy, metric, device, listed=listed),
+        cores_sentence(result, anatomy),
+    )  # fmt: skip
+    return [one for one in said if one]
+
+
+def cores_sentence(result: RunResult, anatomy: Anatomy) -> str:
+    """Who had the cores, where waiting for one is among the causes; "" where it is not, or that is not known."""
+    held = [one for one in result.ledger.core_held or () if one.share >= _NOTABLE][:_MOST_NAMED]
+    if not held or anatomy.at.stages_ms.get("core_wait", 0.0) < _NOTABLE * anatomy.at.total_ms:
+        return ""
+    names = ", ".join(f"{held_by(one.process, one.stage, one.program)} ({share(one.share)})" for one in held)
+    return f"while its processes waited for a core, {names} had it"
+
+
+# --- what to try
+
+
+def advice(result: RunResult, manifest: Manifest) -> list[Block]:
+    """One setting for the stage that has most of the difference (or of what everybody pays), and what proves it."""
+    metric = main_metric(result)
+    anatomy = result.tail.of(metric) if metric else None
+    if result.verdict == INVALID or anatomy is None:
+        return []
+    all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
+    gains = [
+        (part.at_ms if all_pay else part.ms, part.stages) for part in anatomy.owners if part.owner != UNEXPLAINED_OWNER
+    ]
+    first = sorted((-gain, stages) for gain, stages in gains if gain >= _WORTH * anatomy.at.total_ms)
+    for stage in (stage for _, stages in first[:2] for stage in stages):
+        if stage in _NO_SETTING:
+            return [doc.Paragraph(_NO_SETTING[stage])]
+        if (tried := setting(stage, manifest)) is not None:
+            key, now, other = tried
+            command = Command.parse(manifest.command).as_comparison(f"{key}={now}", f"{key}={other}")
+            if command is None:
+                return []
+            words = f"Try {key}={other} (now {now}), for {marks.words(stage)}. To prove it:"
+            return [doc.Paragraph(words), doc.Pre(str(command))]
+    return []
+
+
+def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
+    """The key that may shorten a stage, its value now, and the one to try; None where no setting of ours does."""
+    server, load = manifest.asked.server, manifest.asked.load
+    if server.engine == "attach" and stage != "generator_lag":
+        return None
+    if stage in ("queue", "other_step") and server.max_batch:
+        return "server.max_batch", f"{server.max_batch}", f"{2 * server.max_batch}"
+    if stage == "preempted" and server.max_batch and server.max_batch > 1:
+        return "server.max_batch", f"{server.max_batch}", f"{server.max_batch // 2}"
+    if stage in ("prefill", "decode") and server.precision == "float32":
+        return "server.precision", "float32", "bfloat16"
+    if stage in ("interference", "engine_wait") and server.engine == "vllm":
+        now = server.args.get("max_num_batched_tokens", 2048)
+        if isinstance(now, int) and now > 256:
+            return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"
+    if stage == "generator_lag":
+        return "load.processes", f"{load.processes}", f"{2 * load.processes}"
+    return None
