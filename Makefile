@@ -30,7 +30,7 @@ setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
 
 
 .DEFAULT_GOAL := help
-.PHONY: capacity screenshots compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
+.PHONY: gpu-proof capacity screenshots compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
 
 help:  ## targets and scenarios, a line each
 	@echo 'make TARGET [VARIABLE=value …]'
@@ -64,7 +64,7 @@ report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise t
 	$(setup) core
 	@$(own) -P -m gapmeter report "$(RUN)" $(ARGS)
 
-compare:  ## what differs between runs, beyond chance: A=runs/... B=runs/... [ARGS='--factor server.max_batch']
+compare:  ## what differs between runs; of searches and sweeps, which is cheaper: A=runs/... B=runs/... [ARGS='runs/C']
 	@test -n "$(A)" -a -n "$(B)" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
 	$(setup) core
 	@$(own) -P -m gapmeter compare "$(A)" "$(B)" $(ARGS)
@@ -120,6 +120,10 @@ evidence:  ## how often 95 % intervals hold the truth, on queues with known quan
 streams:  ## 10,000 answers open at once against the null server: none lost, memory of each [ARGS='--generator locust']
 	$(setup) core locust
 	@$(own) -m bench streams $(ARGS)
+
+gpu-proof:  ## what is said of a GPU against what can be known of it, into docs/results/gpu.md (45 minutes) [ARGS='nvml anchors']
+	$(setup) core transformers vllm
+	@$(own) -m bench.gpu_proof $(ARGS)
 
 soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift?
 	$(setup) core locust

@@ -1,8 +1,9 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
-Parts: client, residual, agreement, probe_pairs, compare; and, only when they are named, peers, streams, soak, sampler,
-coverage, capacity, generators, report. A part's figures are in ``docs/results/PART.json`` with the machine that they
-come from; ``docs/results/figures.md`` holds the tables of all parts that have been measured.
+Parts: client, residual, agreement, attribution, probe_pairs, compare; and, only when they are named, peers, streams,
+soak, sampler, coverage, gate, capacity, generators, report, probe_parts. A part's figures are in
+``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds the tables of all
+parts that have been measured.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from bench import (
     agreement,
+    attribution,
     capacity,
     client,
     compare,
@@ -26,6 +28,7 @@ from bench import (
     generators,
     peers,
     probe_pairs,
+    probe_parts,
     report,
     residual,
     sampler,
@@ -37,7 +40,18 @@ from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.machine.instrument import NotMeasured
 
 # Most have a make target.
-ON_REQUEST = ("peers", "streams", "soak", "sampler", "coverage", "capacity", "generators", "report")
+ON_REQUEST = (
+    "peers",
+    "streams",
+    "soak",
+    "sampler",
+    "coverage",
+    "gate",
+    "capacity",
+    "generators",
+    "report",
+    "probe_parts",
+)
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
 
@@ -51,10 +65,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--engine", choices=ENGINES, help="only this engine (default: both)")
     parser.add_argument("--seconds", type=float, default=120.0, help="of load for the pairs with and without the probe")
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison with other load testers")
-    parser.add_argument("--add", action="store_true", help="after the rounds that are kept already")
+    parser.add_argument("--add", action="store_true", help="after what is kept already")
     parser.add_argument("--soak", type=soak.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
-    parser.add_argument("--repeats", type=int, default=1000, help="of the capacity search in virtual time")
+    parser.add_argument("--repeats", type=int, default=200, help="of the capacity search in virtual time, a cell")
     parser.add_argument("--minutes", type=float, default=60.0, help="for those repeats, at most")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the figures go")
     options = parser.parse_args(arguments)
@@ -124,14 +138,29 @@ def _agreement(_: argparse.Namespace, folder: Path) -> Any:
     return agreement.measure(folder)
 
 
+def _attribution(options: argparse.Namespace, folder: Path) -> Any:
+    return [attribution.measure(engine, folder / engine) for engine in _engines(options)]
+
+
 def _pairs(options: argparse.Namespace, folder: Path) -> Any:
-    return [probe_pairs.measure(engine, folder / engine, options.seconds) for engine in _engines(options)]
+    return [
+        probe_pairs.measure(engine, folder / f"{engine}-{'c' if native else 'python'}", options.seconds, native=native)
+        for engine in _engines(options)
+        for native in (True, False)
+    ]
+
+
+def _parts(options: argparse.Namespace, folder: Path) -> Any:
+    return [probe_parts.measure(engine, folder / engine, options.seconds) for engine in _engines(options)]
 
 
 def _peers(options: argparse.Namespace, folder: Path) -> Any:
-    kept = options.results / "peers.json"
-    earlier = json.loads(kept.read_text())["figures"] if options.add and kept.exists() else None
-    return peers.measure(folder, options.rounds, earlier)
+    return peers.measure(folder, options.rounds, _earlier(options, "peers"))
+
+
+def _earlier(options: argparse.Namespace, part: str) -> Any:
+    kept = options.results / f"{part}.json"
+    return json.loads(kept.read_text())["figures"] if options.add and kept.exists() else None
 
 
 def _streams(options: argparse.Namespace, _: Path) -> Any:
@@ -154,8 +183,12 @@ def _compare(_: argparse.Namespace, __: Path) -> Any:
     return compare.measure()
 
 
+def _gate(_: argparse.Namespace, __: Path) -> Any:
+    return compare.measure_gate()
+
+
 def _capacity(options: argparse.Namespace, _: Path) -> Any:
-    return capacity.measure(options.repeats, options.minutes)
+    return capacity.measure(options.repeats, options.minutes, _earlier(options, "capacity"))
 
 
 def _generators(_: argparse.Namespace, __: Path) -> Any:
@@ -171,15 +204,20 @@ def _report(_: argparse.Namespace, folder: Path) -> Any:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
-    "client": _client, "residual": _residual, "agreement": _agreement, "probe_pairs": _pairs, "peers": _peers,
+    "client": _client, "residual": _residual, "agreement": _agreement, "attribution": _attribution,
+    "probe_pairs": _pairs, "peers": _peers,
     "streams": _streams, "soak": _soak, "sampler": _sampler, "coverage": _coverage, "compare": _compare,
-    "capacity": _capacity, "generators": _generators, "report": _report,
+    "gate": _gate, "capacity": _capacity, "generators": _generators, "report": _report,
+    "probe_parts": _parts,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
-    "probe_pairs": probe_pairs.table, "peers": peers.table, "streams": streams.table, "soak": soak.table,
+    "attribution": attribution.table,
+    "probe_pairs": probe_pairs.table, "probe_parts": probe_parts.table, "peers": peers.table, "streams": streams.table,
+    "soak": soak.table,
     "sampler": sampler.table,
     "coverage": coverage.table, "compare": compare.table,
+    "gate": compare.gate_table,
     "capacity": capacity.table, "generators": generators.table, "report": report.table,
 }  # fmt: skip
 

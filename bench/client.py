@@ -6,25 +6,33 @@ Server on one core, generator on another, repeated; each figure is the median of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.peer_tools import TOOLS, Load
 from gapmeter.machine.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
 from gapmeter.records.stream import parse_answer
+from gapmeter.servers.models import resolve_model
 
 Ints = NDArray[np.int64]
 STREAMS = 64
 MOST_TOKENS = 16384
+CLOSED = Load("closed", rate=0.0, requests=8192, tokens=128, streams=STREAMS)
+_DENSE = Timing(first_ms=5, gap_ms=0.1)
+_STAGGERED_NS = 1_200_000_000  # users start over a second
 
 # What each figure is, and what it is meant to be at most (or, for tokens/s, at least).
 FIGURES = {
@@ -38,17 +46,33 @@ FIGURES = {
     "busy": ("… share of that core in use meanwhile", ""),
     "reader_tokens_per_s": ("tokens/s a bare reader takes in: the null server's own limit", ""),
     "ttft20_p50_ms": ("TTFT error at 20 requests/s, p50, ms", "<= 0.15"),
-    "ttft20_p99_ms": ("TTFT error at 20 requests/s, p99, ms", "<= 0.3"),
+    "ttft20_p99_ms": ("TTFT error at 20 requests/s, p99, ms", "<= 0.1"),
+    "wait20_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
     "lag20_p50_ms": ("generator lag at 20 requests/s, p50, ms", ""),
     "lag20_p99_ms": ("generator lag at 20 requests/s, p99, ms", "< 0.3"),
     "rate20": ("delivered rate, 20 asked, requests/s", ""),
     "dispersion20": ("… dispersion of delivered over that of planned arrivals", "1"),
     "ttft200_p50_ms": ("TTFT error at 200 requests/s, p50, ms", ""),
-    "ttft200_p99_ms": ("TTFT error at 200 requests/s, p99, ms", ""),
+    "ttft200_p99_ms": ("TTFT error at 200 requests/s, p99, ms", "<= 0.1"),
+    "wait200_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
     "lag200_p50_ms": ("generator lag at 200 requests/s, p50, ms", ""),
     "lag200_p99_ms": ("generator lag at 200 requests/s, p99, ms", "< 0.5"),
     "rate200": ("delivered rate, 200 asked, requests/s", ""),
     "dispersion200": ("… dispersion of delivered over that of planned arrivals", "1"),
+    "ttft20_busy_p50_ms": (
+        "TTFT error at 20 requests/s, a program that never sleeps on the same core, p50, ms",
+        "",
+    ),
+    "ttft20_busy_p99_ms": ("… p99, ms", "<= 0.15"),
+    "wait20_busy_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
+    "lag20_busy_p99_ms": ("… generator lag, p99, ms", ""),
+    "ttft200_busy_p50_ms": ("… at 200 requests/s, p50, ms", ""),
+    "ttft200_busy_p99_ms": ("… p99, ms", "<= 0.15"),
+    "wait200_busy_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
+    "lag200_busy_p99_ms": ("… generator lag, p99, ms", ""),
+    "closed_tokens_per_s": ("tokens/s in a closed loop, 64 users, 128-token answers due every 0.1 ms, one core", ""),
+    "closed_locust_tokens_per_s": ("… under Locust", ""),
+    "closed_vllm_tokens_per_s": ("… by vLLM's own client (bench serve), in the same round", "at most half"),
 }
 
 
@@ -128,25 +152,75 @@ def server_limit(cores: Cores, seed: int) -> dict[str, float]:
         return {"reader_tokens_per_s": bare_reader(cores, port)}
 
 
-def exactness(cores: Cores, seed: int, rate: int, seconds: int) -> dict[str, float]:
+def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = False) -> dict[str, float]:
     """Poisson arrivals, 64 tokens 10 ms apart: how late requests leave, and how late first tokens are stamped.
 
-    The error is counted from before the server's write call, so that its duration is part of it.
+    The error is counted from before the server's write call, so that its duration is part of it. ``busy``: beside a
+    program that never sleeps, on the client's core.
     """
     due = poisson(rate, rate * seconds, [seed, rate])
-    run = issue(cores, equal_plan(due, tokens=64), Timing(), warm=STREAMS)
+    with neighbour(cores.client) if busy else contextlib.nullcontext():
+        run = issue(cores, equal_plan(due, tokens=64), Timing(), warm=STREAMS)
     left = departures(run.server)
     error = np.array([parse_answer(r).token_ns[0] - left[r.request_id][1][0] for r in run.records]) / 1e6
     lag = errors(run).lag / 1e6
     sent = np.sort(np.array([r.sent_ns for r in run.records]))
-    return {
-        f"ttft{rate}_p50_ms": float(np.percentile(error, 50)),
-        f"ttft{rate}_p99_ms": float(np.percentile(error, 99)),
-        f"lag{rate}_p50_ms": float(np.percentile(lag, 50)),
-        f"lag{rate}_p99_ms": float(np.percentile(lag, 99)),
+    name = f"{rate}_busy" if busy else str(rate)
+    waits = [r.chunk_wait_ns for r in run.records if len(r.chunk_wait_ns)]
+    found = {f"wait{name}_p99_ms": float(np.percentile(np.concatenate(waits), 99)) / 1e6} if waits else {}
+    found |= {
+        f"ttft{name}_p50_ms": float(np.percentile(error, 50)),
+        f"ttft{name}_p99_ms": float(np.percentile(error, 99)),
+        f"lag{name}_p50_ms": float(np.percentile(lag, 50)),
+        f"lag{name}_p99_ms": float(np.percentile(lag, 99)),
+    }
+    if busy:
+        return found
+    return found | {
         f"rate{rate}": (len(sent) - 1) / float(sent[-1] - sent[0]) * 1e9,
         f"dispersion{rate}": _dispersion(sent - sent[0]) / _dispersion(due - due[0]),
     }
+
+
+@contextlib.contextmanager
+def neighbour(cores: tuple[int, ...]) -> Iterator[None]:
+    """A program that never sleeps, on these cores."""
+    spin = f"import os; os.sched_setaffinity(0, {cores!r})\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spin]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def closed(cores: Cores, seed: int) -> dict[str, float]:
+    """64 users, each asking again at once, by both generators and by vLLM's client, one after the other.
+
+    Ours are counted while all users ask; vLLM's by what it says of its own requests, without its start.
+    """
+    found = {}
+    for name, generator in (("closed_tokens_per_s", "asyncio"), ("closed_locust_tokens_per_s", "locust")):
+        plan = replace(
+            equal_plan(np.zeros(CLOSED.requests, np.int64), CLOSED.tokens), loop="closed", concurrency=STREAMS
+        )
+        run = issue(cores, plan, _DENSE, generator=generator, warm=STREAMS)
+        due = np.sort([record.due_ns for record in run.records])
+        low, high = due[0] + _STAGGERED_NS, due[-STREAMS]
+        stamps = np.concatenate([parse_answer(record).token_ns for record in run.records])
+        found[name] = float(((stamps >= low) & (stamps < high)).sum() / (high - low) * 1e9)
+    tool = next(tool for tool in TOOLS if tool.name == "vllm-bench")
+    if not tool.python.exists():
+        return found
+    tokenizer = resolve_model("builtin:tiny")
+    with tempfile.TemporaryDirectory(prefix="gapmeter-closed-") as folder:
+        with null_server(cores, _DENSE, log=None, most_tokens=CLOSED.tokens) as port:
+            words = tool.command(f"http://127.0.0.1:{port}", replace(CLOSED, seed=seed), tokenizer, Path(folder))
+            subprocess.run(
+                ["taskset", "-c", str(cores.client[0]), *words],
+                env={**os.environ, **tool.environment}, capture_output=True, check=True,
+            )  # fmt: skip
+        span_s = tool.read(Path(folder)).span_s
+    return found | {"closed_vllm_tokens_per_s": CLOSED.requests * CLOSED.tokens / span_s}
 
 
 PARTS: dict[str, Callable[[Cores, int], dict[str, float]]] = {
@@ -156,6 +230,9 @@ PARTS: dict[str, Callable[[Cores, int], dict[str, float]]] = {
     "limit": server_limit,
     "rate20": lambda cores, seed: exactness(cores, seed, 20, 25),
     "rate200": lambda cores, seed: exactness(cores, seed, 200, 8),
+    "busy20": lambda cores, seed: exactness(cores, seed, 20, 25, busy=True),
+    "busy200": lambda cores, seed: exactness(cores, seed, 200, 8, busy=True),
+    "closed": closed,
 }
 
 

@@ -3,10 +3,15 @@
 Runs in virtual time: the simulated engine's own loop and scheduler, jitter in every stage (log-normal, 10 %), at light
 load and at one where requests queue. *A/A*: the same arrivals, other service times; and once more with other arrivals,
 which are not compared in pairs. *A/B*: the same arrivals, and one stage's nominal time changed.
+
+*The gate* (``measure_gate``): three runs a side whose speed differs from run to run, and B slower by a known factor:
+how often is the alarm false, a growth of twice the limit missed, or found? And what is said of a side that drops its
+slowest requests.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections import Counter
@@ -14,13 +19,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from bench.queues import lindley
 from bench.virtual_run import Traffic, virtual_run
 from bench.virtual_server import Settings
 from gapmeter.analysis.compare import claims
-from gapmeter.analysis.compare.claims import FAMILY
-from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.sides import Run
-from gapmeter.analysis.results.comparison import NAMES, NOTHING, SLOWER, UNKNOWN
+from gapmeter.analysis.compare.build import pair_of
+from gapmeter.analysis.compare.claims import FAMILY, judge_pair
+from gapmeter.analysis.compare.differences import EVENTS, Differences, compare_sides
+from gapmeter.analysis.compare.sides import STAGE_NAMES, Run
+from gapmeter.analysis.results.comparison import (
+    FASTER,
+    NAMES,
+    NOTHING,
+    REGRESSED,
+    SLOWER,
+    UNKNOWN,
+    WITHIN,
+    RegressionStatus,
+)
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
@@ -182,6 +200,130 @@ def _share(hits: int, count: int) -> dict[str, Any]:
     """With Clopper and Pearson's 95 % interval."""
     low, high = share_bounds(hits, count)
     return {"hits": hits, "of": count, "share": hits / count if count else None, "ci": [low, high]}
+
+
+# --- the gate
+
+LIMIT = 0.05
+RUN_SPREADS = (0.01, 0.02, 0.03, 0.05)  # standard deviation of the logarithm of a run's speed
+GROWTHS = (0.0, 0.05, 0.10, 0.20)
+DROPPED = (0.01, 0.02, 0.05)
+GATE_REPEATS = 400
+_GATE_SLOS = (("ttft", 50.0), ("ttft", 95.0))
+_GATE_PERCENTILES = {"ttft": (50.0, 90.0, 95.0, 99.0), "itl": (), "tpot": (), "e2e": ()}
+_GATE_REQUESTS, _GATE_RESAMPLES, _A_SIDE = 600, 50, 3
+_TTFT_NS, _TTFT_SPREAD, _GATE_LOAD, _WAIT = 100e6, 0.15, 0.5, 0.05
+
+
+def measure_gate(repeats: int = GATE_REPEATS, processes: int | None = None) -> dict[str, Any]:
+    """Shares of answers by run-to-run spread and growth, and where B dropped requests, with their 95 % intervals."""
+    cells = [(share, count, repeats // 8) for share in DROPPED for count in (1, _A_SIDE)]
+    with multiprocessing.get_context("spawn").Pool(processes or len(os.sched_getaffinity(0))) as pool:
+        spreads = pool.starmap(gate_cell, [(spread, repeats) for spread in RUN_SPREADS], chunksize=1)
+        dropped = pool.starmap(dropped_cell, cells, chunksize=1)
+    return {"limit": LIMIT, "runs": _A_SIDE, "requests": _GATE_REQUESTS, "spreads": spreads, "dropped": dropped}
+
+
+def gate_cell(spread: float, repeats: int) -> dict[str, Any]:
+    """At one run-to-run spread: what the gate says at each growth, and how often any difference is claimed."""
+    words: list[str] = []
+    statuses: dict[float, list[RegressionStatus]] = {growth: [] for growth in GROWTHS}
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, round(1000 * spread)])
+        a, b = ([scaled(queue_run(rng), rng.normal(0, spread)) for _ in range(_A_SIDE)] for _ in range(2))
+        for growth, found in statuses.items():
+            word, status = gate(a, [scaled(run, np.log1p(growth)) for run in b])
+            found.append(status)
+            words += [word] if growth == 0 else []
+    of = {growth: Counter(found) for growth, found in statuses.items()}
+    return {
+        "spread": spread,
+        "any_difference": _share(sum(word not in (NOTHING, UNKNOWN) for word in words), repeats),
+        "regressed": {f"{growth:g}": _share(found[REGRESSED], repeats) for growth, found in of.items()},
+        "within": {f"{growth:g}": _share(found[WITHIN], repeats) for growth, found in of.items()},
+    }
+
+
+def dropped_cell(share: float, runs: int, repeats: int) -> dict[str, Any]:
+    """B is A, request for request, but the slowest ``share`` of each run's requests never answers."""
+    found = []
+    for seed in range(repeats):
+        a = [queue_run(np.random.default_rng([seed, number, 9])) for number in range(runs)]
+        found.append(gate(a, [dropping(run, share) for run in a]))
+    return {
+        "share": share,
+        "runs": runs,
+        "faster": _share(sum(word == FASTER for word, _ in found), repeats),
+        "within": _share(sum(status == WITHIN for _, status in found), repeats),
+        "regressed": _share(sum(status == REGRESSED for _, status in found), repeats),
+    }
+
+
+def gate(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, RegressionStatus]:
+    """The comparison's word, and the gate's answer."""
+    found = compare_sides(a, b, _GATE_PERCENTILES, resamples=_GATE_RESAMPLES)
+    (verdict,) = claims.judge([found], {}, _GATE_SLOS)
+    judged = judge_pair(pair_of(("A", "B"), found, verdict, "GPU"), _GATE_SLOS, LIMIT, "", "")
+    assert judged.status != "NOT COMPARABLE"
+    return verdict.word, judged.status
+
+
+def queue_run(rng: np.random.Generator) -> Run:
+    """A run's TTFT: log-normal service and the wait of an M/M/1 queue at half load."""
+    n = _GATE_REQUESTS
+    gaps, services = rng.exponential(1 / _GATE_LOAD, (1, n)), rng.exponential(1.0, (1, n))
+    ttft = _TTFT_NS * (rng.lognormal(0, _TTFT_SPREAD, n) + _WAIT * lindley(gaps, services)[0])
+    planned = np.stack([np.arange(n), np.zeros(n), np.cumsum(gaps[0]) * _TTFT_NS, np.ones(n), np.ones(n)], axis=1)
+    nothing, ledgers = np.full(n, np.nan), dict.fromkeys(EVENTS, np.full((n, len(STAGE_NAMES)), np.nan))
+    return Run(
+        "", True, planned.astype(np.int64), np.ones(n, bool), np.full(n, 60e9),
+        {"ttft": ttft, "e2e": nothing, "tpot": nothing}, np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64),
+        ledgers,
+    )  # fmt: skip
+
+
+def scaled(run: Run, log_factor: float) -> Run:
+    """The same run on a server that takes exp(``log_factor``) times as long for everything."""
+    factor = math.exp(log_factor)
+    values = {metric: factor * own for metric, own in run.values.items()}
+    return replace(run, values=values, gaps_ns=factor * run.gaps_ns)
+
+
+def dropping(run: Run, share: float, given_ns: float = 60e9) -> Run:
+    """The same run, but the requests with the longest TTFT fail, without a token."""
+    lost = np.zeros(run.count, bool)
+    lost[np.argsort(run.values["ttft"])[run.count - round(share * run.count) :]] = True
+    return replace(
+        run,
+        good=run.good & ~lost,
+        given_ns=np.where(lost, given_ns, run.given_ns),
+        values={metric: np.where(lost, np.inf, own) for metric, own in run.values.items()},
+        gaps_ns=np.where(lost[run.gap_owner], np.inf, run.gaps_ns),
+        ledgers={event: np.where(lost[:, None], np.nan, own) for event, own in run.ledgers.items()},
+    )
+
+
+def gate_table(figures: Mapping[str, Any]) -> list[str]:
+    """As Markdown."""
+    limit = figures["limit"]
+    runs = f"{figures['runs']} runs a side of {figures['requests']} requests, limit {limit:.0%}; SLOs p50 and p95"
+    lines = [
+        f"{runs}; per cent of gates, by run-to-run spread.", "",
+        "| spread, % | any difference | REGRESSED: A = B | +5 % | +10 % | +20 % | WITHIN: A = B | +5 % | +10 % |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in figures["spreads"]:
+        cells = [row["any_difference"], *row["regressed"].values(), *list(row["within"].values())[:3]]
+        lines.append(f"| {100 * row['spread']:g} | {' | '.join(map(_percent, cells))} |")
+    lines += [
+        "",
+        "| B = A, its slowest dropped, % | runs a side | called faster | WITHIN | REGRESSED |",
+        "|---|---|---|---|---|",
+    ]
+    for row in figures["dropped"]:
+        cells = [row["faster"], row["within"], row["regressed"]]
+        lines.append(f"| {100 * row['share']:g} | {row['runs']} | {' | '.join(map(_percent, cells))} |")
+    return lines
 
 
 def table(figures: Mapping[str, Any]) -> list[str]:

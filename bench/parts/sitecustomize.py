@@ -1,0 +1,88 @@
+"""Lies in a measured server's PYTHONPATH: takes a part of the probe out of the server, and puts it back.
+
+SIGUSR2 says when; the file that ``GAPMETER_PARTS`` names says which part is out ("": none). So one server is measured
+with a part and without it, and nothing of this is in the probe. ``GAPMETER_PYTHON_ONLY`` hides the probe's C module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_TOLD = os.environ.get("GAPMETER_PARTS", "")
+_wrapped: list[tuple[Any, Any, str, Any, Any]] = []  # probe, owner, attribute, what was there, what the probe put there
+_probes: list[Any] = []
+_changed: list[tuple[Any, str, Any]] = []
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    _changed.append((owner, name, vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)))
+    setattr(owner, name, value)
+
+
+def _hooks(*roles: str) -> None:
+    for probe, owner, name, original, wrapped in _wrapped:
+        if probe.role in roles and vars(owner).get(name) is wrapped:
+            _put(owner, name, original)
+    for probe in _probes:
+        if probe.role in roles and not hasattr(probe, "_steps"):  # vLLM's engine counts its steps, hooked or not
+            _put(probe, "writer", None)
+    app = sys.modules.get("gapmeter.servers.api.app")
+    if app is not None and "api" in roles:
+        made = app.RequestStamps  # type: ignore[attr-defined]
+        _put(app, "RequestStamps", lambda writer, *rest: made(None, *rest))
+
+
+_PARTS: dict[str, Callable[[], None]] = {
+    "API server": lambda: _hooks("api"),
+    "engine": lambda: _hooks("core", "worker"),  # a worker records nothing of steps that have no number
+    "worker": lambda: _hooks("worker"),
+    "all": lambda: _hooks("api", "core", "worker"),
+}
+
+
+def _told(*_: Any) -> None:
+    part = Path(_TOLD).read_text()
+    while _changed:
+        owner, name, value = _changed.pop()
+        setattr(owner, name, value)
+    if part:
+        _PARTS[part]()
+    Path(f"{_TOLD}.{os.getpid()}").write_text(part or "none")
+
+
+def _watch() -> None:
+    from gapmeter_probe import hooks
+
+    begin, apply = hooks.Probe.__init__, hooks._apply
+
+    def made(probe: Any) -> None:
+        begin(probe)
+        _probes.append(probe)
+
+    def applied(probe: Any, hook: Any, target: str, module: Any) -> None:
+        owner: Any = module
+        *path, attribute = target.partition(":")[2].split(".")
+        for part in path:
+            owner = getattr(owner, part, None)
+        before = vars(owner).get(attribute) if owner is not None else None
+        apply(probe, hook, target, module)
+        after = vars(owner).get(attribute) if owner is not None else None
+        if after is not before:
+            first = next((kept for kept in _wrapped if kept[1] is owner and kept[2] == attribute), None)
+            if first:
+                _wrapped.remove(first)
+            _wrapped.append((probe, owner, attribute, first[3] if first else before, after))
+
+    hooks.Probe.__init__, hooks._apply = made, applied  # type: ignore[method-assign]
+    signal.signal(signal.SIGUSR2, _told)
+
+
+if os.environ.get("GAPMETER_PYTHON_ONLY"):
+    sys.modules["gapmeter_probe._native"] = None  # type: ignore[assignment]  # importing it fails from now on
+if _TOLD and os.environ.get("GAPMETER_PROBE_DIR"):
+    _watch()
