@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("Makefile", "pyproject.toml", "setup", "scenarios")
+COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "scenarios", "loadgen", "probe")
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
 
@@ -33,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy(source, tmp_path / name)
     return tmp_path
@@ -208,6 +208,8 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
         ("pyproject.toml", '"types-pyyaml",', '"types-pyyaml>=6",', {"dev"}),
         ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust", "otel"}),
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
+        ("loadgen/_receive.c", "recvmsg(", "recvmsg (", {"core"}),
+        ("probe/gapmeter_probe/_native.c", "mremap", "mremap ", {"core", "vllm"}),
     ],
 )
 def test_a_change_sets_up_anew_only_the_parts_that_it_decides(

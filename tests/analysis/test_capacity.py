@@ -1,4 +1,4 @@
-"""The capacity search's arithmetic: verdicts that stay honest, the posterior, the next rate, the fleet."""
+"""The capacity search's arithmetic: verdicts that stay honest, the curve, the next rate, the fleet."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.capacity import search as capacity
+from gapmeter.analysis.capacity.curve import Ceiling, Level, Posterior, fit, least
 from gapmeter.analysis.capacity.read import count_values
-from gapmeter.analysis.capacity.search import Ask, Goal, next_trial, posterior, search
+from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     MOST_SURE,
     SURE,
+    Ask,
     Count,
-    Enough,
     Finding,
     Look,
     Outcome,
     Promise,
+    Served,
     Trial,
     chance_if_broken,
     chance_if_kept,
     chance_if_stable,
     find,
     hopeless,
+    level_of,
     plan_looks,
+    served_by,
     worth,
 )
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
@@ -40,6 +44,7 @@ from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
 P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)
 EMPTY = Outcome((Count(0, 100, 100),), 100, 100, 10.0, 100, 100)
+FULL = {"served": Served(15.0, 0.03, saturated=True)}
 
 
 def trial(rate: float, verdict: str, confidence: float = 0.95, **more: object) -> Trial:
@@ -58,6 +63,8 @@ def test_the_two_chances_are_the_binomial_tails(count: int, part: float, share: 
     law = stats.binom(count, share)
     assert chance_if_broken(found, share) == pytest.approx(law.cdf(over) if over < count else 1.0, abs=1e-9)
     kept = law.sf(over - 1) if over else 1.0
+    if share <= 0.1 and count >= 300 and 2 * over > count:
+        kept = 0.0  # half of them beyond: no luck
     assert chance_if_kept(found, share) == pytest.approx(min(1.0, kept / 0.9), abs=1e-9)  # a tenth is for growth
 
 
@@ -170,20 +177,89 @@ def test_a_trial_that_cannot_be_decided_any_more_is_given_up() -> None:
     assert not hopeless((P99,), [clear], looks[-3], looks[-1])
 
 
-@given(st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.floats(0.5, 0.99)), min_size=1, max_size=12))
-def test_the_posterior_is_the_product_of_every_trials_odds(told: list[tuple[int, bool, float]]) -> None:
-    trials = [trial(rate, HOLDS if holds else FAILS, sure) for rate, holds, sure in told]
-    known = posterior(trials)
-    grid = np.linspace(known.edges[0], known.edges[-1], 200_001)
-    density = np.ones_like(grid)
-    for rate, holds, sure in told:
-        density *= np.where((grid > math.log(rate)) == holds, 2 * sure, 2 * (1 - sure))
-    below = density[grid <= math.log(known.quantile(0.5))].sum() / density.sum()
-    assert below == pytest.approx(0.5, abs=0.02)  # the narrowest step is some 300 points of the grid
-    assert known.masses.sum() == pytest.approx(1.0)
-    low, high = known.interval(0.9)
-    within = density[(grid > math.log(low)) & (grid <= math.log(high))].sum() / density.sum()
-    assert within == pytest.approx(0.9, abs=0.04)
+def test_nine_in_ten_beyond_a_p99_fail_at_once_however_alike_the_requests_are() -> None:
+    count = Count(279, 310, 2, n_eff_over=1)
+    look = plan_looks((P99,), 2000, 310)[0]
+    assert find((P99,), [count], look).verdict == FAILS
+
+
+def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:
+    rng = np.random.default_rng(8)
+    found = [level_of(rng.exponential(1.0, 4000), 99.0, 2.0) for _ in range(300)]
+    logs, errors = np.array([each for each in found if each]).T
+    assert np.mean(logs) == pytest.approx(math.log(-math.log(0.01) / 2), abs=0.01)
+    assert np.std(logs) == pytest.approx(np.median(errors), rel=0.25)
+
+
+def test_a_percentile_that_is_infinite_or_of_a_handful_of_values_has_no_level() -> None:
+    assert level_of(np.full(200, np.inf), 99.0, 1.0) is None
+    assert level_of(np.ones(10), 99.0, 1.0) is None
+
+
+def served(rate: float, ceiling: float, count: int = 600) -> Served:
+    rng = np.random.default_rng(4)
+    due = np.cumsum(rng.exponential(1e9 / rate, count))
+    done = np.zeros(count)
+    for k, work in enumerate(rng.exponential(1e9 / ceiling, count)):
+        done[k] = max(due[k], done[k - 1] if k else 0.0) + work
+    found = served_by(due, done)
+    assert found is not None
+    return found
+
+
+def test_a_full_server_completes_its_ceiling_and_one_below_it_what_is_asked() -> None:
+    full, free = served(200.0, 100.0), served(70.0, 100.0)
+    assert full.saturated
+    assert not free.saturated
+    assert abs(math.log(full.rate / 100.0)) < 3 * full.error
+
+
+def queue_levels(capacity: float, ceiling: float, rates: Sequence[float], error: float = 0.05) -> list[Level]:
+    """Of a limit that a percentile of 1 / (1 - rho) reaches at ``capacity``, in trials long enough to be steady."""
+    return [Level(rate, math.log((1 - capacity / ceiling) / (1 - rate / ceiling)), error, 1_000_000) for rate in rates]
+
+
+@pytest.mark.parametrize("capacity", [60.0, 80.0, 93.0])
+def test_the_curve_finds_the_place_where_a_queue_meets_its_limit(capacity: float) -> None:
+    known = fit(queue_levels(capacity, 100.0, (50.0, 70.0, 80.0, 90.0)), [Ceiling(100.0, 0.01)], 0.01, 200.0)
+    low, high = known.interval(0.95)
+    assert low < capacity < high
+    assert known.quantile(0.5) == pytest.approx(capacity, rel=0.04)
+    assert known.spread(0.95) < 0.13
+
+
+def test_trials_that_disagree_about_the_speed_widen_the_interval_and_are_told() -> None:
+    rates = (50.0, 60.0, 70.0, 75.0, 80.0, 85.0)
+    calm = queue_levels(80.0, 100.0, rates, 0.02)
+    wild = [
+        dataclasses.replace(level, rate=level.rate * math.exp(0.08 * sign))
+        for level, sign in zip(calm, itertools.cycle((1, -1)), strict=False)
+    ]
+    one, other = (fit(levels, [Ceiling(100.0, 0.01)], 0.01, 200.0) for levels in (calm, wild))
+    assert other.drift > 1.5 * one.drift
+    assert other.spread(0.95) > 1.3 * one.spread(0.95)
+
+
+def test_an_overload_that_served_too_little_is_overruled_by_trials_that_were_served_more() -> None:
+    known = fit(queue_levels(85.0, 100.0, (60.0, 75.0, 82.0, 85.0, 88.0)), [Ceiling(84.0, 0.01)], 0.01, 200.0)
+    assert known.quantile(0.5) > 82.0
+
+
+def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
+    edges = np.log(np.array([50.0, 100.0]))
+    one, other = (Posterior(edges + shift, np.array([1.0]), 0.01, 120.0) for shift in (0.0, 0.3))
+    both = least([one, other])
+    assert both.quantile(0.5) == pytest.approx(one.quantile(0.5))
+    assert both.masses.sum() == pytest.approx(1.0)
+
+
+def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that_does_not() -> None:
+    errors = Goal((Promise("errors <= 1 %", "errors", 0.01),), 10.0)
+    tried = [trial(10, UNDECIDED, 0.6), trial(20, FAILS, counts=(Count(90, 100, 100),))]
+    known = posterior(errors, tried)
+    assert known is not None
+    assert known.quantile(0.5) == pytest.approx(math.sqrt(200))
+    assert posterior(errors, tried[:1]) is None
 
 
 GOAL = Goal((P99,), 10.0, within=0.1, budget_s=4000.0)
@@ -194,51 +270,48 @@ def next_rate(goal: Goal, trials: Sequence[Trial]) -> float | str:
     return ask if isinstance(ask, str) else ask.rate
 
 
-def test_the_first_rates_double_until_one_fails_and_halve_until_one_leans_to_holding() -> None:
+def test_the_first_rates_double_until_the_server_is_full_and_fall_until_one_leans_to_holding() -> None:
     assert next_rate(GOAL, []) == 10.0
     assert next_rate(GOAL, [trial(10, UNDECIDED, 0.5)]) == 20.0
     assert next_rate(GOAL, [trial(10, FAILS)]) == 5.0
-    assert next_rate(GOAL, [trial(10, UNDECIDED, 0.5), trial(20, FAILS)]) == pytest.approx(math.sqrt(200))
-    bracketed = [trial(10, HOLDS), trial(20, FAILS)]
-    assert next_rate(GOAL, bracketed) == pytest.approx(posterior(bracketed).quantile(0.5))
+    assert next_rate(GOAL, [trial(40, FAILS, **FULL)]) == pytest.approx(0.6 * 15), "of what it completed"
 
 
-def test_a_bracket_takes_short_trials_and_holding_a_long_one_below() -> None:
-    short = next_trial(GOAL, [])
-    narrow = [trial(10, UNDECIDED, 0.5), trial(20, FAILS), trial(14, UNDECIDED, 0.5), trial(17, FAILS)]
-    long = next_trial(GOAL, narrow)
-    assert isinstance(short, Ask)
-    assert isinstance(long, Ask)
-    assert long.rate < 14
-    assert long.most / long.rate > 5 * short.most / short.rate
+def measured(rate: float, log: float, count: int = 200, **more: object) -> dict[str, object]:
+    return {"counts": (Count(0, count, count, log_level=(log, 0.1)),), "measured": count, **more}
 
 
-def test_holding_is_tried_where_it_fits_into_the_time() -> None:
-    """At 14 a hundred requests are worth one, so that 40,000 would be needed; further down they are worth more."""
-    dear = {"counts": (Count(0, 600, 6),), "measured": 600}
-    cheap = {"counts": (Count(0, 300, 300),), "measured": 300}
-    goal = dataclasses.replace(GOAL, budget_s=800.0)
-    trials = [trial(7, UNDECIDED, 0.5, **cheap), trial(20, FAILS), trial(14, UNDECIDED, 0.5, **dear), trial(17, FAILS)]
-    asked = next_trial(goal, trials)
+BRACKET = [
+    trial(10, UNDECIDED, 0.5, **measured(10, -1.5)),
+    trial(20, FAILS, counts=(Count(150, 200, 3, log_level=(2.0, 0.1)),), **FULL),
+]
+
+
+def test_once_the_server_was_full_trials_for_the_curve_lie_around_its_estimate_and_below_the_ceiling() -> None:
+    asked = next_trial(GOAL, BRACKET)
     assert isinstance(asked, Ask)
-    assert 7 <= asked.rate < 10
+    assert asked.aim == "curve"
+    assert 10 < asked.rate < 15
+    brief = next_trial(GOAL, [])
+    assert isinstance(brief, Ask)
+    assert asked.most / asked.rate > 5 * brief.most / brief.rate
 
 
-def test_what_could_not_be_decided_is_not_asked_again_nearby() -> None:
-    known = [trial(10, HOLDS), trial(20, FAILS)]
-    middle = next_rate(GOAL, known)
-    assert isinstance(middle, float)
-    asked = next_rate(GOAL, [*known, trial(middle, UNDECIDED, 0.5)])
-    assert isinstance(asked, float)
-    assert abs(math.log(asked / middle)) > 0.05
+def test_a_rate_that_could_not_be_decided_is_not_asked_for_again_to_hold() -> None:
+    close = [trial(rate, UNDECIDED, 0.5, **measured(rate, log, 2000)) for rate, log in ((11, -0.9), (13, -0.2))]
+    first = next_trial(GOAL, [*BRACKET, *close])
+    assert isinstance(first, Ask)
+    assert first.aim == "hold"
+    assert first.rate < 11
+    second = next_trial(GOAL, [*BRACKET, *close, trial(first.rate, UNDECIDED, 0.5, **measured(first.rate, -1.2, 3000))])
+    assert isinstance(second, Ask)
+    assert second.rate < first.rate * 0.95 or second.aim == "curve"
 
 
-def test_a_rate_whose_verdict_does_not_fit_into_the_time_left_is_not_begun() -> None:
-    hardly = {"counts": (Count(0, 1000, 2),), "measured": 1000}
-    goal = dataclasses.replace(GOAL, budget_s=70.0)
-    asked = next_trial(goal, [trial(10, HOLDS, 0.99, **hardly), trial(13, FAILS, 0.99)])
-    assert isinstance(asked, Ask)
-    assert asked.rate == pytest.approx(posterior([trial(10, HOLDS, 0.99), trial(13, FAILS, 0.99)]).quantile(0.75))
+def test_the_rate_held_is_the_highest_below_all_that_failed() -> None:
+    assert held_rate([trial(10, HOLDS), trial(12, HOLDS), trial(14, UNDECIDED, 0.6), trial(16, FAILS)]) == 12
+    assert held_rate([trial(10, HOLDS), trial(12, HOLDS), trial(11, FAILS)]) == 10
+    assert held_rate([trial(10, FAILS)]) is None
 
 
 def test_an_invalid_trial_is_repeated_once_then_the_client_was_the_limit() -> None:
@@ -268,32 +341,8 @@ def test_a_dead_server_and_ctrl_c_end_the_search(last: dict[str, object], ended:
 
 def test_no_trial_begins_when_the_budget_is_spent_and_a_larger_one_goes_on() -> None:
     goal = dataclasses.replace(GOAL, budget_s=25.0)
-    done = [trial(10, HOLDS), trial(20, FAILS)]
-    assert next_rate(goal, done) == capacity.BUDGET
-    assert isinstance(next_rate(GOAL, done), float)
-
-
-class Coin:
-    """A server whose share beyond the limit is known at every rate: p = allowed (rate / capacity)^9."""
-
-    def __init__(self, truth: float, seed: int) -> None:
-        self._truth, self._rng = truth, np.random.default_rng(seed)
-
-    def run(self, rate: float, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
-        over = np.cumsum(self._rng.random(looks[-1]) < min(0.01 * (rate / self._truth) ** 9, 1.0))
-        for at, look in enumerate(looks):
-            counts = (Count(float(over[look - 1]), look, look),)
-            if enough(at, counts):
-                break
-        return Outcome(counts, look, look, look / rate, 0, 1, at + 1)
-
-
-def test_searches_on_a_known_law_find_it_and_cover_it() -> None:
-    goal = Goal((P99,), 16.0, within=0.06, budget_s=800.0, lost_s=0.0)
-    ends = [posterior(search(goal, Coin(100.0, seed))[0]) for seed in range(200)]
-    assert np.median([known.quantile(0.5) for known in ends]) == pytest.approx(100, rel=0.02)
-    covered = sum(low <= 100 <= high for low, high in (known.interval(0.95) for known in ends))
-    assert covered >= stats.binom.ppf(0.001, 200, 0.95)
+    assert next_rate(goal, BRACKET) == capacity.BUDGET
+    assert isinstance(next_rate(GOAL, BRACKET), float)
 
 
 @given(st.floats(0.1, 1e4), st.floats(0.1, 1e5), st.floats(0, 0.9), st.integers(0, 3))

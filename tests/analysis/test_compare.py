@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
+from bench.compare import dropping, gate_cell, queue_run, scaled
 from gapmeter.analysis.compare import claims
-from gapmeter.analysis.compare.build import compare
-from gapmeter.analysis.compare.claims import FAMILY, judge_regression
+from gapmeter.analysis.compare.build import compare, pair_of
+from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
 from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
@@ -20,7 +22,9 @@ from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
+    FASTER,
     FOLLOWS,
+    MIXED,
     NAMES,
     NOT_ESTIMABLE,
     NOTED,
@@ -32,12 +36,18 @@ from gapmeter.analysis.results.comparison import (
     Asked,
     ClaimedFigure,
     Comparison,
+    FailedShares,
     MetricComparison,
     PairComparison,
+    Regression,
 )
 from gapmeter.analysis.results.trust import FloorShares
+from gapmeter.analysis.stats.bootstrap import harrell_davis
+from gapmeter.analysis.stats.estimate import Difference, Spread
+from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
+from gapmeter.report.differences import verdict_sentence
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 
@@ -149,6 +159,12 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
         {"server.precision": FACTOR, "hardware.gpus": BLOCKS},
     ),
     "other hardware, declared": ({"hardware__gpus": ["B GPU"]}, ("hardware",), True, {"hardware.gpus": FACTOR}),
+    "other GPUs, declared, on another host": (
+        {"hardware__gpus": ["B GPU"], "hardware__cpu": "B processor"},
+        ("hardware.gpus",),
+        False,
+        {"hardware.gpus": FACTOR, "hardware.cpu": BLOCKS},
+    ),
     "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
     "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
     "its device's speed measured again": ({"target__peaks": kit.PEAKS}, (), True, {}),
@@ -247,35 +263,168 @@ def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_
     assert all("NOT COMPARABLE" in line for line in told)
 
 
-def figure(relative: float | None, p: float | None, floor_ms: float = 0.0) -> ClaimedFigure:
-    """A baseline of 100 ms, and how much it grew."""
+def figure(growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms: float = 0.0) -> ClaimedFigure:
+    """A baseline of 100 ms, how much it grew, and how far log(B / A) moves by chance."""
     a = 100.0
-    ms = None if relative is None else a * relative
+    b = None if growth is None else a * (1 + growth)
+    found = (
+        Difference(a, b, (Spread(a * error, df),), (Spread(error, df),)) if b else Difference(a, None, why="too few")
+    )
+    ms = found.value
     return ClaimedFigure(
-        a_ms=a, b_ms=None if ms is None else a + ms, difference_ms=ms, p=p, df=9.0, relative=relative,
-        ci_ms=None if ms is None else (ms - 1, ms + 1), relative_ci=None, why="too few", floor_ms=floor_ms,
-        in_family=True, p_adjusted=p, confirmed=False, least_ms=None,
+        a_ms=a, b_ms=b, difference_ms=ms, p=found.p, df=df, relative=growth, ci_ms=None if ms is None else (ms, ms),
+        relative_ci=found.growth_ends, why=found.why, floor_ms=floor_ms, in_family=True, p_adjusted=None,
+        confirmed=False, least_ms=None, growth_error=error if b else None, growth_df=df,
     )  # fmt: skip
 
 
+NONE_FAILED = FailedShares(a_share=0.0, b_share=0.0, a_ci=(0.0, 0.003), b_ci=(0.0, 0.003))
+
+
+def held(*figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3)) -> Regression:
+    """TTFT p50, p90 ... of B against A, with 5 % allowed."""
+    named = dict(zip((90.0, 50.0), figures, strict=False))
+    percentiles = {f"p{p:g}": figure for p, figure in named.items()}
+    metrics = {"ttft": MetricComparison(verdict="slower", percentiles=percentiles, shift=())}
+    pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=errors, runs=runs)
+    result = Comparison.model_construct(comparable=True, comparisons=(pair,))
+    return with_sentences(judge_regression(result, [("ttft", p) for p in named], 0.05, "base", "compare/1"), result)
+
+
+# Student's t with 4 degrees of freedom: 2.776 standard errors.
 REGRESSIONS = {
-    "beyond the limit and beyond chance": (figure(0.08, 0.001), REGRESSED),
-    "beyond the limit, not beyond chance": (figure(0.08, 0.2), UNDECIDED),
-    "beyond chance, not beyond the limit": (figure(0.04, 0.001), WITHIN),
-    "an improvement": (figure(-0.3, 0.001), WITHIN),
-    "below the load tester's floor": (figure(0.08, 0.001, floor_ms=9.0), UNDECIDED),
-    "not supported": (figure(None, None), NOT_ESTIMABLE),
+    "the whole interval beyond the limit": (figure(0.10), REGRESSED),
+    "a growth beyond chance, and beyond the limit, but not beyond the limit by more than chance": (
+        figure(0.07),
+        UNDECIDED,
+    ),
+    "less than the limit, the interval reaching beyond it": (figure(0.03), UNDECIDED),
+    "the whole interval below the limit": (figure(0.01), WITHIN),
+    "no growth, but so wide an interval that twice the limit is in it": (figure(0.0, 0.04), UNDECIDED),
+    "an improvement": (figure(-0.3), WITHIN),
+    "below the load tester's floor": (figure(0.10, floor_ms=11.0), UNDECIDED),
+    "not supported": (figure(None), NOT_ESTIMABLE),
 }
 
 
 @pytest.mark.parametrize("case", REGRESSIONS)
-def test_a_regression_is_beyond_the_limit_and_beyond_its_interval(case: str) -> None:
+def test_a_regression_is_an_interval_beyond_the_limit_and_within_is_one_below_it(case: str) -> None:
     told, status = REGRESSIONS[case]
-    metrics = {"ttft": MetricComparison(verdict="slower", percentiles={"p90": told}, shift=())}
-    pair = PairComparison.model_construct(metrics=metrics, changed=None)
-    result = Comparison.model_construct(comparable=True, comparisons=(pair,))
-    found = judge_regression(result, [("ttft", 90.0)], 0.05, "base", "compare/1")
+    found = held(told)
     assert found.status == found.rows[0].status == status
-    said = with_sentences(found, result)
-    assert said.sentence == said.rows[0].sentence
-    assert said.sentence.startswith("TTFT p90 ")
+    assert found.sentence == found.rows[0].sentence
+    assert found.sentence.startswith("TTFT p90 ")
+
+
+def test_of_two_percentiles_each_must_regress_more_surely_and_both_must_be_within() -> None:
+    alone, beside = held(figure(0.084)), held(figure(0.084), figure(0.0))
+    assert (alone.status, beside.status) == (REGRESSED, UNDECIDED)
+    assert held(figure(0.0), figure(0.0)).status == WITHIN
+    assert held(figure(0.0), figure(0.03)).status == UNDECIDED
+
+
+def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_could_see() -> None:
+    (row,) = held(figure(0.08, 0.02)).rows
+    assert row.runs_needed is not None and row.least is not None
+    error_of_a_run = 0.02 * (3 / 2) ** 0.5
+    enough, fewer = (
+        stats.t.ppf([0.975, 0.8], 2 * count - 2).sum() * error_of_a_run * (2 / count) ** 0.5
+        for count in (row.runs_needed, row.runs_needed - 1)
+    )
+    assert enough <= np.log(1.08 / 1.05) < fewer
+    assert row.least == pytest.approx(1.05 * np.exp(stats.t.ppf([0.975, 0.8], 4).sum() * 0.02) - 1)
+    assert f"{row.runs_needed} a side would decide this one" in row.sentence
+    assert held(figure(0.0505, 0.02)).rows[0].runs_needed is None
+    assert held(figure(0.0)).rows[0].runs_needed is None
+
+
+def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
+    found = held(figure(0.04), runs=(1, 1))
+    assert "one run a side, forced" in found.sentence
+    assert "three runs a side tell how much they do" in found.rows[0].sentence
+    assert found.rows[0].runs_needed is None
+
+
+FAILURES = {
+    "more in B, beyond chance": ((0.0, 0.02), REGRESSED),
+    "one more in B": ((0.0, 0.001), UNDECIDED),
+    "as many": ((0.01, 0.01), WITHIN),
+    "fewer in B": ((0.05, 0.0), WITHIN),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_side_that_fails_more_requests_is_never_within(case: str) -> None:
+    (a, b), status = FAILURES[case]
+    a_ci, b_ci = share_bounds(1000 * a, 1000), share_bounds(1000 * b, 1000)
+    found = held(figure(-0.2), errors=FailedShares(a_share=a, b_share=b, a_ci=a_ci, b_ci=b_ci))
+    assert found.status == status
+    assert found.rows[0].status == WITHIN
+    assert "of its requests" in found.sentence
+
+
+@pytest.mark.parametrize("share", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize("count", [1, 3])
+def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float, count: int) -> None:
+    for seed in range(2):
+        a = [virtual(seed, service) for service in range(count)]
+        b = [dropping(run, share) for run in a]
+        found = compare_sides(a, b, PERCENTILES, resamples=60)
+        (verdict,) = claims.judge([found], {})
+        pair = pair_of(("A", "B"), found, verdict, "GPU")
+        assert verdict.word not in (FASTER, MIXED)
+        assert judge_pair(pair, [("ttft", 90.0)], 0.05, "", "").status in (REGRESSED, UNDECIDED)
+        assert "B failed" in verdict_sentence(pair)
+
+
+def test_a_failed_request_is_infinite_and_counts_as_what_it_was_given() -> None:
+    run = dropping(virtual(1), 0.05, given_ns=30e9)
+    assert (~run.good).sum() == round(0.05 * run.count)
+    for metric in ("ttft", "e2e", "tpot"):
+        assert np.isinf(run.values[metric][~run.good]).all()
+        assert set(run.at_least_ns(metric)[~run.good]) == {30e9}
+    assert np.isinf(run.gaps_ns).sum() == (run.gaps_at_least_ns() == 30e9).sum() > 0
+    assert run.series("ttft").percentile(99.0).value == np.inf
+    kept = run.rows(np.flatnonzero(~run.good).astype(np.int64))
+    assert np.isinf(kept.values["ttft"]).all() and np.isinf(kept.gaps_ns).all()
+
+
+def test_a_percentile_that_is_a_failed_request_on_both_sides_cannot_be_compared() -> None:
+    a, b = (dropping(virtual(1, service), 0.2) for service in (0, 1))
+    found = compare_sides([a], [b], PERCENTILES, resamples=50).metrics["ttft"]
+    assert "failed" in found[90.0].why
+    assert found[50.0].supported
+
+
+def test_a_side_that_answers_the_rest_sooner_because_it_drops_requests_is_not_called_faster() -> None:
+    a = virtual(1)
+    fast = scaled(a, -1.0)
+    lost = dropping(fast, 0.1)
+    found, dropped = (compare_sides([a], [b], {**PERCENTILES, "ttft": (50.0,)}, resamples=100) for b in (fast, lost))
+    whole = {metric: {50.0: found.metrics[metric][50.0]} for metric in NAMES}
+    assert claims.judge([replace(found, metrics=whole)], {})[0].word == FASTER
+    assert claims.judge([replace(dropped, metrics=whole)], {})[0].word == MIXED
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10_000))
+def test_with_several_runs_nothing_is_surer_than_students_test_of_the_runs_own_figures(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = ([scaled(queue_run(rng), rng.normal(0, 0.03)) for _ in range(3)] for _ in range(2))
+    found = compare_sides(a, b, {**dict.fromkeys(NAMES, ()), "ttft": (50.0,)}, resamples=40).metrics["ttft"][50.0]
+    own = [[float(harrell_davis(run.values["ttft"][None], (50.0,))[0, 0]) for run in side] for side in (a, b)]
+    theirs = stats.ttest_ind(own[1], own[0])
+    assert found.p is not None and found.growth_ends is not None
+    assert found.spreads[1].p(float(np.mean(own[1]) - np.mean(own[0]))) == pytest.approx(theirs.pvalue)
+    assert found.p >= found.spreads[1].p(found.value or 0.0)
+    logs = stats.ttest_ind(np.log(own[1]), np.log(own[0])).confidence_interval(0.95)
+    assert np.diff(np.log1p(found.growth_ends))[0] >= 0.999 * (logs.high - logs.low)
+
+
+def test_runs_that_differ_from_run_to_run_raise_no_alarm_and_hide_no_regression() -> None:
+    """Twenty gates at each growth; ``python -m bench gate`` does it with 400 at four spreads."""
+    found = gate_cell(0.02, 20)
+    assert found["regressed"]["0"]["hits"] <= 1
+    assert found["any_difference"]["hits"] <= 2
+    assert found["within"]["0.1"]["hits"] <= 1
+    assert found["regressed"]["0.2"]["hits"] >= 15

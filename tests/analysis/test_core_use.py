@@ -1,4 +1,4 @@
-"""Who had the cores: from the kernel's records of switches to whose wait it was, and who ran instead."""
+"""Who had the cores: from the kernel's records of switches to what kept each thread, and who ran instead."""
 
 from __future__ import annotations
 
@@ -9,46 +9,67 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.analysis.ledger.cores import CoreUse, core_use, read_core_use, read_switches
-from gapmeter.records import RecordWriter, Span, read_records
+from gapmeter.analysis.ledger.cores import CORE, CoreUse, core_use
+from gapmeter.analysis.ledger.switches import Watched, read_watched
+from gapmeter.records import RecordFile, RecordWriter, Span, read_records
 
-API, ENGINE, TESTER = 10, 20, 30
+API, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 20, 21, 25, 30, 40
 MS = 1_000_000
+Row = tuple[int, int, str]
 
 
-def _switches(path: Path, *rows: tuple[int, int, str], torn: bytes = b"") -> None:
+def _switches(folder: Path, *rows: Row, whole: bool = False, torn: bytes = b"", core: int = 0) -> None:
     """Records of one core as the kernel writes them: (ms, thread, what) with in, out (it sleeps) or off (preempted)."""
     misc = {"in": 0, "out": 0x2000, "off": 0x6000}
-    records = [struct.pack("<IHHiiqII", 14, misc[what], 32, tid, tid, ms * MS, 0, 0) for ms, tid, what in rows]
-    path.write_bytes(b"".join(records) + torn)
+    process = {SENDER: ENGINE}
+    records = [
+        struct.pack("<IHH", 15 if whole else 14, misc[what], 40 if whole else 32)
+        + (bytes(8) if whole else b"")
+        + struct.pack("<iiqII", process.get(tid, tid), tid, ms * MS, core, 0)
+        for ms, tid, what in rows
+    ]
+    (folder / f"switches-{core}.bin").write_bytes(b"".join(records) + torn)
+    named = [
+        {"pid": TESTER, "of": "load tester", "name": "python"},
+        {"pid": OTHER_PID, "of": "another program", "name": "cc1"},
+    ]
+    (folder / "switches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named) + '{"pid":')
 
 
-def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> Path:
-    """A process's record file: (span, start ms, end ms)."""
-    path = folder / f"{role}.gap"
+def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> RecordFile:
+    """A process's records: (span, start ms, end ms)."""
+    path = folder / f"{role}-{pid}.gap"
     writer = RecordWriter(str(path), {"role": role, "pid": pid})
     for code, start, end in spans:
         writer.span(code, 1, start * MS, end * MS)
     writer.close()
-    return path
+    return read_records(path)
 
 
-def _use(tmp_path: Path, *rows: tuple[int, int, str]) -> CoreUse:
-    _switches(tmp_path / "switches-0.bin", *rows)
+def _watched(folder: Path) -> Watched:
+    found = read_watched(folder)
+    assert found is not None
+    return found
+
+
+def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
+    _switches(folder, *rows, whole=whole)
     files = [
-        read_records(_probe(tmp_path, "api", API, (Span.EGRESS, 20, 30))),
-        read_records(_probe(tmp_path, "core", ENGINE, (Span.LOOP, 0, 100), (Span.FORWARD, 10, 60))),
+        _probe(folder, "api", API, (Span.EGRESS, 20, 30)),
+        _probe(folder, "core", ENGINE, (Span.LOOP, 0, 100), (Span.FORWARD, 10, 60), (Span.OUTPUT_SEND, 62, 70)),
     ]
-    return core_use(read_switches(tmp_path), files, [0], {TESTER})
+    return core_use(folder, files, [0])
 
 
-def _said(use: CoreUse, thread: str) -> list[tuple[int, int, str, str]]:
-    waits = use.waits[thread]
-    who = [use.culprits[number] for number in waits.culprit]
-    return [
-        (int(start) // MS, int(end) // MS, one.process, one.stage)
-        for start, end, one in zip(waits.start, waits.end, who, strict=True)
-    ]
+def _said(use: CoreUse, kind: str, pid: int) -> list[tuple[int, int, str]]:
+    """(start ms, end ms, why): who had the core and at which stage, or the reason's own name."""
+    found = use.stretches(kind, pid)
+    words = []
+    for reason in (use.reasons[number] for number in found.reason):
+        who = reason.culprit
+        assert (who is not None) == (reason.what == CORE)
+        words.append(" ".join(filter(None, (who.process, who.stage, who.program))) if who else reason.what)
+    return [(int(a) // MS, int(b) // MS, word) for a, b, word in zip(found.start, found.end, words, strict=True)]
 
 
 def test_who_is_put_off_its_core_waits_for_whoever_runs_there_at_what_he_was_doing(tmp_path: Path) -> None:
@@ -58,49 +79,126 @@ def test_who_is_put_off_its_core_waits_for_whoever_runs_there_at_what_he_was_doi
         (16, API, "in"), (35, API, "out"), (36, TESTER, "in"), (38, TESTER, "out"),
         (40, ENGINE, "in"), (60, ENGINE, "out"), (80, ENGINE, "in"), (90, ENGINE, "out"),
     )  # fmt: skip
-    assert _said(use, "engine") == [
-        (15, 16, "another program", ""),
-        (16, 20, "api", ""),
-        (20, 30, "api", "egress"),
-        (30, 35, "api", ""),
-        (35, 36, "another program", ""),
-        (36, 38, "load tester", ""),
-        (38, 40, "another program", ""),
-    ]
+    assert _said(use, "engine", ENGINE) == _said(use, "forward", ENGINE) == [
+        (15, 16, "another program"),
+        (16, 20, "api"),
+        (20, 30, "api egress"),
+        (30, 35, "api"),
+        (35, 36, "another program"),
+        (36, 38, "load tester"),
+        (38, 40, "another program"),
+    ]  # fmt: skip
+
+
+def test_where_whole_cores_are_watched_other_programs_have_names_and_a_free_core_is_nobodys(tmp_path: Path) -> None:
+    rows = ((0, ENGINE, "in"), (15, ENGINE, "off"), (15, OTHER_PID, "in"), (20, OTHER_PID, "out"), (21, ENGINE, "in"))
+    use = _use(tmp_path, *rows, (22, ENGINE, "out"), whole=True)
+    assert _said(use, "engine", ENGINE) == [(15, 20, "another program cc1"), (20, 21, "nobody")]
+
+
+def test_at_a_cpu_limit_nobody_had_the_core_and_all_wait(tmp_path: Path) -> None:
+    samples = ((10, 0), (110, 0), (210, 60), (310, 60))
+    rows = [json.dumps({"group": "a", "at_ns": at * MS, "throttled_ns": ms * MS}) + "\n" for at, ms in samples]
+    (tmp_path / "limits.jsonl").write_text("".join(rows))
+    switches: list[Row] = [(100, ENGINE, "in"), (140, ENGINE, "off"), (200, ENGINE, "in"), (205, ENGINE, "out")]
+    use = _use(tmp_path, *switches, whole=True)
+    assert _said(use, "engine", ENGINE) == [(140, 200, "CPU limit")]
+    assert (140, 200, "CPU limit") in _said(use, "loop woken", API)
 
 
 def test_who_sleeps_waits_for_nothing_but_may_be_kept_from_waking(tmp_path: Path) -> None:
     use = _use(
         tmp_path,
-        (0, API, "in"),
-        (5, API, "out"),
-        (5, ENGINE, "in"),
-        (25, ENGINE, "out"),
-        (25, API, "in"),
-        (30, API, "out"),
-    )
-    assert _said(use, "loop") == []
-    assert _said(use, "loop woken") == [(5, 10, "engine", "scheduling"), (10, 25, "engine", "forward")]
-    assert [(start, end) for start, end, *_ in _said(use, "engine woken")] == [(0, 5), (25, 30)]
+        (0, API, "in"), (5, API, "out"), (5, ENGINE, "in"), (25, ENGINE, "out"), (25, API, "in"), (30, API, "out"),
+    )  # fmt: skip
+    assert _said(use, "loop", API) == []
+    assert _said(use, "loop woken", API) == [
+        (0, 5, "at work"), (5, 10, "engine scheduling"), (10, 25, "engine forward"), (25, 30, "at work"),
+    ]  # fmt: skip
+    # The engine's own threads wait for its interpreter, but for a core while it computes.
+    assert _said(use, "engine woken", ENGINE) == [
+        (0, 5, "api"), (5, 10, "lock_wait"), (10, 25, "engine forward"), (25, 30, "api egress"),
+    ]  # fmt: skip
+
+
+def test_who_sleeps_until_another_thread_of_the_process_lets_go_of_python_waited_for_its_lock(tmp_path: Path) -> None:
+    use = _use(
+        tmp_path, (50, ENGINE, "in"), (63, ENGINE, "out"), (63, SENDER, "in"), (66, SENDER, "out"), (66, ENGINE, "in"),
+        (69, ENGINE, "out"), (69, SENDER, "in"), (70, SENDER, "out"),
+    )  # fmt: skip
+    assert _said(use, "engine", ENGINE) == [(63, 66, "lock_wait")]
+    assert _said(use, "sender", ENGINE) == [(66, 69, "lock_wait")]
+    assert _said(use, "forward", ENGINE) == []  # a computation lets others have the interpreter
+
+
+def test_a_sleep_that_goes_on_when_nobody_has_the_lock_was_no_wait_for_it(tmp_path: Path) -> None:
+    use = _use(
+        tmp_path, (50, ENGINE, "in"), (63, ENGINE, "out"), (63, SENDER, "in"), (66, SENDER, "out"), (68, ENGINE, "in"),
+        (69, ENGINE, "out"),
+    )  # fmt: skip
+    assert _said(use, "engine", ENGINE) == []
+
+
+def test_a_lock_whose_holder_is_put_off_its_core_is_still_held(tmp_path: Path) -> None:
+    use = _use(
+        tmp_path, (50, ENGINE, "in"), (61, ENGINE, "out"), (61, SENDER, "in"), (62, SENDER, "off"),
+        (62, OTHER_PID, "in"), (65, OTHER_PID, "out"), (65, SENDER, "in"), (66, SENDER, "out"), (66, ENGINE, "in"),
+        (69, ENGINE, "out"),
+    )  # fmt: skip
+    assert _said(use, "engine", ENGINE) == [(61, 62, "lock_wait"), (65, 66, "lock_wait")]
 
 
 def test_a_core_that_is_free_keeps_nobody_waiting(tmp_path: Path) -> None:
-    _switches(tmp_path / "switches-0.bin", (0, ENGINE, "in"), (50, ENGINE, "out"))
-    files = [read_records(_probe(tmp_path, "api", API)), read_records(_probe(tmp_path, "core", ENGINE))]
-    use = core_use(read_switches(tmp_path), files, [0, 1], set())
-    assert _said(use, "loop woken") == []
+    _switches(tmp_path, (0, ENGINE, "in"), (50, ENGINE, "out"))
+    use = core_use(tmp_path, [_probe(tmp_path, "api", API), _probe(tmp_path, "core", ENGINE)], [0, 1])
+    assert _said(use, "loop woken", API) == []
 
 
-def test_of_two_api_servers_it_is_not_known_whose_wait_it_was(tmp_path: Path) -> None:
-    _switches(tmp_path / "switches-0.bin", (0, API, "in"), (5, API, "off"), (9, API, "in"), (12, API, "out"))
-    (tmp_path / "other").mkdir()
-    files = [
-        read_records(_probe(tmp_path, "api", API)),
-        read_records(_probe(tmp_path / "other", "api", API + 1)),
-        read_records(_probe(tmp_path, "core", ENGINE)),
-    ]
-    use = core_use(read_switches(tmp_path), files, [0], set())
-    assert (_said(use, "loop"), _said(use, "loop woken")) == ([], [])
+def test_each_of_two_api_servers_has_waits_of_its_own(tmp_path: Path) -> None:
+    _switches(
+        tmp_path, (0, API, "in"), (5, API, "off"), (5, 11, "in"), (8, 11, "out"), (9, API, "in"), (12, API, "out")
+    )
+    files = [_probe(tmp_path, "api", API), _probe(tmp_path, "api", 11), _probe(tmp_path, "core", ENGINE)]
+    use = core_use(tmp_path, files, [0])
+    assert _said(use, "loop", API) == [(5, 8, "api"), (8, 9, "another program")]
+    assert _said(use, "loop", 11) == []
+
+
+def test_a_workers_forward_waits_when_the_worker_does(tmp_path: Path) -> None:
+    _switches(
+        tmp_path, (0, WORKER, "in"), (5, WORKER, "off"), (5, ENGINE, "in"), (9, ENGINE, "out"), (9, WORKER, "in"),
+        (20, WORKER, "out"),
+    )  # fmt: skip
+    files = [_probe(tmp_path, "core", ENGINE, (Span.LOOP, 0, 9)), _probe(tmp_path, "worker", WORKER)]
+    use = core_use(tmp_path, files, [0])
+    assert _said(use, "forward", ENGINE) == [(5, 9, "engine scheduling")]
+    assert _said(use, "engine", ENGINE) == []
+
+
+def test_where_nobody_watched_it_is_known_only_what_the_event_loop_did(tmp_path: Path) -> None:
+    use = core_use(tmp_path, [_probe(tmp_path, "api", API, (Span.EGRESS, 20, 30), (Span.INGRESS, 0, 10))], [0])
+    assert _said(use, "loop woken", API) == [(20, 30, "at work")]
+    assert _said(use, "loop", API) == []
+    assert use.known_from == "spans"
+
+
+def test_from_sums_a_thread_waited_for_what_it_was_at_work_and_did_not_run(tmp_path: Path) -> None:
+    """It was at work for 60 of 100 ms, ran for 30 and waited for 40: 30 of these were in that work."""
+    samples = [
+        {"pid": ENGINE, "tid": tid, "at_ns": at * MS, "ran_ns": ran * MS, "waited_ns": waited * MS}
+        for tid, at, ran, waited in (
+            (ENGINE, 0, 0, 5), (SENDER, 0, 0, 0), (ENGINE, 100, 30, 45), (SENDER, 100, 1, 90), (ENGINE, 200, 80, 46),
+        )
+    ]  # fmt: skip
+    (tmp_path / "schedstat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    use = core_use(tmp_path, [_probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 50), (Span.LOOP, 70, 90))], [0])
+    assert use.known_from == "sums"
+    for kind in ("engine", "forward", "worker"):
+        found = use.stretches(kind, ENGINE)
+        length = found.end - found.start
+        assert length.sum() == 30 * MS
+        assert length[found.start < 50 * MS].sum() == 20 * MS
+        assert found.end.max() <= 90 * MS and (found.start[1:] >= found.end[:-1]).all()
 
 
 LOST = struct.pack("<IHHQQ", 2, 0, 48, 0, 7) + bytes(24)
@@ -111,22 +209,33 @@ OTHER = struct.pack("<IHHQQ", 5, 0, 48, 0, 7) + bytes(24)
     "torn", [b"", b"\0" * 12, struct.pack("<IHH", 14, 0, 32), OTHER, struct.pack("<IHH", 14, 0, 0)]
 )
 def test_a_file_that_breaks_off_or_holds_other_records_gives_what_is_whole(tmp_path: Path, torn: bytes) -> None:
-    _switches(tmp_path / "switches-0.bin", (1, API, "in"), (3, API, "out"), torn=torn)
-    assert [(int(run["start"]), int(run["end"])) for run in read_switches(tmp_path)] == [(1 * MS, 3 * MS)]
+    _switches(tmp_path, (1, API, "in"), (3, API, "out"), torn=torn)
+    assert [(int(run["start"]), int(run["end"])) for run in _watched(tmp_path).runs] == [(1 * MS, 3 * MS)]
 
 
 def test_without_the_kernels_records_nobody_is_known(tmp_path: Path) -> None:
-    assert read_core_use(tmp_path, [], []) is None
-    _switches(tmp_path / "switches-0.bin", (1, API, "in"), (3, API, "out"))
-    assert read_core_use(tmp_path, [], []) is None
-    (tmp_path / "processes.jsonl").write_text(json.dumps({"pid": API}) + "\n{\n")
-    use = read_core_use(tmp_path, [], [])
-    assert use is not None
-    assert all(len(waits.start) == 0 for waits in use.waits.values())
-    assert np.array_equal(use.waits["loop"].culprit, [])
+    assert read_watched(tmp_path) is None
+    (tmp_path / "switches-0.bin").write_bytes(b"")
+    assert read_watched(tmp_path) is None
 
 
-def test_where_the_kernel_lost_records_nobody_is_known(tmp_path: Path) -> None:
+def test_through_records_that_the_kernel_lost_nobody_waits(tmp_path: Path) -> None:
     """The thread may have left its core, and come back, in what is missing."""
-    _switches(tmp_path / "switches-0.bin", (1, API, "in"), (3, API, "out"), torn=LOST)
-    assert len(read_switches(tmp_path)) == 0
+    _switches(tmp_path, (0, API, "in"), (1, API, "off"))
+    before = (tmp_path / "switches-0.bin").read_bytes()
+    _switches(tmp_path, (4, API, "in"), (500, API, "off"), (502, API, "in"), (900, API, "out"))
+    path = tmp_path / "switches-0.bin"
+    path.write_bytes(before + LOST + path.read_bytes())
+    watched = _watched(tmp_path)
+    assert np.array_equal(np.transpose(watched.lost), [[1 * MS, 4 * MS]])
+    use = core_use(tmp_path, [_probe(tmp_path, "api", API)], [0])
+    assert [(a, b) for a, b, _ in _said(use, "loop", API)] == [(500, 502)]
+
+
+def test_where_the_kernel_lost_many_records_nobody_is_known(tmp_path: Path) -> None:
+    _switches(tmp_path, (1, API, "in"), (3, API, "out"))
+    path = tmp_path / "switches-0.bin"
+    first = path.read_bytes()
+    _switches(tmp_path, (90, API, "in"), (100, API, "out"))
+    path.write_bytes(first + LOST + path.read_bytes())
+    assert read_watched(tmp_path) is None

@@ -173,11 +173,26 @@ def test_a_capacity_search_gives_both_ends_of_the_rate() -> None:
 
 def test_a_run_that_passed_is_at_least_this_cheap(passed: RunFigures) -> None:
     part = describe_cost(rate_of(passed), TOKENS, manifest({"usd_per_hour": 2.0}, (H100,)))
-    low, _ = rate_bounds(800, 100.0)
     assert isinstance(part, Cost) and part.status == "at_most"
-    assert part.per_request_usd == 2.0 / (3600 * low * 0.8)
+    assert part.per_request_usd == 2.0 / (3600 * 8.0 * 0.8), "8 req/s were asked for"
     assert part.per_request_usd_ci == (None, part.per_request_usd)
     assert "At least this cheap; gapmeter capacity finds the rest" in cost_sentence(part)
+
+
+@pytest.mark.parametrize(
+    ("load", "dispersion"),
+    [
+        ({"unit": "conversations"}, 1.1),
+        ({"arrivals": "onoff", "dispersion": 4.0}, 4.0),
+        ({"requested_rate": None}, 1.1),
+    ],
+)
+def test_a_rate_that_nobody_asked_for_is_counted_and_taken_at_its_lower_end(
+    passed: RunFigures, load: dict[str, Any], dispersion: float
+) -> None:
+    found = rate_of(passed.model_copy(update={"load": passed.load.model_copy(update=load)}))
+    assert isinstance(found, SlaRate)
+    assert found.low == rate_bounds(800, 100.0, dispersion)[0]
 
 
 @pytest.mark.parametrize(

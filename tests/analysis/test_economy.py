@@ -25,7 +25,6 @@ from gapmeter.analysis.results.sweep import (
     Series,
     SweepFigures,
 )
-from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.sweep.build import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
 from gapmeter.report.document import Section, Table, plain
@@ -90,12 +89,11 @@ def section(*points: PointEconomy) -> Section | None:
     )  # fmt: skip
 
 
-def test_a_point_s_repeats_count_together_but_say_no_more_of_the_rate_than_one_of_them() -> None:
+def test_a_point_s_repeats_count_together_at_the_rate_that_was_asked_for() -> None:
     found = economy("PASS")
-    low, _ = rate_bounds(100, 12.5)
-    assert found.cost.per_request_usd == pytest.approx(2.0 / (3600 * low * 0.5))
+    assert found.cost.per_request_usd == pytest.approx(2.0 / (3600 * 8.0 * 0.5)), "8 req/s were asked for"
     assert found.energy == PointEnergy(per_request_j=4.0, tokens_per_watt=2.0)
-    assert found.value.good_requests_per_usd == pytest.approx(0.97 * 3600 * low * 0.5 / 2.0)
+    assert found.value.good_requests_per_usd == pytest.approx(0.97 * 3600 * 8.0 * 0.5 / 2.0)
 
 
 def test_a_point_that_missed_its_slos_has_a_dash_and_the_reason() -> None:

@@ -176,7 +176,9 @@ def test_one_figure_is_compared_that_every_valid_point_has() -> None:
 def points_along(key: str, labels: Mapping[str, float]) -> list[Point]:
     """Points in order, of which little else is known."""
     return [
-        Point.model_construct(index=at, label=name, resolved={key: value}, loop="closed", metrics={}, verdict="PASS")
+        Point.model_construct(
+            index=at, label=name, resolved={key: value}, loop="closed", metrics={}, verdict="PASS", slo=()
+        )
         for at, (name, value) in enumerate(labels.items())
     ]
 

@@ -12,7 +12,7 @@ import pytest
 
 from gapmeter.analysis.ledger.ledger import Ledger, make_ledger
 from gapmeter.analysis.ledger.trace import read_trace
-from gapmeter.records import CoreThread, EntryFlag, RecordWriter, Span, StepFlag
+from gapmeter.records import EntryFlag, RecordWriter, Span, StepFlag
 
 PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK
 Api = Callable[[RecordWriter], None]
@@ -243,30 +243,6 @@ def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothin
     assert ledger.rows.iloc[0]["unexplained_ns"] == 0
 
 
-def test_a_woken_threads_wait_for_its_core_is_measured_and_no_longer_transit(tmp_path: Path) -> None:
-    def api(writer: RecordWriter) -> None:
-        _api(writer)
-        writer.json({"type": "core_waits"})
-        writer.span(Span.CORE_WAIT, 0, 1150, 1300, CoreThread.LOOP)  # network_in, 1100..1300
-        writer.span(Span.CORE_WAIT, 0, 1350, 1390, CoreThread.POOL)  # the template's pool, 1350..1400
-        writer.span(Span.CORE_WAIT, 0, 8950, 9000, CoreThread.LOOP)  # output, 8700..9000
-        writer.span(Span.CORE_WAIT, 0, 8960, 8990, CoreThread.INPUT)  # of a thread that no output waits for
-
-    def core(writer: RecordWriter) -> None:
-        _core(writer)
-        writer.span(Span.CORE_WAIT, 0, 2200, 2300, CoreThread.INPUT)  # handoff, 2100..2300
-
-    ledger = _ledger(tmp_path, api, core)
-    row = ledger.rows.iloc[0]
-    assert "core_wait" not in ledger.unmeasured
-    assert row["core_wait_ns"] == 150 + 40 + 50 + 100
-    assert row["network_in_ns"] == FIRST["network_in"] - 150
-    assert row["template_ns"] == FIRST["template"] - 40
-    assert row["handoff_ns"] == FIRST["handoff"] - 100
-    assert row["output_ns"] == FIRST["output"] - 50
-    assert row["unexplained_ns"] == 0
-
-
 def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited_for_that(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
         _api(writer)
@@ -282,7 +258,7 @@ def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited
     assert row["transit_ns"] == between - 80 - 100  # the output also found the loop at work, 8850..8950
 
 
-def test_where_no_process_counts_waits_for_a_core_they_are_unmeasured(tmp_path: Path) -> None:
+def test_where_nobody_watched_the_cores_waits_for_them_are_unmeasured(tmp_path: Path) -> None:
     ledger = _ledger(tmp_path)
     assert "core_wait" in ledger.unmeasured
     assert ledger.rows["core_wait_ns"].isna().all()

@@ -51,7 +51,7 @@ def test_every_name_that_other_programs_rely_on_is_there_in_the_file(told: RunFi
         assert all(names | {"owner", "kind"} <= figures.keys() for figures in document[part].values())
     assert list(told.groups) == list(GROUPS)
     for event in ("first_token", "last_token"):
-        for which in ("unexplained", "strict"):
+        for which in ("unexplained", "strict", "unstamped"):
             assert {"p50_share", "p99_share", "p50_ms", "p99_ms"} <= document["residual"][event][which].keys()
     assert {"stage", "owner", "share"} <= document["tail"].keys()
     assert "p975_ms" in document["metrics"]["e2e"], "a percentile that an SLO names is printed everywhere"
@@ -86,7 +86,7 @@ def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
     assert (row.stage, row.owner) == ("queue", "capacity")
     assert row.low is not None and row.low > row.limit == 30
     assert "beyond the limit of 30.0 ms" in headline(told)
-    assert "is queue (capacity)" in headline(told)
+    assert "capacity (queue)" in headline(told)
     assert told.tail.metric == "ttft"
 
 

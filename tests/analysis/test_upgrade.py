@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger.upgrade import bracket, without_forward_ns
 from gapmeter.analysis.stages import STAGES, column
-from gapmeter.report.waits import upgrade_sentence
+from gapmeter.report.why import upgrade_sentence
 from tests.kit.runs import simulate
 
 MS = 1e6
@@ -29,8 +29,8 @@ def ledger(hidden_ms: float = 0.0, **stages_ms: float | None) -> pd.DataFrame:
         ({"tokenize": 5, "prefill": 100}, 0, 5, 5),
         ({"tokenize": 5, "prefill": 100, "queue": 40}, 0, 5, 45),
         ({"tokenize": 5, "prefill": 100, "queue": 40}, 30, 35, 75),
-        ({"prefill": 10, "decode": 20, "interference": 5, "launch_gap": 3}, 0, 0, 0),
-        ({"prefill": 10, "decode": 20, "interference": 5, "launch_gap": 3}, 8, 8, 8),
+        ({"prefill": 10, "decode": 20, "interference": 5, "launch_gap": 3}, 0, 3, 3),
+        ({"prefill": 10, "decode": 20, "interference": 5, "launch_gap": 3}, 8, 11, 11),
         ({"egress": 1, "other_step": 7, "preempted": 11, "engine_wait": 13, "prefill": 2}, 0, 1, 32),
         ({"scheduling": 4, "sampling": 3, "prefill": 2, "launch_gap": None}, 0, 7, 7),
         ({"egress": 1, "prefill": 10}, 50, 11, 11),
@@ -59,11 +59,11 @@ def test_the_sentence_gives_the_bracket_at_the_highest_percentile_that_all_suppo
     assert found is not None
     assert found.percentile == 99.0
     said = upgrade_sentence(found, "ttft", "GPU")
-    assert said == "even an infinitely fast GPU leaves p99 TTFT between 19.9 ms and 69.9 ms (it is 370 ms)"
+    assert said == "an infinitely fast GPU would cut p99 TTFT from 370 ms to 19.9 ms .. 69.9 ms at best"
     few = bracket(rows.head(250))
     assert few is not None
     assert few.percentile == 95.0
-    assert upgrade_sentence(few, "ttft", "CPU").startswith("even an infinitely fast CPU leaves p95 TTFT")
+    assert upgrade_sentence(few, "ttft", "CPU").startswith("an infinitely fast CPU would cut p95 TTFT")
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode"])

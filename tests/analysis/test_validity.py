@@ -108,6 +108,15 @@ def test_a_loop_that_stood_still_was_late_for_every_beat_meanwhile() -> None:
     assert len(every_beat(due[:0], at[:0])) == 0
 
 
+@pytest.mark.parametrize(("stamped", "expected"), [(1.0, WARN), (0.9, BROKEN), (0.0, BROKEN)])
+def test_a_loop_that_is_late_to_read_spoils_no_arrival_that_the_kernel_stamped(stamped: float, expected: str) -> None:
+    requests = poisson_run()
+    has = np.arange(len(requests)) < stamped * len(requests)
+    requests["receive_wait_ns"] = [np.array([20_000_000, 50_000], np.uint32) if one else None for one in has]
+    requests["chunk_tokens"] = [[1, 1]] * len(requests)
+    assert states(requests, replace(POISSON, client_loop_lag_ns=np.full(100, 20e6)))["loop_lag"] == expected
+
+
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
 def test_lag_is_judged_against_what_was_measured(lag_ms: float, expected: str) -> None:
     """TTFT is 50 ms and the lag: a warning from 1 ms, invalid from a tenth of it."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from gapmeter.analysis.analyse import build_figures
-from gapmeter.analysis.cost import describe_cost, describe_value, offered_rate
+from gapmeter.analysis.cost import cost_of, describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.results.cost import TokensPerRequest
-from gapmeter.report.cost import cost_sentence, value_sentence
+from gapmeter.analysis.results.capacity import Fleet
+from gapmeter.analysis.results.cost import Price, SlaRate, TokensPerRequest
+from gapmeter.report.cost import cost_sentence, fleet_words, value_sentence
 from tests.kit.results import manifest
 from tests.kit.runs import simulate, slo
 
@@ -36,9 +37,8 @@ def test_the_tool_says_today_what_it_said_of_that_run() -> None:
 
 
 def test_by_hand_it_is_the_same_to_the_last_digit() -> None:
-    count, seconds = SUMMARY["counts"]["measured"], SUMMARY["load"]["window_s"]
-    rate = stats.chi2.ppf(0.025, 2 * count) / 2 / count * (count / seconds)
-    assert rate == SUMMARY["cost"]["rate"]["low"]
+    rate = SUMMARY["load"]["requested_rate"]
+    assert rate == SUMMARY["cost"]["rate"]["low"] == 4
     request = 1 * 0.0816 / (3600 * rate * 0.8)
     tokens = SUMMARY["tokens_per_request"]
     assert request == SUMMARY["cost"]["per_request_usd"]
@@ -48,19 +48,46 @@ def test_by_hand_it_is_the_same_to_the_last_digit() -> None:
 
 
 FIGURES = {
-    "window": SUMMARY["load"]["window_s"],
-    "rate": SUMMARY["cost"]["rate"]["low"],
-    "request": SUMMARY["cost"]["per_request_usd"],
-    "output token": SUMMARY["cost"]["per_million_output_tokens_usd"],
-    "dearest output token": SUMMARY["cost"]["per_million_output_tokens_usd_ci"][1],
-    "token": SUMMARY["cost"]["per_million_total_tokens_usd"],
-    "dearest token": SUMMARY["cost"]["per_million_total_tokens_usd_ci"][1],
-    "tokens": SUMMARY["tokens_per_request"]["output"]["value"],
-    "value": SUMMARY["value"]["good_requests_per_usd"],
+    "request": f"${1e6 * SUMMARY['cost']['per_request_usd']:.4f}",
+    "output token": f"${SUMMARY['cost']['per_million_output_tokens_usd']:.4f}",
+    "dearest output token": f"${SUMMARY['cost']['per_million_output_tokens_usd_ci'][1]:.4f}",
+    "token": f"${SUMMARY['cost']['per_million_total_tokens_usd']:.5f}",
+    "dearest token": f"${SUMMARY['cost']['per_million_total_tokens_usd_ci'][1]:.5f}",
+    "tokens": f"{SUMMARY['tokens_per_request']['output']['value']:.4f}",
+    "value": f"{SUMMARY['value']['good_requests_per_usd']:,.0f}",
 }
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_page_has_the_tool_s_own_digits(name: str) -> None:
-    page = re.sub(r"\s+", " ", (DOCS / "cost.md").read_text())
-    assert repr(FIGURES[name]) in page
+    assert FIGURES[name] in page()
+
+
+def page() -> str:
+    return re.sub(r"\s+", " ", (DOCS / "cost.md").read_text())
+
+
+def test_a_fleet_by_hand_costs_what_a_search_prints_and_the_page_has_it() -> None:
+    """The lower bound of the search that docs/results/engines.md shows, and the price of a core there."""
+    low, target, usd = 57.1, 50, 0.0408
+    replicas = math.ceil(target / (low * 0.8)) + 1
+    each = replicas * usd / (3600 * target)
+    fleet = Fleet.plan(low, target, 0.2, 1).at_price(usd, None)
+    assert (fleet.replicas, fleet.per_request_usd, fleet.usd_per_hour) == (replicas, each, replicas * usd)
+    assert fleet_words(fleet) == f", which is ${1e6 * each:.3f} for a million requests as it will be paid"
+    assert "3 × 0.0408 ÷ (3600 × 50) = $0.00000068 a request" in page()
+    assert each == pytest.approx(0.00000068)
+    assert f"that is ${1e6 * each:.3f} for a million requests" in page()
+    alone = cost_of(SlaRate(low=low, high=None, basis="capacity"), kit_price(usd), NO_TOKENS).per_request_usd
+    assert f"${1e6 * alone:.3f}" == "$0.248"
+    assert "$0.248" in page()
+
+
+NO_TOKENS = TokensPerRequest(output=None, prompt=None, total=None)
+
+
+def kit_price(usd: float) -> Price:
+    return Price(
+        device="CPU", units=1, usd_per_unit_hour=usd, source="", is_default=True, utilisation=0.8, measured_on="",
+        usd_per_hour=usd,
+    )  # fmt: skip

@@ -25,17 +25,29 @@ def cells() -> list[dict[str, Any]]:
 
 
 def test_the_95_percent_interval_holds_the_truth_where_naive_ones_do_not(cells: list[dict[str, Any]]) -> None:
-    assert len(cells) == 22
+    assert len(cells) == 30
     assert all(cell["coverage"] >= 0.90 for cell in cells)
     assert np.mean([cell["coverage"] for cell in cells]) == pytest.approx(0.97, abs=0.02)
+    bounded = [cell for cell in cells if cell["unbounded"] <= coverage.REALLY]
+    assert all(cell["coverage_of_bounded"] >= 0.90 for cell in bounded)
     assert np.mean([cell["naive"] for cell in cells]) < 0.7
 
 
 def test_a_limit_at_the_true_p99_passes_rarely_where_early_stopping_accepts_often(cells: list[dict[str, Any]]) -> None:
     busy = [cell for cell in cells if cell["percentile"] == 99 and cell["load"] == 0.8]
     assert all(cell["below"] <= 0.05 for cell in cells if cell["percentile"] == 99)
+    assert all(cell["accepts"] <= 0.05 for cell in cells if cell["percentile"] >= 95)
+    assert all(cell["misses"] <= 0.05 for cell in cells)
     assert all(cell["loadgen"] > 0.4 for cell in busy)
     assert all(cell["loadgen_stopping"] >= cell["loadgen"] for cell in busy)
+
+
+def test_a_bound_is_too_low_no_more_often_than_its_confidence_leaves(cells: list[dict[str, Any]]) -> None:
+    known = [cell for cell in cells if cell["bound"] > 0.2]
+    assert len(known) > 10
+    noise = 3 * (0.05 * 0.95 / 150) ** 0.5
+    assert all(cell["bound_too_low"] <= 1 - cell["bound_confidence"] + noise for cell in known)
+    assert all(cell["bound"] >= 1 - cell["unbounded"] - 1e-9 for cell in cells if cell["percentile"] >= 95)
 
 
 def test_an_end_that_a_run_does_not_reach_is_counted_as_none(cells: list[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.quick_server import QuickServer
 from bench.virtual_server import Arrival, Settings, simulate
-from bench.virtual_trials import SMALL
+from bench.virtual_trials import SMALL_ENGINE
 from gapmeter.servers.simulated.scheduler import Limits
 
 
@@ -21,7 +21,7 @@ def test_it_gives_what_the_engine_gives_to_the_nanosecond(seed: int, rate: float
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(1e9 / rate, 150)).astype(int).tolist()
     prompts = rng.integers(1, 60, 150).tolist()
-    server = Settings(Limits(max_sequences=most), replace(SMALL.settings.times, seed=seed))
+    server = Settings(Limits(max_sequences=most), replace(SMALL_ENGINE.settings.times, seed=seed))
     quick = QuickServer(server, tokens)
     for at, prompt in zip(due, prompts, strict=True):
         quick.arrive(at, prompt)
@@ -33,6 +33,6 @@ def test_it_gives_what_the_engine_gives_to_the_nanosecond(seed: int, rate: float
 
 def test_it_refuses_a_server_that_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="egress_ns"):
-        QuickServer(replace(SMALL.settings, times=replace(SMALL.settings.times, egress_ns=1)), 2)
+        QuickServer(replace(SMALL_ENGINE.settings, times=replace(SMALL_ENGINE.settings.times, egress_ns=1)), 2)
     with pytest.raises(ValueError, match="may not fit"):
-        QuickServer(SMALL.settings, 2).arrive(0, 100_000)
+        QuickServer(SMALL_ENGINE.settings, 2).arrive(0, 100_000)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 
-from gapmeter.analysis.ledger.cores import read_switches
+from bench.engine import Setting, running
+from gapmeter.analysis.ledger.switches import read_watched
 from gapmeter.servers.telemetry import Absent
 from gapmeter.servers.telemetry.switches import open_switches
 from tests.kit.command import gapmeter
@@ -55,8 +59,8 @@ def test_a_disk_that_is_full_ends_the_watching_and_tears_no_record(tmp_path: Pat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert all(path.stat().st_size % 32 == 0 for path in sizes)
-    assert len(read_switches(tmp_path)) > 0
+    assert all(path.stat().st_size % 8 == 0 for path in sizes)
+    assert read_watched(tmp_path) is not None
 
 
 @pytest.mark.transformers
@@ -88,6 +92,47 @@ def test_what_neighbors_take_is_a_wait_for_the_core_that_names_them(tmp_path: Pa
     assert first["share"] > 0.8
 
 
+@contextlib.contextmanager
+def _limited(pid: int, share: float) -> Iterator[None]:
+    """A control group of its own for a process and all below it, with so much of a core. Raises OSError."""
+    second = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    group = Path("/sys/fs/cgroup" if second else "/sys/fs/cgroup/cpu") / f"gapmeter-{pid}"
+    group.mkdir()
+    try:
+        if second:
+            (group / "cpu.max").write_text(f"{share * 100_000:.0f} 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text(f"{share * 100_000:.0f}")
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in tree:
+            (group / "cgroup.procs").write_text(str(process.pid))
+        yield
+        for process in tree:
+            (group.parent / "cgroup.procs").write_text(str(process.pid))
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.transformers
+@pytest.mark.alone
+def test_what_a_containers_cpu_limit_takes_is_a_wait_for_the_core_that_names_it(tmp_path: Path) -> None:
+    closed = ("load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=0", "load.concurrency=2")
+    with running("transformers", tmp_path, Setting()) as engine:
+        try:
+            with _limited(engine.process.pid, 0.5):
+                done = engine.load(tmp_path / "runs", [*closed, "load.requests=40"])
+        except OSError as error:
+            pytest.skip(f"no control group can be made here: {error}")
+    if done.result.ledger.core_held is None:
+        pytest.skip("the kernel does not tell who runs on which core")
+    first, *_ = done.result.ledger.core_held
+    assert first.process == "CPU limit"
+    assert first.share > 0.8
+    rows = pd.read_parquet(done.folder / "ledger.parquet").query("event == 'last_token'")
+    assert rows["core_wait_ns"].sum() > 0.3 * rows["total_ns"].sum()  # it wants a core and has half of one
+    assert any(warning.code == "cores" and "CPU limit" in warning.text for warning in done.result.warnings)
+
+
 def _means(folder: Path, turn: int) -> pd.Series:
     """Every stage's mean to the last token, ms, of the requests that came and went in turns of one kind."""
     requests = pd.read_parquet(folder / "requests.parquet")
@@ -95,5 +140,9 @@ def _means(folder: Path, turn: int) -> pd.Series:
     chosen = requests["request_id"][(turns[0] == turns[1]) & (turns[0] % 2 == turn)]
     assert len(chosen) > 5
     rows = pd.read_parquet(folder / "ledger.parquet").query("event == 'last_token' and request_id in @chosen")
-    stages = [name for name in rows if name.endswith("_ns") and name not in ("total_ns", "strict_ns", "transit_ns")]
+    stages = [
+        name
+        for name in rows
+        if name.endswith("_ns") and name not in ("total_ns", "strict_ns", "transit_ns", "unstamped_ns")
+    ]
     return rows[stages].fillna(0).mean() / 1e6

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 
 from bench.engine import Engine
+from bench.injection import Delayed
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
-from tests.engines.injection import Delayed
 
 ORDER = ("asyncio", "locust", "asyncio")
 LOAD = (

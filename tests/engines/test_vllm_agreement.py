@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.agreement import TOLERANCE_MS, compare, load
-from tests.engines.injection import Delayed, on
+from bench.injection import Delayed
+from tests.engines.cases import on
 
 
 @on("vllm")

@@ -62,7 +62,7 @@ def answering(answer: bytes) -> Iterator[str]:
 
 def bare(runs: Path) -> Done:
     with simulated(runs.parent / "bare-server", {}) as url:
-        return gapmeter(*ATTACH, "--url", f"{url}/v1/", "--api-key", KEY, runs=runs)
+        return gapmeter(*ATTACH, "-v", "--url", f"{url}/v1/", "--api-key", KEY, runs=runs)
 
 
 def probed(runs: Path) -> Done:

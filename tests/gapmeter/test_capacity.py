@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.capacity.trial import Ask
+from gapmeter.analysis.results.costs import CostTable
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
+from gapmeter.runs.archive import archive
 from gapmeter.runs.run import open_run
+from gapmeter.runs.verify import verify
+from gapmeter.study.capacity import at_rate
+from gapmeter.study.comparison import compare_folders
+from gapmeter.study.resolve import resolve
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
 from tests.kit.wait import until
@@ -43,6 +50,22 @@ def test_a_users_mistake_is_one_sentence_that_says_what_to_write(
 ) -> None:
     assert main(["capacity", *words]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ((), ("poisson", None)),
+        (("load.arrivals=constant",), ("poisson", None)),
+        (("load.arrivals=gamma", "load.burstiness=4"), ("gamma", 4.0)),
+    ],
+)
+def test_bursts_stay_bursts_at_another_rate_and_all_else_arrives_at_random(
+    words: tuple[str, ...], kept: tuple[str, float | None]
+) -> None:
+    load = at_rate(resolve("smoke", words), Ask(30.0, 600), 3).load
+    assert (load.arrivals, load.burstiness) == kept
+    assert (load.rate, load.duration_ns) == (30.0, 20_000_000_000)
 
 
 def search(tmp_path: Path, *more: str) -> Done:
@@ -107,6 +130,29 @@ def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_u
     assert again.out.strip() == str(moved)
     assert later["capacity"]["trials"][: len(found["trials"])] == found["trials"]
     _agree(later)
+
+
+@pytest.mark.whole_run
+def test_a_search_and_one_of_a_dearer_server_are_compared_and_the_table_is_verified(
+    searched: Done, tmp_path: Path
+) -> None:
+    """The same search at ten times the price, as its archive."""
+    dear = tmp_path / "dear"
+    shutil.copytree(searched.folder.path, dear)
+    for path in dear.rglob("manifest.json"):
+        manifest = json.loads(path.read_text())
+        manifest["scenario"]["cost"]["usd_per_hour"] = 9.0
+        path.write_text(json.dumps(manifest))
+    assert main(["report", str(dear), "--quiet"]) in (0, 98)
+    made = compare_folders([[searched.folder.path], [archive(dear, tmp_path / "dear.tar.gz")]], runs=tmp_path)
+    assert isinstance(made.result, CostTable)
+    assert {row.capacity.rate for row in made.result.rows} == {searched.summary["capacity"]["rate"]}
+    if made.result.rows[0].per_request_usd:  # a busy machine may find no rate
+        ratio = made.result.rows[1].ratio
+        assert made.result.cheapest == "A" and ratio is not None
+        assert ratio.value == pytest.approx(9.0 / made.result.rows[0].price.usd_per_hour)  # type: ignore[union-attr]
+    names = {check.name: check.ok for check in verify(made.folder)}
+    assert names["compare.json"] and names["report.html"], names
 
 
 @pytest.mark.whole_run

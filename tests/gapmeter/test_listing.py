@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.runs.listing import list_known
+from gapmeter.runs.listing import ListedRun, list_known
 
 pytestmark = pytest.mark.whole_run
 
@@ -81,3 +81,8 @@ def test_what_was_written_again_is_read_again(
 
 def test_there_is_nothing_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert list_known(tmp_path / "none") == []
+
+
+def test_where_a_p99_has_no_upper_end_the_list_shows_its_bound() -> None:
+    listed = ListedRun("run", "runs/a", "", ttft_p99_ms=26.8, p99_at_most_ms={"itl": 31.0})
+    assert [listed.p99(metric) for metric in ("ttft", "itl", "e2e")] == ["26.8 ms", "≤ 31.0 ms", "–"]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.whole_run
 
 
 def test_a_run_is_sampled_beside_its_load_and_says_what_is_not_here(tmp_path: Path) -> None:
-    done = gapmeter(*SIMULATED, "--set", "load.requests=90", runs=tmp_path)
+    done = gapmeter(*SIMULATED, "--set", "load.requests=90", "-v", runs=tmp_path)
     told = done.summary["telemetry"]
     names = {process["name"] for process in told["processes"]}
     assert "api (gapmeter.servers.simulated)" in names

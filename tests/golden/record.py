@@ -143,6 +143,8 @@ def main() -> None:
         runs.mkdir(parents=True)
         if asked.derive:
             unpack(HERE / f"{key}.tar.xz", runs, runs)
+            for stale in list(runs.rglob("hdr")):  # a stage may have none any more
+                shutil.rmtree(stale)
         else:
             RECIPES[key](runs)
         manifests = {path: path.read_bytes() for path in runs.rglob("manifest.json")}

@@ -7,10 +7,12 @@ A figure that changes on purpose is named in ``INTENDED`` with the reason. Once 
 figures anew, from the same records: ``python -m tests.golden.record --derive KEY``. Without ``--derive`` it records
 the runs anew too, with their engines.
 
-The figures were last written anew on 2026-11-22, when results had become types that keep their sentences apart, under
-``words``: until then the archives held the older form, and today's documents were turned into it before comparing. The
-last comparison of that kind found every figure, and every sentence but those that had been changed on purpose, equal
-in all archives. The raw records are byte for byte those that were recorded.
+The figures were last written anew on 2026-11-22, when limits had become questions with one side, waits for a core came
+to be read from the kernel's records alone (probes recorded some before), and the interference fit had lost its negative
+weights. ``transformers`` and ``vllm`` were recorded anew, with these records and arrivals as the kernel had them; the
+other raw records are byte for byte those that were recorded.
+``compare`` and ``compare-pairs`` followed from the same records when a comparison came to take the wider of its two
+intervals, and relative intervals came to hold the baseline's own error.
 """
 
 from __future__ import annotations

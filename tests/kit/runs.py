@@ -210,7 +210,7 @@ def _ledger_row(r: _Request, event: str, unmeasured: tuple[str, ...]) -> dict[st
     return {
         "request_id": f"r-{r.index}", "event": event, **{column(name): ns for name, ns in values.items()},
         "unexplained_ns": unexplained, "transit_ns": transit, "strict_ns": unexplained + transit, "total_ns": total,
-        "hidden_host_ns": 0, "joined": True, "first_step": r.first_step,
+        "unstamped_ns": 0.0, "hidden_host_ns": 0, "joined": True, "first_step": r.first_step,
         "last_step": r.first_step + (0 if event == "first_token" else r.output - 1),
     }  # fmt: skip
 

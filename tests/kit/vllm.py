@@ -36,22 +36,29 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: the client's answers by request id, and the record files by role."""
+    """A finished run: the client's answers by request id, and the record files, by role too (the last of several)."""
 
     answers: dict[str, Answer]
     aborted: frozenset[str]
     files: dict[str, RecordFile] = field(default_factory=dict)
+    every: tuple[RecordFile, ...] = ()
 
 
-def run_vllm(model: Path, folder: Path, *, asynchronous: bool, single_process_engine: bool = False) -> Run:
-    """Launch, load, stop with SIGTERM, read.
+def run_vllm(
+    model: Path, folder: Path, *, asynchronous: bool = False, single_process_engine: bool = False,
+    crowd_tokens: int = 150, **more: object,
+) -> Run:  # fmt: skip
+    """Launch, load, stop with SIGTERM, read. ``more`` are vLLM's own arguments.
 
     Few cache blocks and a small token budget, so that requests are evicted and prompts are cut into chunks.
     """
     python, port = find_python(ROOT), free_port()
     found = installed(python)
     args: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 18}
+    args |= more
     env = {"GAPMETER_PROBE_DIR": str(folder / "probe")}
+    if more:
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # several ranks want cores each
     if single_process_engine:
         args["distributed_executor_backend"] = "uni"
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -59,15 +66,15 @@ def run_vllm(model: Path, folder: Path, *, asynchronous: bool, single_process_en
     spec = vllm_command(python, model, "tiny", port, 8, "float32", args, (), version=version)
     command = (spec.command[0], str(FORCED), *spec.command[3:]) if asynchronous else spec.command
     with launch(command, {**spec.env, **env}, (), folder / "log", f"http://127.0.0.1:{port}/health", 300):
-        answers, aborted = asyncio.run(_load(port))
-    files = {f.process["role"]: f for f in map(read_records, sorted((folder / "probe").glob("*.gap")))}
-    return Run({a.request_id: a for a in answers}, frozenset(aborted), files)
+        answers, aborted = asyncio.run(_load(port, crowd_tokens))
+    every = tuple(map(read_records, sorted((folder / "probe").glob("*.gap"))))
+    return Run({a.request_id: a for a in answers}, frozenset(aborted), {f.process["role"]: f for f in every}, every)
 
 
-async def _load(port: int) -> tuple[list[Answer], list[str]]:
+async def _load(port: int, crowd_tokens: int) -> tuple[list[Answer], list[str]]:
     """Answers of everything that was let finish, and the ids of what was given up."""
     answers = [await _ask(port, f"first-{i}", _chat(f"{SHARED} question {i}", 6)) for i in range(2)]
-    crowd = [_ask(port, f"crowd-{i}", _chat(f"{i} {SHARED}", 150)) for i in range(8)]
+    crowd = [_ask(port, f"crowd-{i}", _chat(f"{i} {SHARED}", crowd_tokens)) for i in range(8)]
     others = [
         _ask(port, "plain", {"prompt": "once upon a time", "max_tokens": 9}, "/v1/completions"),
         _ask(port, "whole", {**_chat("no stream", 7), "stream": False}),

@@ -36,7 +36,11 @@ _chunks = st.lists(st.tuples(_stamp, st.binary(max_size=30)), max_size=20)
 def records(draw: st.DrawFn) -> RequestRecord:
     chunks = draw(_chunks)
     counts = {n: draw(_count) for n in ("index", "worker", "attempt", "prompt_tokens", "output_tokens", "connection")}
-    stamps = {f.name: draw(_stamp) for f in fields(RequestRecord) if f.name.endswith("_ns") and f.name != "chunk_ns"}
+    stamps = {
+        f.name: draw(_stamp)
+        for f in fields(RequestRecord)
+        if f.name.endswith("_ns") and not f.name.startswith("chunk_")
+    }
     return RequestRecord(
         **counts,
         **stamps,

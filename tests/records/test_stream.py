@@ -115,10 +115,15 @@ def test_server_sent_events_are_read_as_the_standard_says(body: bytes, want: lis
         (sse(chat("a"), chat("b"), chat("c", 3), chat("d", 4), "[DONE]"), "unmeasured", [1, 1, 1, 1], 4),
         (sse(chat("a", 1), chat("b", 2), chat("c"), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
         (sse(chat("a", 8, finish_reason="stop"), "[DONE]"), "usage", [8], 8),
+        # Two choices, each with a total of its own, or both with one that is common.
+        (sse(chat("a", 1), chat("b", 1, index=1), chat("c", 3, index=1), chat("d", 2), usage_only(5), "[DONE]"),
+         "usage", [1, 1, 2, 1], 5),
+        (sse(chat("a", 1), chat("b", 2, index=1), chat("c", 4, index=1), chat("d", 5), usage_only(5), "[DONE]"),
+         "usage", [1, 1, 2, 1], 5),
     ],
     ids=["no usage", "usage at the end", "usage on the last chunk", "ids", "gap", "falling usage", "no text",
          "zero beside the role", "sum beside the finish reason", "always zero", "always one", "late usage",
-         "lost usage", "all at once"],
+         "lost usage", "all at once", "a total for each choice", "one total for all choices"],
 )  # fmt: skip
 def test_tokens_are_counted_by_what_the_stream_says(
     stream: list[bytes], counted: str, tokens: list[int], output: int | None

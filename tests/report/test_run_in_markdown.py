@@ -35,12 +35,15 @@ def test_it_has_verdict_load_slos_composition_and_percentiles(tmp_path: Path) ->
     text, summary = _told(tmp_path, slos=MIXED)
     assert text.startswith(f"### {summary['verdict']}: chat-p99 @ transformers 5.19.0 · builtin:tiny")
     assert "\n\n12 req/s open loop, 33 s, n = 400\n\n" in text
-    slos, composition, percentiles = _tables(text)
+    why, slos, composition, percentiles = _tables(text)
     assert [row[0] for row in slos[2:]] == [row["status"] for row in summary["slo"]]
-    assert [row[1] for row in slos[2:]] == [f"`{row['text']}`" for row in summary["slo"]]
+    assert [row[1] for row in slos[2:]] == ["TTFT p50", "TTFT p50", "TTFT p99.9", "errors"]
+    assert [row[4] for row in slos[2:]] == ["5.00 s", "1.00 ms", "300 ms", "50 %"]
+    assert why[0][0] == "WHY TTFT", "above the objectives, since one was missed"
+    assert "**served** 12" in text
     assert [row[0] for row in percentiles[2:]] == ["TTFT", "ITL", "TPOT", "E2E"]
     assert composition[-1][0] == "sum"
-    assert all(len(row) == len(table[0]) for table in (slos, composition, percentiles) for row in table)
+    assert all(len(row) == len(table[0]) for table in (why, slos, composition, percentiles) for row in table)
     assert "**trust** valid: lag p99 60.0 µs" in text
     assert "baseline" not in text
 
@@ -63,12 +66,12 @@ def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path
 
 def test_how_it_compares_with_its_baseline_stands_in_it(tmp_path: Path) -> None:
     row = RegressionRow.model_construct(
-        status="REGRESSED", name="ttft p99", a_ms=100.0, b_ms=150.0, ci_ms=(30.0, 70.0), relative=0.5
+        status="REGRESSED", name="ttft p99", a_ms=100.0, b_ms=150.0, relative=0.5, relative_ci=(0.31, 0.72)
     )
     regression = Regression.model_construct(status="REGRESSED", baseline="main", sentence="p99 TTFT grew", rows=(row,))
     text, _ = _told(tmp_path, regression)
     assert "**REGRESSED** against main: p99 TTFT grew." in text
-    assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | 30.0 .. 70.0 ms | 50 % |" in text
+    assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | +50 % | +31 % .. +72 % |" in text
 
 
 def test_it_ends_with_where_it_is_from(tmp_path: Path) -> None:

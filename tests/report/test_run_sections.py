@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.device.telemetry import read_telemetry
+from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.cost import Value as Worth
 from gapmeter.analysis.results.manifest import Manifest
@@ -152,6 +153,21 @@ def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
 
 
 # --- the device
+
+
+@pytest.mark.parametrize("length_s", [4.0, 3e8])
+def test_the_share_of_forwards_is_drawn_in_bins_however_long_the_run_was(well: RunFolder, length_s: float) -> None:
+    """In every second of the first four a forward runs for a quarter; records may name a moment years away."""
+    known = Run.read(well)
+    begun = known.origin_ns + np.arange(0.0, 4.0) * S
+    steps = pd.DataFrame({"forward_start_ns": begun, "forward_end_ns": begun + S / 4})
+    nothing = Samples({}, (), {}, 0)
+    (drawn,) = levels_of(nothing, replace(known, steps=steps), Span(length_s, 0.0, length_s), {})
+    assert len(drawn.value) <= 2001
+    width = drawn.at_s[1] - drawn.at_s[0]
+    assert (drawn.value * width / 100).sum() == pytest.approx(1.0, rel=1e-3)
+    if length_s == 4.0:
+        assert drawn.value[:8].tolist() == pytest.approx([50, 0] * 4)
 
 
 def test_the_engines_counters_are_drawn_as_what_they_rose_by(well: RunFolder, tmp_path: Path) -> None:

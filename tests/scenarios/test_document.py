@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from gapmeter.scenarios import Scenario, load_points, load_scenario
 
 DIGESTS = {
-    "batch-size": ("e4a10738ac6c", "c196e514a04d 73a6c9f91e01 3a7821a7df0d 9e76e4813b06 de1f3c55d6c9 49f31720b2db"),
+    "batch-size": ("110ff14c2734", "1a51b26aeb58 266942df4e8e 357038c6b54b 8eef1b6167c9 8d10dbf18f06 5bffbe471303"),
     "burst": ("d38bb7c3d5dd", ""),
-    "chat-p99": ("f9aa91569e4b", ""),
-    "concurrency": ("221072ac11fc", "cc1fc6dd3cd6 546032edd269 182de2150291 c0b049cd64cd 7ad459d94556 c6e63701a21c"),
+    "chat-p99": ("73c0d2571ff2", ""),
+    "concurrency": ("8b43446c38e3", "3ad91ae34406 a9f8e3119485 cb1a6059dce3 51d3dc5ada1f 6a575ab2cf8f 46f6446c0ce1"),
     "dialogue": ("1c0b01f491ba", ""),
     "long-prompt": ("ea6ff2d2a53c", ""),
     "rush-hour": ("7a4b192be453", ""),

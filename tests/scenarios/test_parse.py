@@ -14,6 +14,7 @@ from gapmeter.scenarios import Scenario, ScenarioError, load_scenario, provenanc
 from gapmeter.scenarios.model import KEYS, SECTIONS
 from gapmeter.scenarios.read import environment_name
 from gapmeter.scenarios.shapes import Constant, Lognormal, Sampled, Uniform
+from gapmeter.scenarios.values import SECOND_NS
 
 SHIPPED = ("burst", "chat-p99", "dialogue", "long-prompt", "replay-chat", "rush-hour", "smoke")
 LOAD_KEYS = ", ".join(key.removeprefix("load.") for key in KEYS if key.startswith("load."))
@@ -611,3 +612,23 @@ def test_the_shipped_scenarios_parse_by_name_from_anywhere(
     assert scenario.summary
     assert scenario.slo
     assert set(scenario.to_dict()) > set(SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "duration_s", "longest_s"),
+    [
+        ((), 100, 130),
+        (("load.duration=20s",), 20, 20),
+        (("load.duration=20s", "load.patience=60s"), 20, 60),
+        (("load.patience=5m",), 100, 300),
+        (("load.patience=10s",), 100, 100),
+        (("load.requests=48",), None, None),
+        (("load.arrivals=ramp", "load.ramp={from: 2, to: 20}", "load.patience=5m"), 100, 100),
+    ],
+)
+def test_a_length_that_is_asked_for_later_than_a_patience_is_exact(
+    overrides: tuple[str, ...], duration_s: int | None, longest_s: int | None
+) -> None:
+    load = load_scenario("chat-p99", overrides, environment={}).load
+    assert load.duration_ns == (duration_s and duration_s * SECOND_NS)
+    assert load.longest_ns == (longest_s and longest_s * SECOND_NS)

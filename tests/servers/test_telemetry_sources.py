@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,9 @@ import pynvml
 import pytest
 
 from gapmeter.servers.telemetry import Absent, gpu
+from gapmeter.servers.telemetry.schedstat import Schedstat
 from gapmeter.servers.telemetry.sources import Rapl, label, parse_metrics
+from tests.kit.wait import until
 
 # What vLLM 0.32 sent during a run of 32 users, cut down to the figures that are read and some that must not be mistaken
 # for them; the lines of our own servers; the names that SGLang documents, with values chosen here.
@@ -104,7 +108,7 @@ def test_throttle_reasons_have_nvml_s_own_bits() -> None:
 @pytest.mark.skipif(HAS_NVML, reason="this machine has NVML")
 def test_without_nvidia_s_library_there_is_no_gpu_and_a_reason() -> None:
     with pytest.raises(Absent, match="no NVIDIA GPU"):
-        gpu.open_gpus(None, "gpu", gpu.READINGS)
+        gpu.open_gpus(None, None, "gpu", gpu.READINGS)
 
 
 @pytest.mark.skipif(HAS_NVML, reason="this machine has NVML")
@@ -158,3 +162,26 @@ def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None
     assert named("VLLM::EngineCore") == "VLLM::EngineCore"
     assert named("/usr/bin/python", "/opt/serve.py", "-m") == "serve.py"
     assert named() == "python3.11"
+
+
+def test_what_a_thread_ran_and_waited_is_told_once_it_has_changed() -> None:
+    script = "import sys, threading\nthreading.Thread(target=sys.stdin.readline).start()\nwhile True: sum(range(1000))"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        try:
+            until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 2)
+            source = Schedstat([process.pid])
+            first = {row["tid"]: row for row in source.read()}
+            until(lambda: not {row["tid"] for row in source.read()} - {process.pid})  # the other sleeps
+            later = []
+            until(lambda: bool(later.extend(source.read()) or later))
+        finally:
+            process.kill()
+    assert len(first) == 2 and all("name" in row for row in first.values())
+    (row,) = later
+    assert row["tid"] == row["pid"] == process.pid and "name" not in row
+    assert row["ran_ns"] > first[process.pid]["ran_ns"] and row["waited_ns"] >= first[process.pid]["waited_ns"]
+
+
+def test_schedstat_of_nobody_is_absent() -> None:
+    with pytest.raises(Absent, match="not on this machine"):
+        Schedstat([])

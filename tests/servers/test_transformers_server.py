@@ -274,21 +274,14 @@ def test_a_client_that_goes_away_is_cancelled_in_the_engine(run: Run) -> None:
     assert int(core.entries["tokens"][core.entries["ref"] == row["ref"]].sum()) < 200
 
 
-def test_steps_follow_each_other_and_the_engine_thread_s_cpu_time_grows(run: Run) -> None:
+def test_steps_follow_each_other(run: Run) -> None:
     core = run.file("core")
     steps = np.sort(core.steps, order="seq")
     assert list(steps["seq"]) == list(range(1, len(steps) + 1))
-    assert (np.diff(steps["cpu_ns"]) > 0).all() and (np.diff(steps["schedule_ns"]) > 0).all()
+    assert (np.diff(steps["schedule_ns"]) > 0).all()
     assert int(steps["free_blocks"].min()) >= 0
     loops = sorted(_by_step(core, Span.LOOP).values())
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(loops))
-
-
-def test_the_api_process_s_health_is_sampled_throughout(run: Run) -> None:
-    api = run.file("api")
-    lags, canaries = _spans(api, Span.LOOP_LAG), _spans(api, Span.CANARY)
-    lasted_s = (int(lags["start_ns"].max()) - int(lags["start_ns"].min())) / 1e9
-    assert abs(int(lags["n"].sum()) - lasted_s / 0.02) <= 2 and len(canaries) >= int(lasted_s) - 1
 
 
 def test_settings_that_a_prediction_needs_are_recorded(run: Run) -> None:

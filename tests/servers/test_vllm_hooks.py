@@ -4,16 +4,13 @@ import asyncio
 import contextlib
 import importlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gapmeter_probe.device import DeviceClock
 from gapmeter_probe.hooks import Hook, Probe, install
-from gapmeter_probe.vitals import watch_loop
 from gapmeter_probe.vllm import register
 from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
 from gapmeter_probe.writer import RecordWriter
@@ -176,21 +173,6 @@ def writer(tmp_path: Path) -> RecordWriter:
     return RecordWriter(tmp_path / "x.gap", {})
 
 
-def test_a_blocked_event_loop_shows_as_lag_and_an_idle_one_does_not(writer: RecordWriter) -> None:
-    async def serve() -> None:
-        assert watch_loop(writer)
-        await asyncio.sleep(0.15)
-        time.sleep(0.2)  # noqa: ASYNC251 - what is measured here
-        await asyncio.sleep(0.1)
-
-    asyncio.run(serve())
-    lags = [(int(s["start_ns"]) - int(s["queued_ns"]), int(s["n"])) for s in spans(writer.path, Span.LOOP_LAG)]
-    worst, rung = max(lags)
-    assert worst > 150_000_000
-    assert rung > 5, "the samples that came due meanwhile are counted"
-    assert sorted(lags)[len(lags) // 2][0] < worst / 2
-
-
 @dataclass
 class Output:
     """As much of vLLM's CompletionOutput as is looked at."""
@@ -255,7 +237,7 @@ class Connection:
 
     def __init__(self, writer: RecordWriter, choices: int = 1) -> None:
         self.probe, self.call, self.writer = ApiProbe(), Call(1, "client"), writer
-        self.probe.writer = writer
+        self.probe.writer = self.probe._answers.writer = writer
         self.collector = Collector("e0" if choices == 1 else "parent")
         for index in range(choices):
             generation = Generation(index + 1, State(self.collector, index))
@@ -280,7 +262,7 @@ class Connection:
         outputs = [EngineOutput(f"e{index}", [0] * count) for index, count in enumerate(counts) if count]
         if held_back:
             self.probe._marks.clear()
-            self.probe._processed(1, 2, None, (None, outputs))
+            self.probe._answers.processed(1, 2, None, (None, outputs))
         else:
             self._process(None, outputs)
 
@@ -356,98 +338,24 @@ def test_an_answer_that_is_not_streamed_carries_all_its_tokens(writer: RecordWri
     assert connection.written() == [(1, 7)]
 
 
-def test_choices_of_one_request_are_told_apart(writer: RecordWriter) -> None:
+def chunk(choice: int) -> bytes:
+    return b'data: {"choices":[{"index":%d,"delta":{"content":"a \\"index\\": 7"}}]}\n\n' % choice
+
+
+def test_choices_of_one_request_are_told_apart_whatever_order_they_are_written_in(writer: RecordWriter) -> None:
     connection = Connection(writer, choices=2)
     connection.deliver(1, 1)
     connection.take()
-    connection.write(TEXT, TEXT)
+    connection.write(chunk(1), chunk(0))
     connection.deliver(0, 1)
     connection.take()
-    connection.write(TEXT)
-    assert connection.written() == [(1, 1), (2, 1), (2, 2)]
+    connection.write(chunk(1))
+    assert connection.written() == [(2, 1), (1, 1), (2, 2)]
 
 
-class Device:
-    """A device whose clock runs from another origin than the host's: what DeviceClock sees of CUDA."""
-
-    origin_ns = 5_000_000_000_000
-
-    def __init__(self) -> None:
-        self.cuda = self
-        self.due_ns = 0  # when the work queued so far will be done
-        self.products = 0
-
-    def Stream(self) -> str:  # noqa: N802 - CUDA's name
-        return "idle"
-
-    def Event(self, enable_timing: bool) -> Event:  # noqa: N802 - CUDA's name
-        assert enable_timing
-        return Event(self)
-
-    def stream(self, name: str) -> contextlib.AbstractContextManager[str]:
-        return contextlib.nullcontext(name)
-
-    def ones(self, *_: int, device: str) -> str:
-        return device
-
-    def mm(self, *_: str) -> None:
-        self.products += 1
-
-    def work(self, duration_ns: int) -> None:
-        self.due_ns = max(self.due_ns, time.monotonic_ns()) + duration_ns
-
-
-class Event:
-    """Happens when the work queued before it is done; on the idle stream, at once."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.at_ns = 0
-
-    def record(self, stream: str = "busy") -> None:
-        now = time.monotonic_ns()
-        self.at_ns = (now if stream == "idle" else max(now, self.device.due_ns)) - self.device.origin_ns
-
-    def query(self) -> bool:
-        return time.monotonic_ns() - self.device.origin_ns >= self.at_ns
-
-    def elapsed_time(self, later: Event) -> float:
-        assert self.query() and later.query(), "CUDA refuses to time events that have not happened"
-        return (later.at_ns - self.at_ns) / 1e6
-
-
-def test_device_time_is_placed_on_the_hosts_clock_and_resolved_without_waiting(writer: RecordWriter) -> None:
-    device = Device()
-    clock = DeviceClock(writer, device)
-    truth = []
-    for seq in (1, 2, 3):
-        clock.begin(seq)
-        clock.forward_start()
-        start = max(device.due_ns, time.monotonic_ns())
-        device.work(30_000_000)
-        launched = time.monotonic_ns()
-        assert clock.forward_end()
-        assert time.monotonic_ns() - launched < 25_000_000, "it waited for the device"
-        truth.append((seq, start, device.due_ns))
-    assert spans(writer.path, Span.FORWARD) == []
-    time.sleep(0.1)
-    clock.resolve()
-    found = [
-        (int(s["ref"]), int(s["start_ns"]), int(s["end_ns"]), int(s["n"])) for s in spans(writer.path, Span.FORWARD)
-    ]
-    (anchor,) = [note for note in read_records(writer.path).notes if note["type"] == "anchor"]
-    error = anchor["half_width_ns"] + 1_000_000
-    for (seq, start, end), (ref, begun, ended, n) in zip(truth, found, strict=True):
-        assert (ref, n) == (seq, 1)
-        assert abs(begun - start) < error and abs(ended - end) < error
-
-
-def test_a_device_that_fails_ends_device_timing_and_nothing_else(writer: RecordWriter) -> None:
-    device = Device()
-    clock = DeviceClock(writer, device)
-    device.Event = None  # type: ignore[assignment, method-assign]
-    clock.begin(1)
-    clock.forward_start()
-    assert clock.forward_end() is False
-    (warning,) = [note for note in read_records(writer.path).notes if note["type"] == "warning"]
-    assert warning["what"] == "device timing ended"
+def test_an_answer_that_comes_whole_carries_the_tokens_of_all_its_choices(writer: RecordWriter) -> None:
+    connection = Connection(writer, choices=2)
+    connection.deliver(3, 5)
+    connection.take()
+    connection.write(b'{"choices":[{"message":{"role":"assistant"}},{"message":{"role":"assistant"}}]}')
+    assert connection.written() == [(1, 3), (2, 5)]

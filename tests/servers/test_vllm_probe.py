@@ -83,6 +83,14 @@ def test_no_hook_was_missing_or_failed_and_every_file_was_closed(run: Run) -> No
         assert file.complete and file.dropped == 0, file.path
 
 
+def test_all_code_that_the_hooks_read_is_that_of_a_tested_version(run: Run) -> None:
+    """Where it fails on a version whose other tests pass, setup/digests.py adds that version."""
+    for file in run.files.values():
+        told = [note for note in file.notes if note["type"] == "code"]
+        assert [one for note in told for one in note["changed"]] == []
+        assert sum(len(note["known"]) for note in told) > 10
+
+
 def test_settings_and_versions_are_recorded(run: Run) -> None:
     (settings,) = [note for note in run.files["core"].notes if note["type"] == "settings"]
     assert settings["scheduler"]["max_num_seqs"] == 8
@@ -94,7 +102,7 @@ def test_settings_and_versions_are_recorded(run: Run) -> None:
 
 def test_no_interval_is_negative_and_none_starts_before_it_was_queued(run: Run) -> None:
     for file in run.files.values():
-        rows = file.spans[file.spans["code"] != Span.LOOP_LAG]
+        rows = file.spans
         assert (rows["end_ns"] >= rows["start_ns"]).all()
         assert (rows["queued_ns"] <= rows["start_ns"]).all()
 
@@ -189,6 +197,16 @@ def test_every_chunk_carries_the_count_that_the_client_read_in_it(run: Run) -> N
     assert merged or not run.answers, "no outputs were merged into one chunk (the answer that is not streamed is)"
 
 
+def test_a_whole_answer_of_two_choices_carries_the_tokens_of_both(run: Run) -> None:
+    api = run.files["api"]
+    written = [
+        [int(n) for n in spans(api, Span.EGRESS, ref)["n"] if n]
+        for ref, client in refs(api, run).items()
+        if client == "pair"
+    ]
+    assert written == [[5], [5]]
+
+
 def test_the_way_in_is_in_causal_order(run: Run) -> None:
     core, api = run.files["core"], run.files["api"]
     engine = {engine_id: ref for ref, engine_id in core.engine_ids.items()}
@@ -258,14 +276,6 @@ def test_scheduling_ahead_is_flagged_only_where_it_happens(run: Run) -> None:
         assert ahead.mean() > 0.5
     else:
         assert not ahead.any()
-
-
-def test_vital_signs_of_the_api_server_are_sampled(run: Run) -> None:
-    api = run.files["api"]
-    lag = spans(api, Span.LOOP_LAG)
-    assert len(lag) > 20 and (lag["start_ns"] >= lag["queued_ns"]).all()
-    canaries = spans(api, Span.CANARY)
-    assert len(canaries) and (canaries["n"] > 0).all()
 
 
 def test_the_engines_own_per_request_metrics_are_met(run: Run) -> None:

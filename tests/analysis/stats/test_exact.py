@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gapmeter.analysis.stats.exact import chance_far_below, growth_to_decide, interval_ranks, rate_bounds, share_bounds
+from gapmeter.analysis.stats.exact import (
+    chance_far_below,
+    chance_of_so_large_a_share,
+    growth_to_decide,
+    interval_ranks,
+    rate_bounds,
+    share_bounds,
+)
 from gapmeter.analysis.stats.hdr import nearest_rank
 
 
@@ -51,7 +58,8 @@ def test_growth_says_how_large_a_sample_decides(hits: int, count: int, grows: bo
         assert growth is not None
         assert growth > 1
         low, high = share_bounds(hits * growth, count * growth)
-        assert high == pytest.approx(0.01, rel=0.01) or low > 0.01
+        one_sided = stats.binom.cdf(0, round(count * growth), 0.01) if not hits else 1.0
+        assert high == pytest.approx(0.01, rel=0.01) or low > 0.01 or one_sided <= 0.051
 
 
 @pytest.mark.parametrize(
@@ -91,3 +99,14 @@ def test_far_below_a_limit_both_kinds_of_slow_requests_are_ruled_out(
     over_half: int, count: int, n_eff: float, share: float, proven: bool
 ) -> None:
     assert (chance_far_below(over_half, count, n_eff, share) <= 0.025 / 4) is proven
+
+
+@given(st.integers(2, 12), st.floats(0.001, 0.2), st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_a_share_is_as_large_by_chance_no_more_often_than_markov_says(block: int, share: float, seed: int) -> None:
+    """However alike neighbors are: here whole blocks of requests exceed the limit, or none of the block does."""
+    runs = np.random.default_rng(seed).random((4000, 24 // block or 1)) < share
+    found = runs.mean(axis=1)
+    for least in (0.2, 0.5, 1.0):
+        chance = chance_of_so_large_a_share(least * 1000, 1000, share)
+        assert (found >= least).mean() <= chance + 0.03

@@ -19,7 +19,7 @@ from statsmodels.stats.rates import confint_poisson
 
 from gapmeter.analysis.stats.bootstrap import block_length, draw, harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.estimate import Difference, holm
+from gapmeter.analysis.stats.estimate import Difference, Spread, holm
 from gapmeter.analysis.stats.exact import interval_ranks, rate_bounds, share_bounds
 from gapmeter.analysis.stats.series import Series, ratio_of_geometric_means
 from tests.kit.series import ar1
@@ -110,7 +110,7 @@ def test_a_difference_has_scipys_interval_and_p() -> None:
     rng = np.random.default_rng(9)
     a, b = rng.normal(0, 1, 30), rng.normal(0.4, 1, 30)
     theirs = stats.ttest_rel(b, a)
-    found = Difference(float(a.mean()), float(b.mean()), float((b - a).std(ddof=1)) / 30**0.5, 29)
+    found = Difference(float(a.mean()), float(b.mean()), (Spread(float((b - a).std(ddof=1)) / 30**0.5, 29),))
     assert found.p == pytest.approx(theirs.pvalue)
     ends = theirs.confidence_interval(0.95)
     assert found.estimate.ends == pytest.approx((ends.low, ends.high))

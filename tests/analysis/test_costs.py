@@ -1,0 +1,304 @@
+"""Which device serves a request for less: the ratio's interval, what establishes it, and what may not be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gapmeter.analysis.compare.costs import SEARCH_SPREAD, Found, NotOneSide, cost_table, read_found
+from gapmeter.analysis.numbers import significant
+from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked
+from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostTable
+from gapmeter.analysis.results.manifest import Manifest, ManifestBase, SweepManifest, SweepPoint
+from gapmeter.records import RunFolder
+from gapmeter.report.costs import document, headline
+from gapmeter.report.terminal import text
+from gapmeter.study.sweep import analyse_points
+from tests.kit.runs import write_run
+from tests.kit.searches import write_search
+
+ENGINES = Path(__file__).resolve().parents[2] / "docs" / "results" / "engines.md"
+Z = stats.norm.ppf(0.975)
+PRICES = {"gpu": "L4", "gpus_per_replica": 1}
+
+
+def searched(
+    home: Path, rate: float | None, low: float | None, high: float | None, usd: float = 1.0, **about: Any
+) -> Found:
+    """A search that found this, on a GPU at ``usd`` an hour."""
+    about.setdefault("scenario", {})
+    about["scenario"] = {"cost": {**PRICES, "usd_per_hour": usd}, **about["scenario"]}
+    name = str(len(list(home.iterdir())) if home.exists() else 0)
+    (found,) = read_found(write_search(home / name, rate, low, high, **about))
+    return found
+
+
+def table(*found: Found, **asked: Any) -> CostTable:
+    return cost_table([[[one]] for one in found], Asked(**asked))
+
+
+def spread(*searches: int) -> float:
+    return float(Z * SEARCH_SPREAD * math.sqrt(sum(1 / each for each in searches)))
+
+
+def test_the_ratio_of_two_costs_is_that_of_prices_over_rates_and_both_errors_combine_on_the_logarithmic_scale(
+    tmp_path: Path,
+) -> None:
+    """A: $1 and 50 (45 .. 60) req/s; B: $1.5 and 150 (140 .. 160): A costs 2 times as much."""
+    found = table(searched(tmp_path, 50, 45, 60), searched(tmp_path, 150, 140, 160, usd=1.5))
+    a, b = found.rows
+    assert a.per_request_usd == pytest.approx(1 / (3600 * 50 * 0.8))
+    assert b.per_request_usd == pytest.approx(1.5 / (3600 * 150 * 0.8))
+    assert a.per_request_usd_ci == pytest.approx((1 / (3600 * 60 * 0.8), 1 / (3600 * 45 * 0.8)))
+    assert a.per_million_output_tokens_usd == pytest.approx(1 / (3600 * 50 * 0.8) / 100 * 1e6)
+    assert (found.cheapest, found.verdict) == ("B", CHEAPER)
+    assert a.ratio is not None and b.ratio is not None
+    assert (b.ratio.value, b.ratio.low, b.ratio.high) == (1, 1, 1)
+    own = [math.hypot(math.log(60 / 50), math.log(150 / 140)), math.hypot(math.log(50 / 45), math.log(160 / 150))]
+    assert a.ratio.own == pytest.approx((2 * math.exp(-own[0]), 2 * math.exp(own[1])))
+    whole = [math.hypot(each, spread(1, 1)) for each in own]
+    ends = (2 * math.exp(-whole[0]), 2 * math.exp(whole[1]))
+    assert (a.ratio.value, a.ratio.low, a.ratio.high) == pytest.approx((2, *ends))
+    low, high = 1 / ends[1], 1 / ends[0]
+    told = f"serves a request for 0.50 ({significant(low, 2)} to {significant(high, 2)}) of what A costs."
+    assert headline(found) == f"B {told}"
+
+
+def test_the_spread_of_searches_is_that_of_the_published_pairs() -> None:
+    rows = re.findall(
+        r"^\| (?:vLLM|Transformers) [^|]*\| ([\d.]+),[^|]*\| ([\d.]+),", ENGINES.read_text(), re.MULTILINE
+    )
+    pairs = [math.log(float(b) / float(a)) for a, b in rows]
+    assert len(pairs) == 2
+    assert pytest.approx(math.sqrt(np.mean(np.square(pairs)) / 2), abs=5e-5) == SEARCH_SPREAD
+
+
+_rates = st.tuples(st.floats(1, 1e3), st.floats(1.01, 2), st.floats(1.01, 2))
+
+
+@pytest.fixture(scope="module")
+def any_search(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return searched(tmp_path_factory.mktemp("searches"), 50, 45, 55)
+
+
+@given(a=_rates, b=_rates)
+def test_which_of_two_rows_comes_first_changes_nothing(
+    any_search: Found, a: tuple[float, float, float], b: tuple[float, float, float]
+) -> None:
+    assume(a[0] != b[0])
+
+    def found(rate: float, down: float, up: float) -> Found:
+        rates = any_search.capacity.model_copy(update={"rate": rate, "low": rate / down, "high": rate * up})
+        return dataclasses.replace(any_search, capacity=rates)
+
+    one, other = table(found(*a), found(*b)), table(found(*b), found(*a))
+    assert (one.verdict, {row.capacity.rate: row.ratio for row in one.rows}) == (
+        other.verdict,
+        {row.capacity.rate: row.ratio for row in other.rows},
+    )
+
+
+def test_ratios_cover_the_truth_when_a_whole_search_is_off_by_what_searches_are_known_to_be_off(tmp_path: Path) -> None:
+    """B's truth is 1.5 times A's; each estimate has the error of its interval, and the mood of its search."""
+    base, rng, own = searched(tmp_path, 50, 45, 55), np.random.default_rng(4), 0.08
+    covered = 0
+    for _ in range(400):
+        rates = [math.exp(math.log(truth) + rng.normal(0, math.hypot(own, SEARCH_SPREAD))) for truth in (50, 75)]
+        ends = [{"rate": rate, "low": rate * math.exp(-Z * own), "high": rate * math.exp(Z * own)} for rate in rates]
+        rows = [dataclasses.replace(base, capacity=base.capacity.model_copy(update=end)) for end in ends]
+        found = table(*rows)
+        dearer = next(row for row in found.rows if row.name != found.cheapest)
+        truth = 1.5 if dearer.name == "A" else 1 / 1.5
+        ratio = dearer.ratio
+        assert ratio is not None and ratio.low is not None and ratio.high is not None
+        covered += ratio.low <= truth <= ratio.high
+    assert stats.binom.ppf(0.001, 400, 0.95) <= covered <= stats.binom.ppf(0.999, 400, 0.95)
+
+
+def test_many_alike_are_told_apart_no_oftener_than_two(tmp_path: Path) -> None:
+    """Eight rows of one truth, of which chance makes one the cheapest."""
+    base, rng, claimed = searched(tmp_path, 50, 45, 55), np.random.default_rng(5), 0
+    for _ in range(200):
+        rates = [50 * math.exp(rng.normal(0, math.hypot(0.05, SEARCH_SPREAD))) for _ in range(8)]
+        ends = [{"rate": r, "low": r * math.exp(-Z * 0.05), "high": r * math.exp(Z * 0.05)} for r in rates]
+        found = table(*(dataclasses.replace(base, capacity=base.capacity.model_copy(update=end)) for end in ends))
+        claimed += any(row.ratio and row.name != found.cheapest and row.ratio.doubt is None for row in found.rows)
+    assert claimed <= stats.binom.ppf(0.999, 200, 0.05)
+
+
+def test_a_difference_that_two_searches_of_one_server_may_have_is_not_established_and_repeats_establish_it(
+    tmp_path: Path,
+) -> None:
+    """18 % apart, each known to 2 %."""
+    a, b = searched(tmp_path, 50, 49, 51), searched(tmp_path, 59, 58, 60)
+    found = table(a, b)
+    assert found.verdict == NOT_ESTABLISHED
+    assert found.rows[0].ratio is not None
+    assert (found.rows[0].ratio.doubt, found.cheapest) == ("spread", "B")
+    shown = " ".join(text(document(found)).plain.split())
+    assert "Which is cheaper is not established: A or B may be." in shown
+    assert "by their own intervals, but two searches of one server have differed by some 10 %" in shown
+    assert "name them as one side: A1,A2 B1,B2" in shown
+    again = [
+        [[searched(tmp_path, rate, rate - 1, rate + 1)] for rate in rates] for rates in ((49.5, 50, 50.5), (59, 60))
+    ]
+    repeated = cost_table(again)
+    assert repeated.verdict == CHEAPER
+    assert [len(row.folders) for row in repeated.rows] == [3, 2]
+    assert repeated.rows[0].capacity.rate == pytest.approx((49.5 * 50 * 50.5) ** (1 / 3))
+
+
+def test_repeats_that_lie_far_apart_count_for_what_they_show(tmp_path: Path) -> None:
+    sides = [[[searched(tmp_path, rate, rate - 1, rate + 1)] for rate in rates] for rates in ((30, 60), (59, 61))]
+    found = cost_table(sides)
+    assert found.rows[0].ratio is not None
+    assert (found.verdict, found.rows[0].ratio.doubt) == (NOT_ESTABLISHED, "spread")
+
+
+def test_a_difference_within_both_intervals_is_not_established(tmp_path: Path) -> None:
+    found = table(searched(tmp_path, 50, 40, 60), searched(tmp_path, 55, 45, 70))
+    assert found.rows[0].ratio is not None
+    assert (found.verdict, found.rows[0].ratio.doubt) == (NOT_ESTABLISHED, "interval")
+
+
+def test_a_search_at_another_confidence_is_widened_to_the_same(tmp_path: Path) -> None:
+    z = stats.norm.ppf(0.9)  # of 80 %
+    sure = table(
+        searched(tmp_path, 50, 50 * math.exp(-Z * 0.1), 50 * math.exp(Z * 0.1)), searched(tmp_path, 150, 140, 160)
+    )
+    less = table(
+        searched(tmp_path, 50, 50 * math.exp(-z * 0.1), 50 * math.exp(z * 0.1), confidence=0.8),
+        searched(tmp_path, 150, 140, 160),
+    )
+    assert sure.rows[0].ratio and less.rows[0].ratio
+    assert sure.rows[0].ratio.own == pytest.approx(less.rows[0].ratio.own)
+
+
+DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "another SLA": ({"slo": "ttft p99 <= 900 ms"}, "slo: ttft p99 <= 500 ms | ttft p99 <= 900 ms"),
+    "another workload": (
+        {"scenario": {"workload": {"kind": "chat", "prompt_tokens": 64}}},
+        "workload.prompt_tokens: none | 64",
+    ),
+    "another share of it planned": (
+        {"scenario": {"cost": {**PRICES, "usd_per_hour": 1.0, "utilisation": 0.5}}},
+        "cost.utilisation: 0.8 | 0.5",
+    ),
+    "other time-outs": ({"scenario": {"load": {"timeout": 9.0}}}, "load.timeout: none | 9"),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_rows_of_other_workloads_or_slas_are_not_comparable_and_the_difference_is_named(
+    case: str, tmp_path: Path
+) -> None:
+    about, told = DIFFERENCES[case]
+    rows = [searched(tmp_path, 50, 45, 55), searched(tmp_path, 150, 140, 160, **about)]
+    found = table(*rows)
+    assert found.verdict == NOT_COMPARABLE
+    assert (found.cheapest, [row.ratio for row in found.rows]) == (None, [None, None])
+    assert headline(found) == f"Not comparable: B differs from A in {told}."
+    assert "not comparable" in text(document(found)).plain
+    assert table(*rows, force=True).verdict == table(*rows, factors=(told.partition(":")[0],)).verdict == CHEAPER
+    beside = table(*rows, searched(tmp_path, 150, 140, 160))
+    assert (beside.verdict, beside.cheapest) == (CHEAPER, "C"), "the two that are comparable"
+    assert f"Not comparable: B differs from A in {told}." in " ".join(text(document(beside)).plain.split())
+
+
+def test_arrivals_that_a_search_does_not_ask_with_are_not_comparable(tmp_path: Path) -> None:
+    """A search keeps bursts, and asks at Poisson's times whatever else the scenario says; a run does what it says."""
+    even, bursty = {"load": {"arrivals": "constant"}}, {"load": {"arrivals": "gamma", "burstiness": 4.0}}
+    plain = searched(tmp_path, 150, 140, 160)
+    assert table(searched(tmp_path, 50, 45, 55, scenario=even), plain).verdict == CHEAPER
+    told = headline(table(plain, searched(tmp_path, 50, 45, 55, scenario=bursty)))
+    assert "load.arrivals: poisson | gamma" in told
+    run = read_found(write_run(tmp_path / "run", slos=("ttft p99 <= 500 ms",), count=240).path)
+    steady = dataclasses.replace(run[0], scenario={**run[0].scenario, **even})
+    assert "load.arrivals: poisson | constant" in headline(table(searched(tmp_path, 50, 45, 55), steady))
+
+
+def test_a_row_without_a_price_says_so_and_has_its_capacity_all_the_same(tmp_path: Path) -> None:
+    free: dict[str, Any] = {
+        "scenario": {"cost": {"gpu": None, "usd_per_hour": None}},
+        "hardware": {"gpus": ["Weird GPU 3000, 1 MiB, 1"]},
+    }
+    found = table(searched(tmp_path, 50, 45, 55), searched(tmp_path, 70, 65, 75, **free))
+    assert found.verdict == NOT_ESTABLISHED
+    assert headline(found).startswith("Which is cheaper is not established: B has no cost (Weird GPU 3000 is not in")
+    assert found.rows[1].capacity.rate == 70
+    assert "70.0 (65.0 .. 75.0)" in text(document(found)).plain
+
+
+def test_the_devices_and_the_settings_that_differ_are_named(tmp_path: Path) -> None:
+    gpus: list[dict[str, Any]] = [{"hardware": {"gpus": [f"NVIDIA {name}, 1 MiB, 1"]}} for name in ("L4", "H200")]
+    sizes = [{"max_batch": size, "args": {"x": size}} for size in (8, 32)]
+    servers: list[dict[str, Any]] = [{"scenario": {"server": size}} for size in sizes]
+    found = table(
+        *(searched(tmp_path, r, r - 2, r + 2, **g, **s) for r, g, s in zip((50, 150), gpus, servers, strict=True))
+    )
+    assert [row.device for row in found.rows] == ["NVIDIA L4", "NVIDIA H200"]
+    assert [row.setting for row in found.rows] == ["transformers, max_batch 8, x 8", "transformers, max_batch 32, x 32"]
+    assert headline(found).startswith("B (NVIDIA H200) serves a request for 0.33 (")
+
+
+def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
+    sides = [
+        [[searched(tmp_path, 50, 45, 55)], [searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": 4}})]],
+        [[searched(tmp_path, 70, 65, 75)]],
+    ]
+    with pytest.raises(NotOneSide, match=r"0 and 1 are not of one thing: server.max_batch: 8 \| 4; name them as sides"):
+        cost_table(sides)
+
+
+def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: Path) -> None:
+    """240 requests at 8 req/s held the SLA; the searched server holds 2 req/s for twice the price."""
+    slo = "ttft p50 <= 900 ms"
+    run = read_found(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
+    assert (run.capacity.low, run.capacity.high, run.capacity.rate) == (8.0, None, None)
+    assert run.price is not None
+    usd = 2 * run.price.usd_per_hour
+    dear = searched(tmp_path, 2, 1.9, 2.1, usd=usd, slo=slo)
+    found = table(dear, run)
+    ratio = found.rows[0].ratio
+    assert (found.cheapest, found.verdict) == ("B", CHEAPER)
+    assert ratio is not None and (ratio.value, ratio.high) == (None, None)
+    assert ratio.low == pytest.approx(2 * 8 / 2.1 * math.exp(-spread(1, 1)))
+    assert f"serves a request for at most {1 / (ratio.low or 1):.2g} of what A" in headline(found)
+    close = searched(tmp_path, 15, 14, 16, usd=usd, slo=slo)
+    undecided = table(close, run)
+    assert undecided.verdict == NOT_ESTABLISHED
+    assert "gapmeter capacity finds the other" in " ".join(text(document(undecided)).plain.split())
+
+
+def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_what_held_and_what_failed(
+    tmp_path: Path,
+) -> None:
+    home = RunFolder(tmp_path / "sweep")
+    points = []
+    slos = ("ttft p50 <= 900 ms", "errors <= 10 %")
+    for number, (rate, failures) in enumerate(((4.0, 0), (8.0, 0), (9.0, 120))):
+        place = f"points/00{number}"
+        judged = {"slo_on_errors": True}
+        run = write_run(
+            home.path / place / "r1", slos=slos, rate=rate, count=240, failures=failures, evidence=judged
+        ).path
+        (run / "steps.parquet").unlink()  # which say nothing of a batch
+        values = {"load.rate": rate}
+        points.append(SweepPoint(values=values, resolved=values, digest="a", folder=place))
+    of_run = Manifest.read(run)
+    common = {name: getattr(of_run, name) for name in ManifestBase.model_fields}
+    SweepManifest(**common, repeat=1, points=tuple(points), order=(((0, 0), (1, 0), (2, 0)),)).write(home.path)
+    swept = analyse_points(home)
+    assert [point.verdict for point in swept.sweep.points] == ["PASS", "PASS", "FAIL"]
+    (row,) = read_found(home.path)
+    assert (row.capacity.low, row.capacity.high, row.capacity.held) == (8.0, 9.0, 8.0)
+    assert row.binding[0] == "errors <= 10 %"

@@ -1,0 +1,105 @@
+"""A run ends later than asked only where its requests are worth too little, whatever its latencies say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gapmeter.records import Outcome
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
+from gapmeter.scenarios import Scenario
+from gapmeter.study.conclusion import slos_of
+from gapmeter.study.patience import LOOKS, Patience, shortage
+from gapmeter.study.resolve import resolve
+from tests.kit.streams import arrived, chat, sse
+
+MS = 1_000_000
+S = 1000 * MS
+T0 = 10**12
+PIECES = sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]")
+
+
+def asked(*overrides: str) -> Scenario:
+    slo = 'slo=["ttft p99 <= 50 ms"]'
+    return resolve("smoke", [slo, "load.requests=null", "load.duration=20s", "load.patience=50s", *overrides])
+
+
+def answered(index: int, due_ms: float, ttft_ms: float) -> RequestRecord:
+    due_ns = T0 + round(due_ms * MS)
+    end_ns = due_ns + round(ttft_ms * MS)
+    return RequestRecord(
+        index=index, request_id=f"r-{index}", worker=0, due_ns=due_ns, sent_ns=due_ns, end_ns=end_ns, status=200,
+        outcome=Outcome.OK, output_tokens=2, **arrived(PIECES, [end_ns] * len(PIECES)),
+    )  # fmt: skip
+
+
+def ends_after_s(ttfts_ms: np.ndarray, every_ms: float = 20.0) -> float | None:
+    """Where a load of requests so far apart ends, asked four times a second; None: at its patience."""
+    scenario = asked()
+    patience = Patience(scenario, slos_of(scenario), T0, 0)
+    records = [answered(at, at * every_ms, ttft) for at, ttft in enumerate(ttfts_ms)]
+    events = sorted(
+        (at_ns, code, record)
+        for record in records
+        for at_ns, code in ((record.sent_ns, ISSUED), (record.end_ns, FINISHED))
+    )
+    seen: list[tuple[int, RequestRecord]] = []
+    for now_ns in range(T0, T0 + 50 * S, S // 4):
+        while events and events[0][0] <= now_ns:
+            _, code, record = events.pop(0)
+            seen.append((code, record))
+        if (until_ns := patience.until_ns(seen, now_ns)) is not None:
+            return (until_ns - T0) / 1e9
+    return None
+
+
+def independent(count: int) -> np.ndarray:
+    return np.random.default_rng(5).exponential(10, count)
+
+
+def test_a_load_whose_requests_are_worth_enough_ends_when_it_was_asked_to() -> None:
+    assert ends_after_s(independent(2500)) == 20
+
+
+def test_the_verdict_does_not_decide_when_a_load_ends() -> None:
+    assert ends_after_s(independent(2500) + 1000) == 20
+
+
+def test_a_load_of_fewer_requests_goes_on_to_the_look_at_which_there_are_enough() -> None:
+    ended = ends_after_s(independent(830), every_ms=60)
+    assert ended in [20 + look * 10 for look in range(1, LOOKS - 1)]
+
+
+def test_a_load_that_comes_in_long_bursts_lasts_as_long_as_its_patience() -> None:
+    bursts = np.repeat(np.random.default_rng(1).exponential(10, 25), 100) + independent(2500) / 10
+    assert ends_after_s(bursts) is None
+
+
+def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:
+    scenario = asked()
+    patience = Patience(scenario, slos_of(scenario), T0, 0)
+    waits = independent(1000)
+    done = [(FINISHED, answered(at, at * 20, ttft)) for at, ttft in enumerate(waits)]
+    late = answered(1000, 19_990, 3000)
+    seen = [*done, (ISSUED, replace(late))]
+    assert patience.until_ns(seen, T0 + 21 * S) is None
+    seen.append((FINISHED, late))
+    assert patience.until_ns(seen, T0 + 23 * S) == T0 + 20 * S
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("load.rate=1",), "14 min at 1 req/s"),
+        (("load.rate=16",), "at 16 req/s"),
+        (("load.rate=64",), ""),
+        (("load.rate=1", "load.duration=20m", "load.patience=30m"), ""),
+        (("load.rate=2", 'slo=["ttft p50 <= 50 ms"]'), ""),
+    ],
+)
+def test_a_load_too_short_for_its_percentiles_is_told_so_beforehand(overrides: tuple[str, ...], told: str) -> None:
+    said = shortage(asked(*overrides))
+    assert told in said
+    assert bool(said) is bool(told)

@@ -1,0 +1,75 @@
+"""What is advised is a setting that exists, for the stage that matters, with the command that proves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.report import document as doc
+from gapmeter.report import html, run
+from gapmeter.report.why import advice, setting
+from gapmeter.scenarios.model import KEYS
+from tests.kit.runs import write_run
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("gapmeter run chat-p99", "gapmeter compare --run chat-p99 --a k=1 --b k=2"),
+        (
+            "gapmeter run my.yaml --engine vllm --quiet --set load.rate=4 --runs there",
+            "gapmeter compare --run my.yaml --a k=1 --b k=2 --set server.engine=vllm --set load.rate=4",
+        ),
+        (
+            "make loadtest SCENARIO=chat-p99 ENGINE=vllm ARGS='--model /m --set load.rate=4'",
+            (
+                "gapmeter compare --run chat-p99 --a k=1 --b k=2 --set server.model=/m --set load.rate=4 "
+                "--set server.engine=vllm"
+            ),
+        ),
+        ("gapmeter capacity chat-p99", None),
+    ],
+)
+def test_a_run_becomes_the_comparison_that_proves_a_setting(command: str, told: str | None) -> None:
+    found = Command.parse(command).as_comparison("k=1", "k=2")
+    assert (None if found is None else str(found)) == told
+
+
+@pytest.mark.parametrize("stage", ["queue", "other_step", "preempted", "prefill", "decode", "generator_lag"])
+def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(tmp_path: Any, stage: str) -> None:
+    manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
+    found = setting(stage, manifest)
+    assert found is not None
+    key, now, other = found
+    group, leaf = key.split(".")
+    assert key in KEYS
+    assert str(getattr(getattr(manifest.asked, group), leaf)) == now != other
+
+
+def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    words, command = advice(result, manifest)
+    assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
+    assert str(words.words).startswith("Try server.max_batch=16 (now 8), for queue.")
+    assert command.text.endswith("--a server.max_batch=8 --b server.max_batch=16")
+
+
+def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    told = result.tail.of("ttft")
+    assert told is not None and advice(result, manifest)
+    endless = told.model_copy(update={"at": told.at.model_copy(update={"total_ms": 1000 * told.at.total_ms})})
+    assert advice(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": endless})}), manifest) == []
+
+
+def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=600, rate=22.0, evidence={"incomplete": "stopped by Ctrl-C"})
+    assert advice(RunResult.read(folder.path), Manifest.read(folder.path)) == []
+    page = html.page(run.document(folder))
+    assert "longer than typical ones" not in page
+    assert '<p class="lead">Typical requests take' not in page
