@@ -94,7 +94,7 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
         return INTERRUPTED if last.interrupted else DIED
     left_s = goal.budget_s - sum(trial.outcome.seconds for trial in trials)
     if left_s < _LEAST_S:
-        return FOUND if _is_found(goal, trials) else BUDGET
+        return _out_of_time(goal, trials)
     if last.invalid:
         return _after_invalid(goal, trials, left_s)
     valid = [trial for trial in trials if trial.verdict != INVALID]
@@ -212,6 +212,14 @@ def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s:
         return FOUND if _is_found(goal, valid) else BUDGET
     rate = min(middle * _PLACES[len(long) % len(_PLACES)], known.ceiling * _NEAREST_CEILING)
     return Ask(rate, _most(goal, rate, seconds))
+
+
+def _out_of_time(goal: Goal, trials: Sequence[Trial]) -> Ended:
+    """Found, or not; the load tester's own limit where nothing below it failed: more time would not help then."""
+    if _is_found(goal, trials):
+        return FOUND
+    limited = any(trial.outcome.client_limit for trial in trials)
+    return CLIENT if limited and posterior(goal, trials) is None else BUDGET
 
 
 def _is_found(goal: Goal, trials: Sequence[Trial]) -> bool:

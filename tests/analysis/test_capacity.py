@@ -321,6 +321,13 @@ def test_an_invalid_trial_is_repeated_once_then_the_client_was_the_limit() -> No
     assert next_rate(GOAL, [*done, trial(20, HOLDS, **limited)]) == capacity.CLIENT
 
 
+def test_time_that_ran_out_at_the_client_s_own_limit_says_so_unless_the_server_was_full() -> None:
+    limited = {"invalid": "the load tester was late", "client_limit": True}
+    goal = dataclasses.replace(GOAL, budget_s=25.0)
+    assert next_rate(goal, [trial(10, HOLDS), trial(20, HOLDS, **limited)]) == capacity.CLIENT
+    assert next_rate(goal, [*BRACKET, trial(80, HOLDS, **limited)]) == capacity.BUDGET
+
+
 def test_a_trial_that_is_invalid_for_another_reason_twice_ends_the_search() -> None:
     broken = {"invalid": "records were dropped"}
     assert next_rate(GOAL, [trial(10, FAILS, **broken), trial(10, FAILS, **broken)]) == capacity.NOT_MEASURED

@@ -179,7 +179,7 @@ def test_a_sweep_is_annotated_by_its_points_and_is_no_run_for_what_takes_one(swe
         with pytest.raises(UserError, match=r"is a sweep; name one of its runs under points/, for instance"):
             use(swept.folder.path)
     with pytest.raises(UserError, match="is a sweep"):
-        check_baseline(Baseline(swept.folder.path, 0.05), resolve("smoke", ()))
+        check_baseline(Baseline((swept.folder.path,), 0.05), resolve("smoke", ()))
 
 
 @pytest.mark.whole_run
