@@ -29,7 +29,7 @@ _GROWTH = (
     "requests, since neighbors in a queue are alike. More than 100 %: the other stages together went the other way."
 )
 _KNEE = (
-    "The knee is one of the measured points: where throughput stops to grow (doubling the load brings less than 15 % "
+    "The knee is one of the measured points: where throughput stops growing (doubling the load brings less than 15 % "
     "more), or where latency begins to climb (furthest below the line between the curve's ends: Kneedle, Satopää and "
     "others 2011). It is named only where 95 % of what the points might as well have been have one."
 )
@@ -110,7 +110,7 @@ def _turned(knee: CurveKnee) -> str:
     changes = [100 * (ratio - 1) for ratio in (after.ratio, *after.ratio_ci)]
     much, low, high = (f"{'−' if change < 0 else '+'}{abs(change):.1f} %" for change in changes)
     # What still grows, but by less than the rule asks for, has not stopped.
-    turned = "beyond it throughput grows little" if after.ratio_ci[0] > 1 else "throughput stops to grow there"
+    turned = "beyond it throughput grows little" if after.ratio_ci[0] > 1 else "throughput stops growing there"
     return f"{turned} (to {after.to} {much}, 95 % interval {low} to {high})"
 
 

@@ -2,7 +2,7 @@
 
 Two rules, each for a curve of known points; a knee is one of the points, never one between them.
 
-- *Throughput stops to grow*: the first point from which on doubling the load brings less than 15 % more (to any later
+- *Throughput stops growing*: the first point from which on doubling the load brings less than 15 % more (to any later
   point), while up to it every doubling had brought at least 32 % on average.
 - *Latency begins to climb*: Kneedle (Satopää, Albrecht, Irwin, Raghavan 2011, "Finding a 'Kneedle' in a Haystack"), for
   a curve that rises and bends upwards: load and latency are each scaled to 0..1, and the knee is where the curve lies
@@ -166,14 +166,14 @@ class Knee:
 
 
 def throughput_turn(load: Sequence[float], rate: Sequence[float]) -> Turn:
-    """Where throughput stops to grow; ``load`` and ``rate`` positive, the former rising strictly."""
+    """Where throughput stops growing; ``load`` and ``rate`` positive, the former rising strictly."""
     x, y = np.log(load), np.log(rate)
     for k in range(len(x) - 1):
         if np.all((y[k + 1 :] - y[k]) < FLAT * (x[k + 1 :] - x[k])):
             if k == 0:
                 return Turn(None, "throughput does not grow from the first point on: the knee lies before it")
             if (y[k] - y[0]) >= GROWING * (x[k] - x[0]):
-                return Turn(k, "throughput stops to grow there")
+                return Turn(k, "throughput stops growing there")
             return Turn(None, "throughput grows ever more slowly and has no place where it turns")
     return Turn(None, "throughput still grows at the last point: the knee lies beyond it")
 

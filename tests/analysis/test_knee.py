@@ -204,7 +204,7 @@ def test_the_sentence_names_what_shows_the_knee() -> None:
     """As Transformers did: waits known by their mean only, throughput flat after 8 users."""
     waits, rates = [11, 16, 22, 27, 184, 507], [200, 299, 443, 670, 631, 628]
     [line] = swept(waits, rates, 0.01)
-    assert line.startswith("The knee is at 8 users: throughput stops to grow there (to 32 users −6.3 %, 95 % interval ")
+    assert line.startswith("The knee is at 8 users: throughput stops growing there (to 32 users −6.3 %, 95 % interval ")
     [line] = swept(waits, [200, 299, 443, 670, 715, 740], 0.01)
     assert line.startswith("The knee is at 8 users: beyond it throughput grows little (to 32 users +10.4 %, ")
     [line] = swept(waits, rates, 0.5)
