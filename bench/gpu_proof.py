@@ -94,11 +94,11 @@ def _energy(folder: Path, gpus: Gpus) -> Iterator[Finding]:
     at, energy = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("at_ns", "energy_mj"))
     steps = np.flatnonzero(np.diff(energy))
     yield Finding("energy counter: steps every", f"{np.median(np.diff(at[steps])) / 1e6:.0f} ms")
-    watts = (energy[-1] - energy[0]) / (at[-1] - at[0]) * 1e6
+    watts = float((energy[-1] - energy[0]) / (at[-1] - at[0])) * 1e6
     for name, within in (("power_instant_mw", 0.05), ("power_mw", 0.15)):
         if name in rows[0]:
             yield near(
-                f"energy over time beside {name}", watts, np.mean([row[name] for row in rows]) / 1e3, within, "W"
+                f"energy over time beside {name}", watts, float(np.mean([row[name] for row in rows])) / 1e3, within, "W"
             )
 
 
@@ -167,7 +167,7 @@ def _event_pairs(torch: Any) -> Iterator[Finding]:
     """The device sleeps for so many of its cycles: twenty times as many take twenty times as long."""
 
     def lasted_ms(cycles: int) -> float:
-        found = []
+        found: list[float] = []
         for _ in range(20):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -295,8 +295,7 @@ def kernels(folder: Path) -> Iterator[Finding]:
             name = f"transformers, kernels sampled every {every} steps" if every != "0" else "transformers, no samples"
             result = _run(folder, "transformers", "builtin:llama-1b", 8, {"cuda_graphs": True})
             yield from _described(name, result)
-            itl = result.metrics["itl"].p50
-            gaps[every] = float(itl) if itl is not None else float("nan")
+            gaps[every] = result.metrics["itl"].p50_ms or float("nan")
             use = result.telemetry.utilisation.device if result.telemetry else None
             if every != "0":
                 found = use.kernels if use else None
@@ -345,7 +344,7 @@ def _described(name: str, result: RunResult) -> Iterator[Finding]:
         for which in ("unexplained", "strict"):
             p99 = getattr(left, which).p99_share
             yield most(f"{name}: {which}, p99", float(p99), 0.05, "of E2E")
-    roofline = result.roofline.decode if result.roofline else None
+    roofline = result.roofline.decode
     if roofline is not None:
         within = 0.05 < roofline.mbu.share < 1
         yield Finding(f"{name}: MBU", f"{roofline.mbu.share:.1%}", "between 5 and 100 %", within)

