@@ -62,7 +62,7 @@ def words_of(result: CapacityResult) -> SearchWords:
 def meaning(search: Search) -> str:
     """How the search ended, beside its exit code; "" where the code says all."""
     if search.ended == BUDGET and search.rate:
-        return "the interval is wider than asked" if not _is_narrow(search) else "no rate surely held"
+        return "the interval is wider than asked"
     return {
         FOUND: "capacity found",
         BUDGET: "not decided within the budget",

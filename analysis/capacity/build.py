@@ -156,7 +156,7 @@ def _binding(goal: Goal, measured: Sequence[Measured], estimate: _Estimate) -> _
             continue
         tail = each.result.tail
         anatomy = tail.of(promise.metric) or tail
-        if anatomy.stage:
+        if anatomy.stage and anatomy.stage != "unexplained":
             owner = owner_words(anatomy.owner or "", each.result.compute.device or "GPU")
             return _Binding(promise.text, anatomy.stage, owner, anatomy.share, each.trial.rate)
     return _Binding(promise.text)

@@ -59,6 +59,7 @@ _PLACES = (0.82, 0.98, 0.9, 1.02, 0.94)  # of the estimate: where the curve's tr
 _BELOW = 0.94  # of the estimate, at most: where holding is tried
 _STEP = 0.93
 _STEPS = 16
+_NARROW = 0.4  # of the width asked: where a search ends before its budget
 _LOWEST = 0.6  # of the estimate: a rate held below that is worth going on for
 _NEAREST_CEILING = 0.97
 _LEAST_S = 10.0  # with less left no trial begins
@@ -68,7 +69,9 @@ _CLOSE = 1.5  # times what holding takes without slow requests: near the capacit
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is searched. ``within``: done when half the interval's width is no larger a share of the rate.
+    """What is searched. ``within``: found when half the interval's width is no larger a share of the rate.
+
+    While the budget lasts the search goes on until it is 0.4 of that, and a rate was held.
 
     ``start``: the first rate; ``longest``: the most requests of a trial that count; ``budget_s``: how long all trials
     may take; ``lost_s``: how long a trial takes beside the requests that count; ``first_look``: after so many measured
@@ -78,7 +81,7 @@ class Goal:
     promises: tuple[Promise, ...]
     start: float
     confidence: float = 0.95
-    within: float = 0.08
+    within: float = 0.2
     longest: int = 40_000
     budget_s: float = 240.0
     lost_s: float = 8.0
@@ -208,7 +211,7 @@ def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s:
         ask = _hold(goal, valid, middle, left_s)
         if ask is not None:
             return ask
-    if seconds < _LEAST_S or (len(long) >= 2 and known.spread(goal.confidence) <= goal.within):
+    if seconds < _LEAST_S or (len(long) >= 2 and known.spread(goal.confidence) <= _NARROW * goal.within):
         return FOUND if _is_found(goal, valid) else BUDGET
     rate = min(middle * _PLACES[len(long) % len(_PLACES)], known.ceiling * _NEAREST_CEILING)
     return Ask(rate, _most(goal, rate, seconds))
@@ -223,9 +226,9 @@ def _out_of_time(goal: Goal, trials: Sequence[Trial]) -> Ended:
 
 
 def _is_found(goal: Goal, trials: Sequence[Trial]) -> bool:
-    """Whether the interval is as narrow as asked, and a rate was held."""
+    """Whether the interval is as narrow as asked."""
     known = posterior(goal, trials)
-    return known is not None and known.spread(goal.confidence) <= goal.within and held_rate(trials) is not None
+    return known is not None and known.spread(goal.confidence) <= goal.within
 
 
 def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> Ask | None:

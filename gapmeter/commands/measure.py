@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--headroom", default="20%", metavar="20%", help="of each server kept free in that")
     parser.add_argument("--spare", type=int, default=0, metavar="1", help="servers that may fail in that (1: N+1)")
     parser.add_argument("--confidence", default="95%", metavar="95%", help="of the interval")
-    parser.add_argument("--within", default="8%", metavar="8%", help="half of the interval found, at most")
+    parser.add_argument("--within", default="20%", metavar="20%", help="half of the interval found, at most")
     parser.add_argument("--budget", default="4m", metavar="DURATION", help="of trials in all (default: 4m)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with an earlier search; its trials count")
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")

@@ -50,7 +50,7 @@ class CapacityGoal:
     headroom: float = 0.2
     spare: int = 0
     confidence: float = 0.95
-    within: float = 0.08
+    within: float = 0.2
     budget_s: float = 240.0
 
 
