@@ -84,7 +84,8 @@ def headline(search: Search) -> tuple[str, ...]:
     """The answer first, then what binds, then what it takes."""
     if search.ended == CLIENT:
         because = f" ({search.reason})" if search.reason else ""
-        answer = f"Capacity {_one_end(search)}: beyond that the load tester was the limit, not the server{because}."
+        found = f"at least {rate(search.low)}: beyond that" if search.low else "not found:"
+        answer = f"Capacity {found} the load tester was the limit, not the server{because}."
     elif search.ended == UNMEETABLE:
         answer = _unmeetable(search.best_seen)
     elif search.rate:
