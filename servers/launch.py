@@ -7,7 +7,6 @@ leaves nothing of the server's tree behind.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -17,11 +16,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from gapmeter.servers.http_get import HttpGet, NoAnswer
 
 LOOPBACK = "127.0.0.1"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -218,19 +218,11 @@ def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Cal
 
 def _ask(url: str) -> str:
     """The status code of a GET as text, or the plain name of what went wrong."""
-    parts = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or LOOPBACK, parts.port, timeout=2)
-    try:
-        connection.request("GET", parts.path or "/")
-        return str(connection.getresponse().status)
-    except ConnectionRefusedError:
-        return "connection refused"
-    except TimeoutError:
-        return "no answer in 2 s"
-    except (OSError, http.client.HTTPException) as error:
-        return str(error) or type(error).__name__
-    finally:
-        connection.close()
+    with contextlib.closing(HttpGet(url, seconds=2)) as server:
+        try:
+            return str(server.get("").status)
+        except NoAnswer as error:
+            return str(error)
 
 
 def free_port() -> int:

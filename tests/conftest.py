@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from gapmeter.machine.doctor import BROWSERS
 from tests import lanes
 from tests.kit.browser import Tab, browser_tab
+from tests.kit.servers import Certificate
 
 _MARK = "GAPMETER_TEST_SESSION"
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -48,6 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser"):
             item.add_marker(missing)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """A self-signed one for localhost."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl program makes the certificate")
+    made = Certificate(tmp_path_factory.mktemp("tls"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.file)]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
 
 
 @pytest.fixture

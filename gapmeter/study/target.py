@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +25,7 @@ from gapmeter.options import Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers import vllm
+from gapmeter.servers.http_get import HttpGet, NoAnswer
 from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, check_port, free_port, launch
 from gapmeter.servers.models import ModelError, resolve_model
 from gapmeter.servers.simulated import simulated_command
@@ -39,6 +37,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _TELL_EVERY_S = 10
 PROBE_DIR = "GAPMETER_PROBE_DIR"
 _ANSWER_S = 10.0
+_LONGEST_NAME, _MOST_NAMED = 500, 8
 _OPENAI = "the address of an OpenAI-compatible server"
 
 
@@ -174,26 +173,29 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         Address.of(base, tuple(headers.items()))
     except ValueError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
-    # No proxy: the load goes straight to the server, so this must too.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(
-            urllib.request.Request(url, headers=headers),
-            timeout=min(_ANSWER_S, scenario.server.ready_timeout_ns / 1e9),
-        ) as answer:
-            models = [str(entry["id"]) for entry in json.load(answer)["data"]]
-    except urllib.error.HTTPError as error:
-        with error:
-            text = f"{url} answered {error.code} {error.reason}; "
-        denied = error.code in (401, 403)
-        text += "pass --api-key or set GAPMETER_API_KEY" if denied else f"is it {_OPENAI} that is ready?"
-        raise UserError(text, errors.UNREACHABLE) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(f"no server answers at {url}: {getattr(reason, 'strerror', None) or reason}; is it running, "
-                        "and is the address right?", errors.UNREACHABLE) from error  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+        with contextlib.closing(
+            HttpGet(base, api_key, min(_ANSWER_S, scenario.server.ready_timeout_ns / 1e9))
+        ) as server:
+            answer = server.get("/v1/models")
+    except NoAnswer as error:
+        hint = error.hint or "is it running, and is the address right?"
+        raise UserError(f"no server answers at {url}: {error}; {hint}", errors.UNREACHABLE) from error
+    if answer.status != 200:
+        hint = f"is it {_OPENAI} that is ready?"
+        if answer.location:
+            hint = "nothing is followed: if that is the server, write its address"
+        elif answer.status in (401, 403):
+            hint = "pass --api-key or set GAPMETER_API_KEY"
+        raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)
+    try:
+        models = [str(entry["id"]) for entry in json.loads(answer.body)["data"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{url} does not list models as OpenAI-compatible servers do", errors.UNREACHABLE) from error
+    for model in models:
+        if not model.isprintable() or len(model) > _LONGEST_NAME:
+            text = f"{url} lists a model whose name is no name: {model[:40]!a}, {len(model):,} characters"
+            raise UserError(text, errors.UNREACHABLE)
     return base, models
 
 
@@ -207,7 +209,8 @@ def choose_model(asked: str, asked_for: bool, models: list[str], url: str) -> st
     if not models:
         raise UserError(f"the server at {url} serves no model", errors.UNREACHABLE)
     if asked_for or len(models) > 1:
-        served = ", ".join(sorted(models))
+        served = ", ".join(sorted(models)[:_MOST_NAMED])
+        served += f" and {len(models) - _MOST_NAMED:,} more" if len(models) > _MOST_NAMED else ""
         raise UserError(f"the server at {url} serves {served}, not {asked}; name one with --model", errors.BAD_SCENARIO)
     return models[0]
 

@@ -8,16 +8,15 @@ took.
 
 from __future__ import annotations
 
-import http.client
 import math
 import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
+from gapmeter.servers.http_get import HttpGet, NoAnswer
 from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
 
 # Our name for a figure, and what engines call it. Those that end in _share lie between 0 and 1.
@@ -36,7 +35,6 @@ NAMES = {
 _OURS = {theirs: ours for ours, names in NAMES.items() for theirs in names}
 _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?[ \t]+(\S+)")
 _PATIENCE_S = 2.0
-_LARGEST = 1 << 24
 _POWERCAP = Path("/sys/class/powercap")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
@@ -68,35 +66,26 @@ class EngineMetrics:
     name = "engine"
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        parts = urlsplit(url)
-        make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = make(parts.hostname or "127.0.0.1", parts.port, timeout=_PATIENCE_S)
-        self._path = f"{parts.path.rstrip('/')}/metrics"
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._server = HttpGet(url, key, _PATIENCE_S)
         self.about: About = {"url": f"{url.rstrip('/')}/metrics"}
 
     def read(self) -> list[Row]:
         began = time.monotonic_ns()
-        status, page = self._ask()
-        if status == 200:
+        try:
+            answer = self._server.get("/metrics")
+        except NoAnswer as error:
+            raise ReadFailed(f"{self.about['url']}: {error}") from error
+        if answer.status == 200:
+            page = answer.body.decode("utf-8", "replace")
             row = parse_metrics(page)
             if not row:
+                self._server.close()
                 raise Absent(f"{self.about['url']} has none of the figures that are known here")
             return [{**row, "took_ns": time.monotonic_ns() - began, "page_bytes": len(page)}]
-        if status in (401, 403, 404, 405, 501):
-            raise Absent(f"the server has no {self.about['url']} for us (it answered {status})")
-        raise ReadFailed(f"{self.about['url']} answered {status}")
-
-    def _ask(self, *, again: bool = True) -> tuple[int, str]:
-        try:
-            self._connection.request("GET", self._path, headers=self._headers)
-            answer = self._connection.getresponse()
-            return answer.status, answer.read(_LARGEST).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # the next request connects anew
-            if again and isinstance(error, ConnectionError):  # it was kept alive no longer
-                return self._ask(again=False)
-            raise ReadFailed(f"{self.about['url']}: {str(error) or type(error).__name__}") from error
+        self._server.close()
+        if answer.location or answer.status in (401, 403, 404, 405, 501):
+            raise Absent(f"the server has no {self.about['url']} for us (it answered {answer})")
+        raise ReadFailed(f"{self.about['url']} answered {answer}")
 
 
 class Processes:

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -19,7 +17,7 @@ from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.study.load import ProbeFolder
 from tests.kit.command import SHORT, Done, at_once, gapmeter
-from tests.kit.servers import faulty
+from tests.kit.servers import answering, faulty
 
 pytestmark = pytest.mark.whole_run
 
@@ -37,27 +35,6 @@ def simulated(folder: Path, env: dict[str, str]) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with launch(spec.command, spec.env | env, (), folder / "server.log", f"{url}/health", 60):
         yield url
-
-
-@contextlib.contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """A server that gives the same bytes to whoever connects, and nothing more; its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        connections: list[socket.socket] = []
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):  # the listener is closed at the end
-                while True:
-                    connection, _ = listener.accept()
-                    connections.append(connection)
-                    connection.recv(65536)
-                    connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        for connection in connections:
-            connection.close()
 
 
 def bare(runs: Path) -> Done:

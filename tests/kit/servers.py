@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,49 @@ def faulty(
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+
+
+@contextlib.contextmanager
+def answering(
+    *pieces: bytes, every_s: float = 0.0, endless: bool = False, heard: list[bytes] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[str]:  # fmt: skip
+    """A server that gives the same bytes to whoever connects, and nothing more; its address.
+
+    ``every_s`` between the pieces; ``endless``: the last one again and again; ``heard`` gets each request.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections: list[socket.socket] = []
+
+        def answer(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError):  # who asked has left
+                said = connection.recv(65536)
+                if heard is not None:
+                    heard.append(said)
+                for piece in pieces:
+                    connection.sendall(piece)
+                    time.sleep(every_s)
+                while endless:
+                    connection.sendall(pieces[-1])
+                    time.sleep(every_s)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed at the end
+                while True:
+                    connection, _ = listener.accept()
+                    if tls is not None:
+                        try:
+                            connection = tls.wrap_socket(connection, server_side=True)
+                        except OSError:  # it does not trust us
+                            continue
+                    connections.append(connection)
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"{'https' if tls else 'http'}://localhost:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
 
 
 @contextlib.contextmanager

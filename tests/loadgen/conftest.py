@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import uvloop
 
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from tests.kit.servers import Certificate, null_process
+from tests.kit.servers import null_process
 from tests.kit.tokenizers import write_model
 
 
@@ -30,15 +28,3 @@ def null() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
     return load_tokenizer(write_model(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """A self-signed one for localhost."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl program makes the certificate")
-    made = Certificate(tmp_path_factory.mktemp("tls"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.file)]
-    subprocess.run(command, check=True, capture_output=True)
-    return made

@@ -1,0 +1,125 @@
+"""Asking a server for what is not load: which models it serves, its /metrics, whether it is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+MOST_BYTES = 1 << 20
+
+
+class NoAnswer(OSError):
+    """There is no whole answer; the text says why. ``hint``: what mends it, where that is known."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``location``: where it would send us, "" for nowhere."""
+
+    status: int
+    reason: str
+    location: str
+    body: bytes
+
+    def __str__(self) -> str:
+        """``404 Not Found``, or ``302 to http://…``."""
+        return f"{self.status} to {self.location}" if self.location else f"{self.status} {self.reason}".rstrip()
+
+
+class HttpGet:
+    """GETs to one server, over one connection that is kept alive. Redirects are not followed, proxies not used.
+
+    ``key`` is sent to it as a bearer token. An answer takes at most ``seconds`` from the lookup of the name to its last
+    byte, and holds at most MOST_BYTES.
+    """
+
+    def __init__(self, url: str, key: str | None = None, seconds: float = 10.0) -> None:
+        self._parts, self._seconds = urlsplit(url), seconds
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._connection: http.client.HTTPConnection | None = None
+
+    def get(self, path: str) -> Answer:
+        """The answer to a GET of ``path`` below the server's address. Raises NoAnswer."""
+        done: list[Answer | Exception] = []
+        # A thread, since only that bounds the sum of a lookup, connections, a handshake and any number of reads.
+        thread = threading.Thread(target=lambda: done.append(self._outcome(path)), daemon=True)
+        thread.start()
+        thread.join(self._seconds)
+        outcome = done[0] if done else TimeoutError()
+        if isinstance(outcome, Answer):
+            return outcome
+        self._end(thread)
+        raise self._no_answer(outcome) from outcome
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _end(self, thread: threading.Thread) -> None:
+        """End the thread, however fast it is being sent bytes: its next read finds no socket."""
+        sock = self._connection.sock if self._connection is not None else None
+        if thread.is_alive() and sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            number = sock.detach()
+            thread.join(1.0)
+            if number >= 0:
+                os.close(number)
+        self.close()
+
+    def _outcome(self, path: str) -> Answer | Exception:
+        kept = self._connection is not None
+        try:
+            try:
+                return self._ask(path)
+            except ConnectionError:
+                if not kept:
+                    raise
+                self.close()  # it was kept alive no longer
+                return self._ask(path)
+        except Exception as error:  # noqa: BLE001 - translated, or raised again, by the thread that waits
+            return error
+
+    def _ask(self, path: str) -> Answer:
+        if self._connection is None:
+            make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            host = self._parts.hostname or "127.0.0.1"
+            self._connection = make(host, self._parts.port, timeout=self._seconds)
+        connection = self._connection
+        connection.request("GET", f"{self._parts.path.rstrip('/')}{path}", headers=self._headers)
+        with connection.getresponse() as answer:
+            body = answer.read(MOST_BYTES + 1)
+            if len(body) > MOST_BYTES:
+                raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB")
+            sent_on = answer.getheader("Location") or "nowhere" if 300 <= answer.status < 400 else ""
+            return Answer(answer.status, answer.reason, sent_on[:200], body)
+
+    def _no_answer(self, error: Exception) -> NoAnswer:
+        match error:
+            case NoAnswer():
+                return error
+            case TimeoutError():
+                return NoAnswer(f"no whole answer in {self._seconds:g} s: timed out")
+            case ssl.SSLCertVerificationError():
+                why = f"its certificate is not trusted: {error.verify_message}"
+                return NoAnswer(why, "name a file with its authority's certificate in SSL_CERT_FILE")
+            case ssl.SSLError():
+                return NoAnswer(f"TLS failed: {error.reason or error}", "does that port speak https?")
+            case OSError() | http.client.HTTPException() if not isinstance(error, http.client.InvalidURL):
+                text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                return NoAnswer(" ".join(text.split())[:200])
+            case http.client.InvalidURL() | ValueError():  # a host, a path or a key
+                return NoAnswer("HTTP does not allow its characters", "write others as %XX")
+        raise error

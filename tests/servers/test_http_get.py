@@ -1,0 +1,107 @@
+"""What a stranger may do to whoever asks it for something else than tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapmeter import errors
+from gapmeter.errors import UserError
+from gapmeter.scenarios import Scenario, load_scenario
+from gapmeter.servers.http_get import MOST_BYTES, HttpGet, NoAnswer
+from gapmeter.servers.telemetry import Absent, ReadFailed
+from gapmeter.servers.telemetry.sources import EngineMetrics
+from gapmeter.study.target import choose_model, served_models
+from tests.kit.servers import Certificate, answering
+
+KEY = "sk-secret-0123456789"
+
+
+def attached(url: str) -> Scenario:
+    return load_scenario("smoke", [f"server.url={url}", "server.engine=attach"])
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_nothing_is_followed_and_a_key_stays_with_its_host(status: int) -> None:
+    elsewhere: list[bytes] = []
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", heard=elsewhere) as other:
+        head = f"HTTP/1.1 {status} Found\r\nLocation: {other}/v1/models\r\nContent-Length: 0\r\n\r\n".encode()
+        with answering(head) as url:
+            with pytest.raises(UserError, match=f"answered {status} to {other}/v1/models") as refused:
+                served_models(attached(url), KEY)
+            with pytest.raises(Absent, match=f"answered {status} to"):
+                EngineMetrics(url, KEY).read()
+    assert refused.value.exit_code == errors.UNREACHABLE
+    assert not elsewhere
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+TOO_MUCH = {
+    "a body without end": ((HEAD, b"x" * 65536), 0.0, "longer than 1 MB"),
+    "a body one byte at a time": ((HEAD, b" "), 0.05, "timed out"),
+    "a head one byte at a time": ((b"HTTP/1.1 200 OK\r\nX: ", b"x"), 0.05, "timed out"),
+    "heads without end": ((b"HTTP/1.1 200 OK\r\n", b"X: x\r\n"), 0.0, "more than 100 headers"),
+    "100 Continue without end": ((b"HTTP/1.1 100 Continue\r\n\r\n",), 0.0, "timed out"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_an_answer_has_a_size_and_a_time_in_all(name: str) -> None:
+    pieces, every_s, why = TOO_MUCH[name]
+    with answering(*pieces, every_s=every_s, endless=True) as url:
+        began = time.monotonic()
+        with pytest.raises(NoAnswer, match=why):
+            HttpGet(url, seconds=1.0).get("/v1/models")
+        with pytest.raises(ReadFailed):
+            EngineMetrics(url).read()
+    assert time.monotonic() - began < 10  # a byte resets no clock
+
+
+def test_the_largest_answer_is_read_whole() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % MOST_BYTES
+    with answering(head, b"x" * MOST_BYTES) as url, contextlib.closing(HttpGet(url)) as server:
+        assert len(server.get("/").body) == MOST_BYTES
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(min_size=1, max_size=20) | st.text(st.characters(categories=["Cs", "Cc"]), min_size=1, max_size=5))
+def test_models_with_names_that_no_terminal_shows_are_refused_and_others_taken(name: str) -> None:
+    body = json.dumps({"data": [{"id": name}]}).encode()
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body), body) as url:
+        if name.isprintable():
+            assert served_models(attached(url), None)[1] == [name]
+        else:
+            with pytest.raises(UserError) as refused:
+                served_models(attached(url), None)
+            assert str(refused.value).isascii()
+
+
+def test_sentences_stay_sentences_however_much_a_server_lists() -> None:
+    with pytest.raises(UserError, match="and 4,992 more, not m") as refused:
+        choose_model("m", True, [f"model-{at}" for at in range(5000)], "http://127.0.0.1:1")
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/ü", "http://127.0.0.1:99999", "http://127.0.0.1:1/a b",
+                                 "http://" + "ü" * 99, "http://127.0.0.1:1", "http://no-such-host.invalid",
+                                 "http://[::1]:1/\x7f"])  # fmt: skip
+def test_whatever_the_address_the_answer_is_a_sentence(url: str) -> None:
+    with pytest.raises(NoAnswer, match=r"^[^\n]+$"):
+        HttpGet(url).get("/v1/models")
+
+
+def test_a_certificate_that_is_not_trusted_is_said_with_its_remedy(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"data": [{"id": "m"}]}'
+    with answering(body, tls=certificate.serving) as url:
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with pytest.raises(UserError, match=r"certificate is not trusted: self.signed.*SSL_CERT_FILE"):
+            served_models(attached(url), None)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+        assert served_models(attached(url), None)[1] == ["m"]
