@@ -78,6 +78,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
     parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
     parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
+    parser.add_argument("--url", default="", help="with a key: the one server that gets it, as gapmeter run names it")
     parser.set_defaults(call=_worker)
 
     config = commands.add_parser("config", help="print each value of a scenario and where it came from")
@@ -168,6 +169,11 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
     from gapmeter.loadgen.fleet import Workers
 
     host, port = flags.address_of("--listen", listen) if listen else ("127.0.0.1", flags.DEFAULT_PORT)
+    if not os.environ.get("GAPMETER_WORKER_SECRET") and not (host == "localhost" or host.startswith("127.")):
+        text = (
+            "workers on other machines take orders from nobody without a secret: set GAPMETER_WORKER_SECRET, here and"
+        )
+        raise UserError(f"{text} there, to one that you make up", errors.USAGE)
     return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))
 
 
@@ -206,16 +212,22 @@ def _worker(arguments: argparse.Namespace) -> int:
     host, port = flags.address_of("--master", arguments.master)
     os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"  # the generator is a process of its own; threads here must be threads
     try:
-        from gapmeter.loadgen.locust import slice_run, worker
+        from gapmeter.loadgen.locust import protocol, slice_run, worker
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is missing: pip install 'gapmeter[locust]'", errors.USAGE) from error
+    key, url = flags.api_key_of(arguments), arguments.url
+    if key and not url:
+        raise UserError("a key is sent to one server only; name it with --url", errors.USAGE)
+    secret = os.environ.get(protocol.SECRET, "")
     try:
-        call = slice_run.Call(host, port, flags.cores_of(arguments.cores), flags.api_key_of(arguments))
+        call = slice_run.Call(host, port, flags.cores_of(arguments.cores), key, secret, url)
         worker.serve(call, tell)
+    except worker.NoSecret as error:
+        raise UserError(str(error), errors.USAGE) from error
     except worker.Refused as error:
         raise UserError(str(error), errors.NOT_VALID) from error
     except ConnectionError as error:
-        raise UserError(f"no master answers at {host}:{port}", errors.UNREACHABLE) from error
+        raise UserError(str(error) or f"no master answers at {host}:{port}", errors.UNREACHABLE) from error
     return errors.OK
 
 

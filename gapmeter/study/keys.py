@@ -16,7 +16,8 @@ import markupsafe
 from gapmeter.analysis.command import Command
 
 REDACTED = "REDACTED"
-_VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY")
+_VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY",
+              "GAPMETER_WORKER_SECRET")  # fmt: skip
 _NAME = re.compile(r"(api[-_]?key|token|secret|password)$", re.IGNORECASE)
 _SHORTEST = 6  # a shorter one is taken out where its name stands, and not wherever its letters do
 

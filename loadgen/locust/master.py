@@ -6,6 +6,7 @@ a generator process is. Locust's master carries the messages; what is issued whe
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +22,18 @@ import locust
 from locust.env import Environment
 
 from gapmeter.loadgen.fleet import MasterSpec
-from gapmeter.loadgen.locust.protocol import TYPE, VERSION, FileServer, Hello, Offset, Order, Result, clock_name
+from gapmeter.loadgen.locust.protocol import (
+    SECRET,
+    TYPE,
+    VERSION,
+    FileServer,
+    Hello,
+    Offset,
+    Order,
+    Result,
+    Seal,
+    clock_name,
+)  # fmt: skip
 from gapmeter.loadgen.locust.slice_run import Report, merged
 from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.locust.worker import SliceUser
@@ -114,6 +126,7 @@ class Master:
         self._armed = False
         self.stopped = gevent.event.Event()
         self._clock = clock_name()
+        self._secret = os.environ.get(SECRET, "")
 
     @property
     def port(self) -> int:
@@ -219,6 +232,8 @@ class Master:
                 self._admit(msg.node_id, message)
             return
         member = self._members[msg.node_id]
+        if not self._seal(member.about.nonce).is_theirs(message):
+            return
         member.heard_ns = monotonic_ns()
         match message["word"]:
             case "clock":
@@ -231,12 +246,15 @@ class Master:
     def _admit(self, client_id: str, message: dict[str, Any]) -> None:
         """Number a new worker, or refuse it: slices are dealt out once."""
         why = f"the master speaks version {VERSION} of the protocol" if message["version"] != VERSION else ""
-        if self._armed or len(self._members) >= self._asked.count:
+        seal = self._seal(str(message.get("nonce")))
+        if not why and not seal.is_theirs(message):
+            why = f"it does not share the master's secret ({SECRET})"
+        elif self._armed or len(self._members) >= self._asked.count:
             why = "this run has all its workers already"
         if why:
-            self._runner.send_message(TYPE, {"word": "refuse", "why": why}, client_id)
+            self._runner.send_message(TYPE, seal.mark({"word": "refuse", "why": why}), client_id)
             return
-        about = Hello(**{name: value for name, value in message.items() if name != "word"})
+        about = Hello(**{name: value for name, value in message.items() if name not in ("word", "mac")})
         same_clock = bool(self._clock) and about.clock == self._clock
         self._members[client_id] = Member(len(self._members), client_id, about, 0, same_clock)
 
@@ -259,7 +277,10 @@ class Master:
         member.state, member.restarts, member.why = State.HANDED_IN, result.restarts, "; ".join(result.troubles)
 
     def _send(self, member: Member, word: str, **values: Any) -> None:
-        self._runner.send_message(TYPE, {"word": word, **values}, member.client_id)
+        self._runner.send_message(TYPE, self._seal(member.about.nonce).mark({"word": word, **values}), member.client_id)
+
+    def _seal(self, nonce: str) -> Seal:
+        return Seal(self._secret, nonce, "master")
 
 
 def main(arguments: list[str]) -> int:

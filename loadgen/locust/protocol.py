@@ -6,8 +6,9 @@ Control goes in small messages beside Locust's own: one type of message, a word 
     PUT /records/K    its record file, when all has been issued
     PUT /results/K    how that went (``Result``, JSON); with it the worker is done
 
-A token that is drawn for each run, and that only the workers of the run are told, decides who may. It keeps strays out;
-nothing is encrypted, as in Locust itself: a master belongs on loopback or a private network.
+Each message carries an HMAC by the secret that both were started with (``Seal``); a token that is drawn for each run,
+and that only the workers of the run are told, decides who may fetch. Nothing is encrypted, as in Locust itself: a
+master belongs on loopback or a private network.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 from wsgiref.util import FileWrapper
 
 import gevent
@@ -31,19 +32,50 @@ from gevent import pywsgi
 from gapmeter.loadgen.locust.slice_run import Report
 
 TYPE = "gapmeter"
-VERSION = 3
+VERSION = 4
+SECRET = "GAPMETER_WORKER_SECRET"  # the environment variable; "" only where both are on one machine
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker offers itself. ``clock``: see ``clock_name``."""
+    """A worker offers itself. ``clock``: see ``clock_name``; ``nonce``: see ``Seal``."""
 
     version: int
     host: str
     pid: int
     clock: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Marks messages as coming from who knows the secret. The secret itself is never sent.
+
+    ``nonce`` is drawn by the worker, so that a message to it is good for no other, nor for a later one; ``own`` says
+    who marks with this: master or worker. What comes from there must be the other's.
+    """
+
+    secret: str
+    nonce: str
+    own: Literal["master", "worker"]
+
+    def mark(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its mark."""
+        return message | {"mac": self._mac(message, self.own)}
+
+    def is_theirs(self, message: Any) -> bool:
+        """Whether the other one has marked it, and nobody changed it since."""
+        if not isinstance(message, dict) or not isinstance(message.get("mac"), str):
+            return False
+        bare = {key: value for key, value in message.items() if key != "mac"}
+        theirs = self._mac(bare, "worker" if self.own == "master" else "master")
+        return hmac.compare_digest(message["mac"].encode(), theirs.encode())
+
+    def _mac(self, message: dict[str, Any], who: str) -> str:
+        text = json.dumps([who, self.nonce, message], sort_keys=True)
+        return hmac.new(self.secret.encode(), text.encode(), "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from hdrh.histogram import HdrHistogram
 
@@ -45,12 +46,22 @@ def merged(reports: Iterable[Report]) -> dict[str, HdrHistogram]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Where the master is, and what this worker may use."""
+    """Where the master is, and what this worker may use.
+
+    ``secret`` is shared with the master; ``url``: the one server that gets ``api_key``.
+    """
 
     host: str
     port: int
     cores: tuple[int, ...]
     api_key: str | None
+    secret: str = ""
+    url: str = ""
+
+    def may_ask(self, url: str) -> bool:
+        """Whether the key may be sent there, if there is one."""
+        theirs, ours = urlsplit(url), urlsplit(self.url)
+        return not self.api_key or (theirs.scheme, theirs.netloc) == (ours.scheme, ours.netloc)
 
 
 class SliceRun:

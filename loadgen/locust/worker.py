@@ -1,11 +1,14 @@
 """A worker on this machine for a master elsewhere: ``gapmeter worker``. Locust's worker, with one slice of a plan.
 
-It leaves when its records are handed in, the master refuses it, or the master is not heard any more.
+It leaves when its records are handed in, the master refuses it or is not heard any more, or a signal says so: the first
+one hands in what was recorded, the second leaves at once.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -14,18 +17,31 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import gevent
 import gevent.event
+import gevent.socket
 from locust import User, task
 from locust.env import Environment
 
-from gapmeter.loadgen.locust.protocol import TYPE, VERSION, Files, Hello, NotTaken, Order, Result, clock_name
+from gapmeter.loadgen.locust.protocol import (
+    SECRET,
+    TYPE,
+    VERSION,
+    Files,
+    Hello,
+    NotTaken,
+    Order,
+    Result,
+    Seal,
+    clock_name,
+)  # fmt: skip
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 
 _AGAIN_S, _LOOK_S = 1.0, 0.05
+T = TypeVar("T")
 
 
 class Refused(RuntimeError):
@@ -37,6 +53,10 @@ class Refused(RuntimeError):
     def __init__(self, why: str, records: Path | None = None) -> None:
         super().__init__(why if records is None else f"{why}; its records are in {records}")
         self.records = records
+
+
+class NoSecret(RuntimeError):
+    """The master is on another machine, and nothing would tell it from any other program there."""
 
 
 class SliceUser(User):
@@ -63,11 +83,17 @@ class Worker(Environment):
         self._run: SliceRun | None = None
         self._left = False
         self._users = 0
+        self._seal = Seal(call.secret, secrets.token_hex(16), "worker")
 
     def serve(self) -> None:
-        """Serve the master to the end. Raises Refused, ConnectionError when no master answers."""
+        """Serve the master to the end.
+
+        Raises Refused, NoSecret, ConnectionError when no master answers, KeyboardInterrupt for a signal before there
+        was anything to hand in.
+        """
+        self._resolve()
         self._say(f"calling the master at {self._call.host}:{self._call.port}, for five minutes if none answers")
-        runner = self.create_worker_runner(self._call.host, self._call.port)
+        runner = self._unless_gone(lambda: self.create_worker_runner(self._call.host, self._call.port))
         runner.register_message(TYPE, self._heard)
         self.events.report_to_master.add_listener(self._report)
         self.events.quit.add_listener(lambda **_: self._stop())
@@ -87,17 +113,17 @@ class Worker(Environment):
         finally:
             if self._run is not None:
                 self._run.stop()
-                while not self._run.over.is_set():
+                while not self._run.over.is_set() and not (self._left and self._gone.is_set()):
                     gevent.sleep(_LOOK_S)
             runner.quit()
 
     def leave(self) -> None:
-        """Asked to by a signal: what has been recorded is handed in."""
-        if self._run is None:
+        """Asked to by a signal: what has been recorded is handed in, unless it is asked again."""
+        if self._run is None or self._left:
             self._gone.set()
         else:
-            self._left = True
             self._run.stop()
+        self._left = True
 
     def spawned(self) -> None:
         """Locust has started our user: the test runs, for the first time or again."""
@@ -108,9 +134,41 @@ class Worker(Environment):
         if self._run is not None and self._start.ready():
             self._run.begin(self._start.get())
 
+    def _resolve(self) -> None:
+        """Locust would ask for an unknown host for five minutes; and only on this machine is a secret not needed."""
+        host, port = self._call.host, self._call.port
+        try:
+            found = self._unless_gone(lambda: gevent.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "no name of a host"
+            raise ConnectionError(f"no master at {host}:{port}: {reason}") from error
+        ours = all(ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found)
+        if not ours and not self._call.secret:
+            raise NoSecret(f"a master on another machine needs a secret: set {SECRET} to the same here and there")
+
+    def _unless_gone(self, work: Callable[[], T]) -> T:
+        """What ``work``, in a greenlet of its own, returns. Raises what it raises, and as ``_check`` when we leave."""
+        returned: list[T] = []
+        raised: list[BaseException] = []
+
+        def attempt() -> None:
+            try:
+                returned.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised again below, where it belongs
+                raised.append(error)
+
+        greenlet = gevent.spawn(attempt)
+        gevent.wait([greenlet, self._gone], count=1)
+        if not greenlet.ready():
+            greenlet.kill(block=False)
+            self._check()
+        if raised:
+            raise raised[0]
+        return returned[0]
+
     def _join(self) -> Order:
         """Offer ourselves until the master has an order for us."""
-        about = Hello(VERSION, socket.gethostname(), os.getpid(), clock_name())
+        about = Hello(VERSION, socket.gethostname(), os.getpid(), clock_name(), self._seal.nonce)
         while not self._order.ready():
             self._check()
             self._send("hello", **asdict(about))
@@ -121,6 +179,8 @@ class Worker(Environment):
 
     def _prepare(self, order: Order, files: Files) -> SliceRun:
         """Fetch the slice, and have a generator process connect to the target with it."""
+        if not self._call.may_ask(order.url):
+            self._fail(f"its key is for {self._call.url} alone, not for {order.url}; start it with --url {order.url}")
         path = self._folder / "slice.npz"
         self._insist(lambda: files.fetch_slice(path))
         plan = Plan.load(path)
@@ -129,19 +189,25 @@ class Worker(Environment):
         run = self._run = SliceRun(plan, order.url, order.generator, self._call, self._folder)
         while not (run.ready.is_set() or run.over.is_set()):
             gevent.sleep(_LOOK_S)
+            if self._gone.is_set():
+                self._check()
         if run.failed:
-            self._send("failed", why=run.failed)
-            gevent.sleep(0.5)
-            raise Refused(run.failed)
+            self._fail(run.failed)
         self._send("ready")
         return run
+
+    def _fail(self, why: str) -> NoReturn:
+        """Tell the master, and leave."""
+        self._send("failed", why=why)
+        gevent.sleep(0.5)
+        raise Refused(why)
 
     def _insist(self, transfer: Callable[[], None], records: Path | None = None) -> None:
         """Try again until it has worked: a network may be cut for a while. Raises Refused when the master is gone."""
         while True:
             self._check(records)
             try:
-                _in_thread(transfer)
+                self._unless_gone(lambda: _in_thread(transfer))
             except NotTaken as error:
                 raise Refused(str(error), records) from error
             except OSError:
@@ -152,11 +218,18 @@ class Worker(Environment):
     def _check(self, records: Path | None = None) -> None:
         if self._refused:
             raise Refused(self._refused)
+        if self._gone.is_set() and self._left and records is None:
+            raise KeyboardInterrupt
         if self._gone.is_set():
-            raise Refused("the master is gone", records)
+            raise Refused("it was stopped by a signal" if self._left else "the master is gone", records)
 
     def _heard(self, msg: Any, **_: Any) -> None:
         message: dict[str, Any] = msg.data
+        if not self._seal.is_theirs(message):
+            if not self._order.ready():
+                master = f"{self._call.host}:{self._call.port}"
+                self._refused = f"who answers at {master} does not share this worker's secret ({SECRET})"
+            return
         match message["word"]:
             case "arm" if not self._order.ready():
                 self._order.set(Order(**message["order"]))
@@ -180,7 +253,7 @@ class Worker(Environment):
 
     def _send(self, word: str, **values: Any) -> None:
         assert self.runner is not None
-        self.runner.send_message(TYPE, {"word": word, **values})
+        self.runner.send_message(TYPE, self._seal.mark({"word": word, **values}))
 
 
 def _until_killed(gone: gevent.event.Event) -> None:
@@ -208,7 +281,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def serve(call: Call, say: Callable[[str], None]) -> None:
-    """Be one worker of the master at ``call``. Raises Refused, or ConnectionError when there is no master."""
+    """Be one worker of the master at ``call``. Raises as ``Worker.serve``."""
     folder = Path(tempfile.mkdtemp(prefix="gapmeter-worker-"))
     worker = Worker(call, folder, say)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -64,8 +64,9 @@ def target() -> Iterator[str]:
 
 @pytest.mark.whole_run
 def test_a_network_that_is_cut_for_ten_seconds_loses_nothing_and_issues_nothing_twice(
-    tmp_path: Path, rooms: list[str], target: str
+    tmp_path: Path, rooms: list[str], target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GAPMETER_WORKER_SECRET", "no room without it")
     words = settings(
         "load.generator=locust", "load.arrivals=constant", "load.rate=25", f"load.requests={REQUESTS}", "load.warmup=0",
         "workload.prompt_tokens=16", "workload.output_tokens=4", "load.timeout=60s", "slo=[]",

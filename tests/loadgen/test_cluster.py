@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import pytest
 from hdrh.histogram import HdrHistogram
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Workers, make_cluster
+from gapmeter.loadgen.locust.protocol import SECRET, Seal
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Exit
@@ -23,6 +27,7 @@ from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED, on_clock
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.workers import LocustWorker, LocustWorkers
+from gapmeter.servers.launch import free_port
 from tests.kit.command import ROOT
 from tests.kit.loads import ids, plan, records_of
 
@@ -268,3 +273,100 @@ def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_of
         assert abs(moved.due_ns - t0 - what.due_ns[record.index]) <= 2 * worker.clock_half_width_ns
         assert t0 - 2 * worker.clock_half_width_ns <= moved.sent_ns <= moved.end_ns <= ended + 100 * MS
         assert moved.end_ns - moved.due_ns == record.end_ns - record.due_ns
+
+
+class Strangers(Crew):
+    """Before the worker comes one with these variables and flags, which must leave."""
+
+    def __init__(self, *words: str, **variables: str) -> None:
+        super().__init__(1)
+        self._words, self._variables = words, variables
+        self.code, self.said = 0, ""
+
+    def say(self, text: str) -> None:
+        if "listens" in text and not self.address:
+            address = text.split("; ")[1].split(" ")[0]
+            command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", address, *self._words]
+            env = os.environ | self._variables
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
+            self.code, self.said = done.returncode, done.stderr
+            super().say(text)
+
+
+@pytest.mark.parametrize("secret", ["", "another"])
+def test_a_worker_takes_no_orders_from_a_master_with_another_secret_nor_a_master_such_a_worker(
+    tmp_path: Path, null: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET, "the run's own")
+    crew = Strangers(**{SECRET: secret})
+    workers = Workers(1, listen_port=0)
+    with make_cluster(plan([0]), null, tmp_path, workers, generator="locust", say=crew.say) as fleet:
+        fleet.start()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+        assert crew.ends() == [0]
+    for process in crew.processes:
+        process.communicate()
+    assert crew.code == 98
+    assert "does not share this worker's secret" in crew.said
+    assert "armed" not in crew.said
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"the run's own" not in written
+
+
+def test_a_workers_key_goes_to_the_server_that_it_was_started_for_and_to_no_other(tmp_path: Path, null: str) -> None:
+    crew = Strangers("--url", "http://127.0.0.1:9", GAPMETER_API_KEY="sk-secret-0123456789")
+    with pytest.raises(NotStarted, match=r"its key is for http://127.0.0.1:9 alone, not for http"), make_cluster(
+        plan([0]), null, tmp_path, Workers(1, listen_port=0), generator="locust", say=crew.say
+    ):  # fmt: skip
+        pass
+    for process in crew.processes:
+        process.kill()
+        process.communicate()
+    assert crew.code == 98
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.none()), st.text(), st.text(), st.data())
+def test_a_message_with_anything_changed_is_nobodys(
+    values: dict[str, int | str | None], secret: str, nonce: str, data: st.DataObject
+) -> None:
+    message = {"word": "arm", **values}
+    marked = Seal(secret, nonce, "master").mark(message)
+    assert Seal(secret, nonce, "worker").is_theirs(marked)
+    other = data.draw(st.text().filter(lambda text: text not in (secret, nonce)))
+    key = data.draw(st.sampled_from(sorted(marked)))
+    assert not Seal(other, nonce, "worker").is_theirs(marked)
+    assert not Seal(secret, other, "worker").is_theirs(marked)
+    assert not Seal(secret, nonce, "master").is_theirs(marked)  # our own, sent back
+    assert not Seal(secret, nonce, "worker").is_theirs({k: v for k, v in marked.items() if k != key})
+    assert not Seal(secret, nonce, "worker").is_theirs(data.draw(st.none() | st.text() | st.just(message)))
+
+
+@pytest.mark.parametrize(("ours", "theirs", "may"), [
+    ("http://a:1", "http://a:1/v1", True), ("http://a:1", "https://a:1", False), ("http://a:1", "http://a:2", False),
+    ("http://a:1", "http://a:1@b:1", False), ("http://a", "http://a.b", False), ("", "http://a", False),
+])  # fmt: skip
+def test_a_server_is_the_one_of_the_same_scheme_host_and_port(ours: str, theirs: str, may: bool) -> None:
+    assert Call("", 0, (), "a key", url=ours).may_ask(theirs) is may
+    assert Call("", 0, (), None, url=ours).may_ask(theirs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_that_finds_no_master_leaves_at_a_signal(number: signal.Signals) -> None:
+    command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", f"127.0.0.1:{free_port()}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "calling the master" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(10) == 105
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (("--master", "no-such-host.invalid"), 106, "no master at no-such-host.invalid:5557"),
+    (("--master", "192.0.2.1"), 2, f"set {SECRET}"),
+    (("--master", "127.0.0.1", "--api-key", "k"), 2, "name it with --url"),
+])  # fmt: skip
+def test_a_worker_that_can_never_begin_says_why_at_once(words: tuple[str, ...], code: int, said: str) -> None:
+    command = [sys.executable, "-P", "-m", "gapmeter", "worker", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert said in done.stderr
