@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from gapmeter import errors
 from gapmeter.commands import measure, recorded
 from gapmeter.errors import UserError, reason_of, say_exit
-from gapmeter.signals import ignore_signals, interrupt_on_signals, output_is_gone, tolerate_lost_stderr
+from gapmeter.options import tell
+from gapmeter.signals import LossyOutput, ignore_signals, interrupt_on_signals, tolerate_lost_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,11 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     A failure's last line there names its exit code, since ``make`` turns every failure into 2.
     """
     own = argv is None  # a process of its own, not a call from Python
+    output = None
     if own:
         interrupt_on_signals()
-        tolerate_lost_stderr()
+        output = tolerate_lost_output()
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(list(sys.argv[1:] if argv is None else argv), output)
     except KeyboardInterrupt:
         if own:
             ignore_signals()
@@ -34,26 +35,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             ignore_signals()
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], output: LossyOutput | None) -> int:
     arguments = parser().parse_args(words)
     arguments.words = words
     try:
         code: int = arguments.call(arguments)
         sys.stdout.flush()
+        if output is not None and output.lost is not None:
+            why = "whoever read it has left" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
+            tell(f"standard output has not been written: {why}")
+            code = code if arguments.judges else say_exit(errors.USAGE)
     except UserError as error:
         if arguments.debug:
             raise
-        print(f"gapmeter: {error}", file=sys.stderr)
+        tell(str(error))
         code = say_exit(error.exit_code)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) or output_is_gone():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
-            print("gapmeter: whoever read the standard output has left", file=sys.stderr)
-        elif arguments.debug or error.filename is None:
+    except MemoryError:
+        if arguments.debug:
             raise
-        else:  # a disk, a name or a right that no command foresaw: about the user's file, if it names one
-            text = f"gapmeter: {str(error.filename)[:200]}: {reason_of(error)}; name another, or mend that"
-            print(text, file=sys.stderr)
+        print(
+            "gapmeter: that needs more memory than there is; take a smaller run, or a larger machine", file=sys.stderr
+        )
+        code = say_exit(errors.NOT_VALID)
+    except OSError as error:
+        if arguments.debug or error.filename is None:
+            raise
+        # A disk, a name or a right that no command foresaw: about the user's file, if it names one.
+        tell(f"{str(error.filename)[:200]}: {reason_of(error)}; name another, or mend that")
         code = say_exit(errors.USAGE)
     return code
 
@@ -61,7 +69,7 @@ def _run(words: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """Every command with its flags; what one parses has ``call``, which takes it and returns an exit code."""
     whole = argparse.ArgumentParser(prog="gapmeter", description="Where every request's milliseconds went.")
-    whole.set_defaults(debug=False)
+    whole.set_defaults(debug=False, judges=False)  # judges: what it says on standard output is not what it is for
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for group in (measure, recorded):
         group.add(commands)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gapmeter.analysis.printable import printable
+
 if TYPE_CHECKING:
     from gapmeter.analysis.command import Command
     from gapmeter.loadgen.fleet import Workers
@@ -51,5 +53,5 @@ class Options:
 
 
 def tell(text: str) -> None:
-    """A line for people."""
-    print(f"gapmeter: {text}", file=sys.stderr, flush=True)
+    """A line for people, whoever's words are in it."""
+    print(f"gapmeter: {printable(text)}", file=sys.stderr, flush=True)

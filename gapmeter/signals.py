@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
 import sys
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONCE_NS = 1_000_000_000  # a terminal that is closed says so twice: the kernel, and then the shell
@@ -58,12 +57,24 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def tolerate_lost_stderr() -> None:
-    """What is said on standard error is lost where nobody reads it (a closed terminal or pipe): that ends no run."""
+def tolerate_lost_output() -> LossyOutput | None:
+    """What nobody reads (a closed terminal or pipe), or a full disk does not take, is lost: that ends no run.
+
+    Returns where standard output goes from now on, None where there is none.
+    """
     if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-        raw = io.BufferedWriter(_LossyOutput(sys.stderr.fileno(), "w", closefd=False))
-        encoding = sys.stderr.encoding
-        sys.stderr = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace", line_buffering=True)
+        sys.stderr = _lossy(sys.stderr, line_buffering=True)[0]
+    if sys.stdout is not sys.__stdout__ or sys.stdout is None:
+        return None
+    sys.stdout, raw = _lossy(sys.stdout, line_buffering=sys.stdout.isatty())
+    return raw
+
+
+def _lossy(stream: TextIO, *, line_buffering: bool) -> tuple[TextIO, LossyOutput]:
+    raw = LossyOutput(stream.fileno(), "w", closefd=False)
+    encoding = stream.encoding
+    buffer = io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffer, encoding=encoding, errors="backslashreplace", line_buffering=line_buffering), raw
 
 
 def output_is_gone() -> bool:
@@ -74,10 +85,17 @@ def output_is_gone() -> bool:
         return True
 
 
-class _LossyOutput(io.FileIO):
+class LossyOutput(io.FileIO):
+    """Takes everything; ``lost``: why something of it has gone nowhere, None while nothing has."""
+
+    lost: OSError | None = None
+
     def write(self, data: Any, /) -> int:
-        with contextlib.suppress(OSError):
-            return super().write(data)
+        if self.lost is None:  # what comes after a gap would pass for the whole
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.lost = error
         return memoryview(data).nbytes
 
 

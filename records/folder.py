@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gapmeter.scenarios.plain_file import read_plain, sha256_of
 
 PARTS = ("requests", "probe", "telemetry", "hdr", "logs")
 
@@ -88,7 +89,7 @@ class RunFolder:
     def read_manifest(self) -> dict[str, Any]:
         """Raises FileNotFoundError when this is no run's folder, ValueError when the manifest is not JSON."""
         try:
-            loaded = json.loads(self.manifest.read_text())
+            loaded = json.loads(read_plain(self.manifest))
         except RecursionError as error:
             raise ValueError("lists in lists without end") from error
         if not isinstance(loaded, dict):
@@ -104,4 +105,4 @@ class RunFolder:
     def hashes(self) -> dict[str, str]:
         """SHA-256 of every raw file, by its path in the folder."""
         raw = [file for part in (self.requests, self.probe, self.telemetry) for file in sorted(part.rglob("*"))]
-        return {str(f.relative_to(self.path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in raw if f.is_file()}
+        return {str(f.relative_to(self.path)): sha256_of(f) for f in raw if f.is_file()}

@@ -18,6 +18,7 @@ from gapmeter.records.histograms import new_histogram
 from gapmeter.records.request import ISSUED, RequestRecord, decode
 from gapmeter.records.stream import outcome_of, parse_answer
 from gapmeter.records.workers import LocustWorkers
+from gapmeter.scenarios.plain_file import open_plain
 
 METRICS = ("ttft", "itl", "tpot", "e2e")
 RATE_WINDOW_NS = 5_000_000_000
@@ -54,7 +55,7 @@ class RecordTail:
     def poll(self) -> list[tuple[int, RequestRecord]]:
         """(code, record) of what has been written since the last call; nothing while the file is not there yet."""
         try:
-            file = self._path.open("rb", buffering=0)
+            file = open_plain(self._path)
         except FileNotFoundError:
             return []
         records: list[tuple[int, RequestRecord]] = []

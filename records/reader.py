@@ -26,6 +26,7 @@ from gapmeter_probe.records import (
 from numpy.typing import NDArray
 
 from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.scenarios.plain_file import open_plain
 
 Table = NDArray[np.void]
 
@@ -107,7 +108,7 @@ def read_records(path: str | os.PathLike[str]) -> RecordFile:
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
-    with open(name, "rb") as file:
+    with open_plain(name) as file:
         data = file.read()
     try:
         return _read(name, data)

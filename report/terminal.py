@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gapmeter.analysis.printable import is_shown, printable
 from gapmeter.report import document as doc
 from gapmeter.report.document import Document, Facts, Mark, Table, Tone, plain
 
@@ -46,14 +47,26 @@ def text(
         drawn = [one for block in doc.flat(section.blocks) for one in _block(block, width)]
         parts += [Text("\n").append_text(Text("\n").join(drawn))] if drawn else []
     for name, *lines in links.rows if links else ():
-        parts.append(Text(f" {name:<{_MARGIN - 2}} {' '.join(map(plain, lines))}"))
+        parts.append(Text(f" {name:<{_MARGIN - 2}} {' '.join(map(plain, lines))}".replace("\n", " ")))
     parts += [Text(" ").append(end, "bold")] if end else []
-    return Text("\n").join(part for part in parts if part.plain)
+    return _shown(Text("\n").join(part for part in parts if part.plain))
+
+
+def _shown(drawn: Text) -> Text:
+    """The text as a terminal may have it: much in it is a server's or a stranger's folder's."""
+    edges = [edge for at, char in enumerate(drawn.plain) if not is_shown(char) for edge in (at, at + 1)]
+    return Text().join(
+        one if all(map(is_shown, one.plain)) else Text(printable(one.plain)) for one in drawn.divide(edges)
+    )
 
 
 def _head(document: Document, width: int, *, details: bool) -> Iterator[Text]:
     """The name, with how it was done to the right of it or beneath where there is no room; then the verdict."""
-    left, how, verdict = document.header.title.replace(" · ", "  "), document.header.how, document.verdict
+    left, how, verdict = (
+        document.header.title.replace(" · ", "  ").replace("\n", " "),
+        document.header.how,
+        document.verdict,
+    )
     if how and len(left) + 3 + len(how) <= width:
         yield Text.assemble((left, "bold"), " " * (width - len(left) - len(how)), how)
     else:
@@ -146,5 +159,5 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Co
     for i, header in enumerate(headers):
         table.add_column(header, justify="right" if i in right else "left", overflow="fold", no_wrap=False)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(_shown(Text(cell)) for cell in row))
     Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(table)

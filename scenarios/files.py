@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
+from io import TextIOWrapper
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from gapmeter.scenarios.errors import BadValue, quoted, unread
+from gapmeter.scenarios.plain_file import open_plain, read_plain
 from gapmeter.scenarios.values import (
     CHOICE,
     MOST_TOKENS,
@@ -45,6 +46,7 @@ from gapmeter.scenarios.values import (
 )
 
 MOST_LINES = 2_000_000
+MOST_BYTES = 1 << 30
 T = TypeVar("T")
 
 
@@ -138,7 +140,7 @@ def read_recording(path: str, format: str) -> Recording:
     Lines of the same time stay in the file's order.
     """
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+        with open_plain(path, MOST_BYTES, links=True) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as file:
             first = file.read(1)
             file.seek(0)
             if format == "mooncake" or (format == "auto" and first == "{"):
@@ -297,7 +299,9 @@ class Prompts(RootModel[FilePath], frozen=True):
 
 def _read_prompts(path: str) -> tuple[OwnPrompt, ...]:
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # further line ends may stand inside JSON
+        lines = (
+            read_plain(path, MOST_BYTES, links=True).decode("utf-8-sig").split("\n")
+        )  # further line ends may stand inside JSON
     except (OSError, ValueError) as error:
         raise BadValue(f"cannot read {path}: {unread(error)}") from error
     entries = []

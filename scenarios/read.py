@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from gapmeter.scenarios.checks import ONLY_WITH, problems, whole_trace
 from gapmeter.scenarios.errors import BadValue, Place, ScenarioError, nearest, quoted, unread
 from gapmeter.scenarios.model import KEYS, SECTIONS, PointValue, Scenario, check_value, defaults, flat, spelled_points
+from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.source import compose, node_at, place_of_node, plain, scenario_file
 from gapmeter.scenarios.values import READ_FILES, bad_value
 
@@ -254,7 +255,7 @@ def _read_file(path: Path) -> Iterator[_Entry]:
         if (size := path.stat().st_size) > _MOST_BYTES:
             text = f"{size:,} bytes are no scenario, which has {_MOST_BYTES:,} at most; prompts and lengths go into"
             raise ScenarioError(f"{text} files of their own", place=Place(shown))
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_plain(path, _MOST_BYTES, links=True).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ScenarioError(f"cannot read it: {unread(error)}", place=Place(shown)) from error
     root = compose(text, shown)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, RootModel, StrictFloat, StrictInt, ValidationInfo, model_validator
 
 from gapmeter.scenarios.errors import BadValue, quoted, unread
+from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.values import (
     MOST_TOKENS,
     READ_FILES,
@@ -87,7 +87,7 @@ class Sampled(Part):
     def values(self) -> tuple[int, ...]:
         """The numbers. Raises BadValue for a file that cannot be read or holds something else."""
         try:
-            words = Path(self.path).read_text(encoding="utf-8").split()
+            words = read_plain(self.path, links=True).decode().split()
         except (OSError, ValueError) as error:
             raise BadValue(f"cannot read {self.path}: {unread(error)}", ("file",)) from error
         for at, word in enumerate(words, 1):

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from gapmeter.scenarios.errors import Place, ScenarioError, nearest, quoted, unread
+from gapmeter.scenarios.plain_file import kind_of, read_plain
 
 _MOST_NODES = 100_000  # with every alias written out
 _DEEPEST = 30
@@ -80,6 +81,8 @@ def _no_file(path: Path) -> str:
     try:
         if path.is_dir():
             return "a folder, not a scenario; write the path of a .yaml file in it"
+        if kind := kind_of(path):
+            return f"it is {kind}, not a plain file; write what it gives into one"
         beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
     except (OSError, ValueError) as error:
         return f"no such file: {unread(error)}"
@@ -92,7 +95,7 @@ def _no_file(path: Path) -> str:
 def _summary(path: Path) -> str:
     """The file's own summary, or in brackets why it has none: a list must not fail over one file in it."""
     try:
-        node = compose(path.read_text(encoding="utf-8-sig"), str(path))
+        node = compose(read_plain(path, 1 << 20, links=True).decode("utf-8-sig"), str(path))
         document = plain(node, str(path)) if isinstance(node, yaml.MappingNode) else {}
     except (ScenarioError, OSError, ValueError) as error:
         return f"({error})"

@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from gapmeter.scenarios.plain_file import read_plain
+
 
 class NotReadable(ValueError):
     """A file is not one that this version writes: ``key`` ("" for the whole file) is wrong, missing or unknown."""
@@ -75,7 +77,7 @@ class ResultFile(Result):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """From the folder's file. Raises NotReadable, FileNotFoundError where there is none, OSError."""
-        return cls.parse((folder / cls.FILE).read_bytes(), folder / cls.FILE)
+        return cls.parse(read_plain(folder / cls.FILE), folder / cls.FILE)
 
     @classmethod
     def parse(cls, text: bytes | str, path: Path) -> Self:

@@ -14,6 +14,7 @@ from gapmeter.analysis.results.codec import Result, ResultFile, first_problem, l
 from gapmeter.analysis.results.device import Weights
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.plain_file import read_plain
 
 Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
@@ -355,7 +356,7 @@ _KINDS: Mapping[str, type[SweepManifest] | type[SearchManifest]] = {
 def read_manifest(folder: Path) -> AnyManifest:
     """A folder's manifest, by its kind. Raises NotReadable, FileNotFoundError where there is none, OSError."""
     path = folder / Manifest.FILE
-    text = path.read_bytes()
+    text = read_plain(path)
     try:
         kind = json.loads(text).get("kind", "")
     except (ValueError, RecursionError, AttributeError):

@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--factor", action="append", default=[], metavar="KEY", help="what may differ from the baseline"
     )
-    parser.set_defaults(call=_run)
+    parser.set_defaults(call=_run, judges=True)
 
     parser = commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds")
     parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
@@ -66,13 +66,13 @@ def add(commands: Commands) -> None:
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
-    parser.set_defaults(call=_capacity)
+    parser.set_defaults(call=_capacity, judges=True)
 
     parser = commands.add_parser("report", help="report a run again from its folder alone")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     flags.add_outputs(parser)
-    parser.set_defaults(call=_report)
+    parser.set_defaults(call=_report, judges=True)
 
     parser = commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere")
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")

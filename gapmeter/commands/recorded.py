@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
+from gapmeter.analysis.printable import printable
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
+from gapmeter.options import tell
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
@@ -50,7 +52,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a pull request")
     parser.add_argument("--quiet", action="store_true", help="nothing on standard error")
-    parser.set_defaults(call=_compare)
+    parser.set_defaults(call=_compare, judges=True)
 
     parser = commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower")
     parser.add_argument("run", type=Path, help="the run's folder")
@@ -174,7 +176,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if not any(asked.values()):
         raise UserError("export what? --csv FOLDER, --prometheus FILE, --perfetto FILE or --otlp ADDRESS", errors.USAGE)
     if run.verdict == "INVALID":
-        print(f"gapmeter: {arguments.run} is INVALID; every file says so", file=sys.stderr)
+        tell(f"{arguments.run} is INVALID; every file says so")
     for written in run.export(**asked):
         print(written, flush=True)
     return errors.OK
@@ -196,7 +198,7 @@ def _list_runs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(run) for run in listed], indent=1))
     elif not listed:
-        print(f"gapmeter: {arguments.runs} holds no runs yet", file=sys.stderr)
+        tell(f"{arguments.runs} holds no runs yet")
     else:
         rows = [
             (
@@ -245,7 +247,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:
-        print(render(arguments.run, checks))
+        print(printable(render(arguments.run, checks)))
     if all(check.ok for check in checks):
         return errors.OK
     return say_exit(errors.NOT_VALID, "not what its records say")

@@ -7,11 +7,14 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
+import shutil
 import stat
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -19,11 +22,13 @@ from typing import IO
 from gapmeter import errors
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
+from gapmeter.scenarios.plain_file import check_folder, open_plain, read_plain, sha256_of, unzipped
 from gapmeter.study.keys import Keys
 
 HASHES = "hashes.json"
 _MOST_FILES = 100_000
 _MOST_BYTES = 64 << 30
+_UNREADABLE = (RuntimeError, ValueError, zlib.error, lzma.LZMAError)  # a password, an unknown method, damage
 
 
 def archive(folder: str | Path, target: str | Path | None = None) -> Path:
@@ -35,6 +40,8 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     folder = Path(folder)
     if not (folder / "manifest.json").exists():
         raise UserError(f"{folder} is not a run's folder: it has no manifest.json", errors.USAGE)
+    with unless_refused(f"{folder} is not a run's folder"):
+        check_folder(folder)
     name = folder.resolve().name
     target = Path(f"{name}.tar.gz" if target is None else target)
     if not target.name.lower().endswith((".tar.gz", ".tgz", ".zip")):
@@ -42,7 +49,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     if target.exists():
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
     try:
-        keys = Keys.within(json.loads((folder / "manifest.json").read_text()))
+        keys = Keys.within(json.loads(read_plain(folder / "manifest.json")))
     except ValueError as error:
         raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
@@ -53,7 +60,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
             os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
-    digest, size_mb = hashlib.sha256(target.read_bytes()).hexdigest(), target.stat().st_size / 1e6
+    digest, size_mb = sha256_of(target), target.stat().st_size / 1e6
     tell(f"{count} files, {size_mb:.1f} MB, SHA-256 {digest}")
     tell(f"say that hash by another way than the file; then gapmeter verify {target}")
     return target
@@ -68,7 +75,7 @@ def unpacked(path: Path) -> Iterator[Path]:
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; write a run's folder or an archive of one", errors.USAGE)
-    with path.open("rb") as file:
+    with unless_refused(f"{path} is no archive"), open_plain(path, _MOST_BYTES, links=True) as file:
         start = file.read(512)
     if not start.startswith((b"PK", b"\x1f\x8b")) and start[257:262] != b"ustar":
         raise UserError(f"{path} is no folder and no archive (.tar.gz or .zip)", errors.USAGE)
@@ -86,15 +93,16 @@ def unpacked(path: Path) -> Iterator[Path]:
                 with tarfile.open(path) as tar:
                     top = _check(path, [(each.name, each.size, each.isreg() or each.isdir()) for each in tar])
                     tar.extractall(temporary, filter="data")
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, *_UNREADABLE) as error:
             raise UserError(f"{path} cannot be unpacked: {error}", errors.NOT_VALID) from error
         yield Path(temporary) / top
 
 
 def _check(path: Path, entries: Sequence[tuple[str, int, bool]]) -> str:
     """The one folder that all entries (name, size, whether it is a plain file or a folder) lie in. Raises UserError."""
-    if len(entries) > _MOST_FILES or sum(size for _, size, _ in entries) > _MOST_BYTES:
-        raise UserError(f"{path} unpacks to more than a run's folder can be", errors.NOT_VALID)
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if len(entries) > _MOST_FILES or sum(size for _, size, _ in entries) > min(_MOST_BYTES, free):
+        raise UserError(f"{path} unpacks to more than a run's folder can be, or {tempfile.gettempdir()} has room for", errors.NOT_VALID)
     tops = set()
     for name, _, is_plain in entries:
         parts = PurePosixPath(name).parts
@@ -137,9 +145,10 @@ def _write(file: IO[bytes], name: str, folder: Path, keys: Keys, *, as_zip: bool
 
 def _without_keys(path: Path, inside: str, keys: Keys) -> bytes:
     """A file's content without anybody's key. Raises UserError where leaving it out would break the evidence."""
-    data = path.read_bytes()
+    with open_plain(path) as file:
+        data = file.read()
     zipped = data.startswith(b"\x1f\x8b")
-    text = gzip.decompress(data) if zipped else data
+    text = unzipped(data) if zipped else data
     clean = keys.out_of_bytes(text)
     if clean == text:
         return data

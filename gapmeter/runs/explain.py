@@ -16,6 +16,7 @@ from rich.table import Table
 
 from gapmeter import errors
 from gapmeter.analysis.ledger.explore import FEWEST, difference
+from gapmeter.analysis.printable import printable
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import ledgers_of
@@ -142,7 +143,7 @@ def show(found: Explanation) -> None:
     """As a table on standard error."""
     parts = found.difference
     console = Console(stderr=True, highlight=False)
-    console.print(f"{difference_sentence(parts, found.a, found.b, found.device)}.", markup=False)
+    console.print(f"{printable(difference_sentence(parts, found.a, found.b, found.device))}.", markup=False)
     console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "owner"):
@@ -156,4 +157,4 @@ def show(found: Explanation) -> None:
             row.stage, owner, duration(row.a_ms), duration(row.b_ms), duration(row.ms), bounds(*row.ci_ms), part
         )
     console.print(table)
-    console.print(found.provenance.line(), style="dim", markup=False)
+    console.print(printable(found.provenance.line()), style="dim", markup=False)

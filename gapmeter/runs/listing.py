@@ -14,7 +14,8 @@ from gapmeter import errors
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
+from gapmeter.scenarios.plain_file import read_plain
 
 _FRESH_S = 120.0  # a run that goes on writes telemetry or a log more often than that
 _MANIFEST, _SUMMARY, _COMPARISON = "manifest.json", "summary.json", "compare.json"
@@ -141,9 +142,11 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         reason = f"no {_MANIFEST}"
     except NotReadable as error:
         reason = f"{error.path.name}: {error.key} {error.problem}".replace(":  ", ": ")
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    except (AttributeError, TypeError, KeyError) as error:  # JSON of another shape than ours
+    except OSError as error:
+        reason = f"{Path(error.filename or path).name}: {reason_of(error)}"
+    except (ValueError, MemoryError) as error:
+        reason = str(error) or "more than this machine's memory holds"
+    except (AttributeError, TypeError, LookupError) as error:  # JSON of another shape than ours
         reason = f"not as a run's files are: {error}"
     return ListedRun("damaged", str(path), _time_of(path), reason=reason)
 
@@ -174,8 +177,8 @@ def _load(scenario: Mapping[str, Any], kind: str) -> str:
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises OSError when it cannot be read, ValueError when it is none."""
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        loaded = json.loads(read_plain(path))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path.name} is not a JSON object")

@@ -6,8 +6,8 @@ What is not as it should be in a folder is one sentence, where a bug would be a 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import html
+import os
 import struct
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -19,6 +19,7 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
 from gapmeter.errors import UserError, reason_of
 from gapmeter.records import RunFolder
+from gapmeter.scenarios.plain_file import check_folder, sha256_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,11 +169,14 @@ UNDERIVABLE = (
 def manifest_of(path: Path) -> AnyManifest:
     """A folder's manifest. Raises UserError for a folder that has none, and for one that is damaged."""
     try:
-        return read_manifest(path)
+        manifest = read_manifest(path)
+        check_folder(path)
+        return manifest
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is not a run's folder: it has no manifest.json", errors.USAGE) from None
     except OSError as error:
-        text = f"{str(path)[:200]} is not a run's folder: manifest.json: {reason_of(error)}"
+        inside = os.path.relpath(error.filename or path, path)
+        text = f"{str(path)[:200]} is not a run's folder: {inside[:200]}: {reason_of(error)}"
         raise UserError(text, errors.USAGE) from error
     except NotReadable as error:
         what = f"manifest.json: {error.key} {error.problem}" if error.key else f"manifest.json: {error.problem}"
@@ -191,7 +195,7 @@ def unless_damaged(folder: RunFolder, manifest: Manifest) -> Iterator[None]:
             path, what = folder.path / name, ""
             if not path.is_file():
                 what = f"{name} is gone"
-            elif hashlib.sha256(path.read_bytes()).hexdigest() != recorded:
+            elif sha256_of(path) != recorded:
                 what = f"{name} is not what was recorded (its SHA-256 differs from the manifest's)"
             if what:
                 text = f"{folder.path} is damaged: {what}; take it again from where it was recorded, or from an archive"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
-from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
+from gapmeter.options import tell
 from gapmeter.runs.listing import run_folders
+from gapmeter.scenarios.plain_file import is_plain, read_plain
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -35,7 +36,7 @@ class _Row:
     def text(self, name: str) -> str | None:
         """A file's own text."""
         path = self.folder / name
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        return read_plain(path).decode() if path.exists() else None
 
 
 def _of_result(read: Callable[[RunResult], Any]) -> Callable[[_Row], Any]:
@@ -107,6 +108,10 @@ def ask(query: str, runs: str | Path = "runs") -> tuple[list[str], list[tuple[An
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except duckdb.Error as error:
             raise UserError(one_sentence(str(error)), errors.USAGE) from error
+        except RuntimeError as error:
+            if "interrupted" not in str(error).lower():
+                raise
+            raise KeyboardInterrupt from error
 
 
 def connect(runs: Path) -> DuckDBPyConnection:
@@ -120,7 +125,7 @@ def connect(runs: Path) -> DuckDBPyConnection:
     if not folders:
         raise UserError(f"there are no runs in {runs}; name a folder with --runs", errors.USAGE)
     connection = duckdb.connect(":memory:")
-    files = {table: [path for f in folders if (path := f / f"{table}.parquet").exists()] for table in TABLES}
+    files = {table: [path for f in folders if is_plain(path := f / f"{table}.parquet")] for table in TABLES}
     allowed = ", ".join(_quoted(path) for paths in files.values() for path in paths)
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
@@ -129,7 +134,7 @@ def connect(runs: Path) -> DuckDBPyConnection:
     connection.execute(f"CREATE TABLE runs ({columns})")
     marks = ", ".join("?" for _ in _COLUMNS)
     for folder in folders:
-        with contextlib.suppress(OSError, NotReadable):  # a damaged folder, which gapmeter runs lists
+        with contextlib.suppress(OSError, ValueError):  # a damaged folder, which gapmeter runs lists
             result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
             row = _Row(folder.relative_to(runs).as_posix(), folder, Manifest.read(folder), result)
             connection.execute(f"INSERT INTO runs VALUES ({marks})", [read(row) for _, read in _COLUMNS.values()])
@@ -148,7 +153,7 @@ def _add_view(connection: DuckDBPyConnection, table: str, paths: Sequence[tuple[
             connection.execute(f"SELECT * FROM read_parquet({_quoted(path)}) LIMIT 0")
             sound.append((path, run))
         except duckdb.Error as error:
-            print(f"gapmeter: {path} is left out: {one_sentence(str(error))}", file=sys.stderr)
+            tell(f"{path} is left out: {one_sentence(str(error))}")
     if not sound:
         connection.execute(f"CREATE VIEW {table} AS SELECT NULL::VARCHAR AS run WHERE false")
         return

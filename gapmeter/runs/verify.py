@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import hashlib
 import json
 import math
 import os
 import re
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +17,14 @@ from gapmeter import errors
 from gapmeter.analysis.provenance import made_by
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable
 from gapmeter.analysis.results.manifest import SweepManifest, read_manifest
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, unless_refused
 from gapmeter.machine.hardware import describe_versions
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.runs.archive import HASHES, unpacked
 from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
+from gapmeter.scenarios.plain_file import check_folder, read_plain, sha256_of, unzipped
 from gapmeter.study.comparison import DOCUMENT, compare_again, read_comparison
 from gapmeter.study.conclusion import analyse_run
 
@@ -55,6 +53,8 @@ def verify(path: str | Path) -> list[Check]:
     """
     path = Path(path)
     if path.is_dir():
+        with unless_refused(f"{path} cannot be checked"):
+            check_folder(path)
         return check_all(path)
     with unpacked(path) as folder:
         return [_check_archive(folder), *check_all(folder)]
@@ -169,11 +169,11 @@ def _check_hashes(folder: RunFolder, manifest: Manifest) -> list[Check]:
 def _check_archive(folder: Path) -> Check:
     """Every file of an unpacked archive against the list of hashes that travelled in it."""
     try:
-        noted = dict(json.loads((folder / HASHES).read_text())["files"])
+        noted = dict(json.loads(read_plain(folder / HASHES))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return Check("archive", False, f"it has no {HASHES}: it was not made by gapmeter archive")
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != HASHES]
-    found = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    found = {str(path.relative_to(folder)): sha256_of(path) for path in files}
     bad = _unlike(noted, found, "was added", "was changed")
     return _summed_up("archive", bad, f"{len(noted)} files have the SHA-256 that the archive says")
 
@@ -215,7 +215,7 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     try:
-        loaded = json.loads(folder.summary.read_text())
+        loaded = json.loads(read_plain(folder.summary))
     except (OSError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
@@ -242,7 +242,7 @@ def _compare_derived(published: Path, derived: Path) -> Iterator[Check]:
         if not (derived / path.name).exists():
             yield Check(path.name, False, "is not of these records")
     # Histograms byte for byte: the encoding has one form.
-    ours, theirs = ({f.name: f.read_bytes() for f in (side / "hdr").glob("*.hlog")} for side in (derived, published))
+    ours, theirs = ({f.name: read_plain(f) for f in (side / "hdr").glob("*.hlog")} for side in (derived, published))
     bad = _unlike(ours, theirs, "is not of these records", "differs")
     yield _summed_up("hdr", bad, f"{len(ours)} histograms derived again, byte for byte the same")
 
@@ -275,10 +275,7 @@ def _differences(published: Path, derived: Path) -> list[str]:
         return _different_columns(published, derived)
     same = False
     if published.suffix == ".gz":
-        try:
-            same = gzip.decompress(published.read_bytes()) == gzip.decompress(derived.read_bytes())
-        except (EOFError, zlib.error) as error:
-            raise ValueError(str(error)) from error
+        same = unzipped(read_plain(published)) == unzipped(read_plain(derived))
     elif published.suffix == ".html":
         # The folder's name stands in a command to copy, and the folder may have been renamed.
         pages = [path.read_text(encoding="utf-8") for path in (published, derived)]

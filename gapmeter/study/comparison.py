@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,12 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison, Regression
 from gapmeter.analysis.results.costs import CostTable
 from gapmeter.errors import UserError, unless_refused
-from gapmeter.options import Options
+from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import unpacked
 from gapmeter.runs.run import UNDERIVABLE, in_a_line, manifest_of, require_one_run
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import asks_for_model, resolve
 
@@ -247,7 +247,7 @@ def _told(path: Path) -> Iterator[None]:
 
 def read_comparison(folder: Path) -> Comparison | CostTable:
     """An earlier comparison's ``compare.json``. Raises NotReadable, OSError."""
-    text = (folder / DOCUMENT).read_bytes()
+    text = read_plain(folder / DOCUMENT)
     of_costs = b'"kind": "costs"' in text[:200]  # a comparison of runs has no kind
     return (CostTable if of_costs else Comparison).parse(text, folder / DOCUMENT)
 
@@ -309,7 +309,7 @@ def _judged(
     compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
     found, code = _growth(compared.result, compared.folder, run.result, baseline.limit, str(baseline), quiet=quiet)
     if not quiet:
-        print(f"gapmeter: {compared.folder / 'report.html'}", file=sys.stderr)
+        tell(f"{compared.folder / 'report.html'}")
     return replace(run, regression=found, exit_code=max(run.exit_code, code))
 
 
@@ -342,5 +342,5 @@ def _growth(
     names = ", ".join(Path(path).name for path in baseline.split(","))
     found = with_sentences(judge_regression(result, slos, limit, names, str(folder)), result)
     if not quiet:
-        print(f"gapmeter: {found.status} against {baseline}: {found.sentence}", file=sys.stderr)
+        tell(f"{found.status} against {baseline}: {found.sentence}")
     return found, {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(found.status, errors.OK)

@@ -1,0 +1,100 @@
+"""The one way to open what a stranger may have made: run folders, archives, scenarios and the files that they name.
+
+A FIFO, a device, a socket and a link in a run's folder are refused before a byte is read, and so is what is larger than
+this machine's memory. Every refusal is an OSError that names the file and says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_TEXT = 64 << 20
+MOST_UNZIPPED = 1 << 30
+_KINDS = {
+    stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link",
+}  # fmt: skip
+
+
+def open_plain(path: str | os.PathLike[str], most: int | None = None, *, links: bool = False) -> BinaryIO:
+    """The file, to be read from its start; ``links``: it may be a link to one. Raises OSError.
+
+    ``most`` bytes at most, by default as many as the machine has memory.
+    """
+    name = os.fspath(path)
+    if not links and Path(name).is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, which is not followed", name)
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
+    try:
+        _check(name, os.fstat(fd), most)
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def read_plain(path: str | os.PathLike[str], most: int = MOST_TEXT, *, links: bool = False) -> bytes:
+    """The content of a file that ``open_plain`` opens. Raises OSError."""
+    with open_plain(path, most, links=links) as file:
+        return file.read(most)  # it may have grown since
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """In hexadecimal, read by pieces. Raises OSError."""
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unzipped(data: bytes, most: int = MOST_UNZIPPED) -> bytes:
+    """What a gzip file holds, all members of it. Raises ValueError for one that is damaged, or holds more."""
+    whole = b""
+    while data:
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            whole += unpacker.decompress(data, most + 1 - len(whole))
+        except zlib.error as error:
+            raise ValueError(f"it cannot be unpacked: {error}") from error
+        if len(whole) > most:
+            raise ValueError(f"it unpacks to more than {most >> 20:,} MB")
+        if not unpacker.eof:
+            raise ValueError("it is cut short")
+        data = unpacker.unused_data.lstrip(b"\0")
+    return whole
+
+
+def check_folder(folder: Path) -> None:
+    """Raises OSError for the first thing in a run's folder, at any depth, that is neither folder nor plain file."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            check_folder(Path(entry.path))
+        else:
+            _check(entry.path, entry.stat(follow_symlinks=False), None)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether it is a file, and neither a link nor anything else."""
+    return path.is_file() and not path.is_symlink()
+
+
+def kind_of(path: Path) -> str:
+    """``a pipe``, ``a device`` and so on for what is there and is no plain file; "" otherwise."""
+    try:
+        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "")
+    except (OSError, ValueError):
+        return ""
+
+
+def _check(name: str, found: os.stat_result, most: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        what = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {what}, not a plain file", name)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if found.st_size > (memory if most is None else most):
+        limit = "this machine's memory" if most is None else f"{most:,} bytes"
+        raise OSError(errno.EFBIG, f"its {found.st_size:,} bytes are more than {limit}", name)
