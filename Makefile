@@ -18,11 +18,15 @@ NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 CUDA_CACHE_PATH ?= $(CURDIR)/.cache/cuda
 export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT VLLM_CONFIG_ROOT \
   NUMBA_CACHE_DIR CUDA_CACHE_PATH
-export SCENARIO ENGINE URL GENERATOR LOCUSTFILE ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
+export ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 
 SOAK ?= 60m
 FUZZ ?= 60
-RUN ?= $(patsubst %manifest.json,%,$(shell ls -t runs/*/manifest.json 2>/dev/null | head -n 1))
+
+# What these hold is passed on by the environment, as it is: neither make nor a shell looks for commands in it.
+given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE UI RUN A B SOAK FUZZ
+$(foreach name,$(given),$(eval override $(name) := $$(value $(name))))
+export $(given)
 
 own := .venv/bin/python
 no_python = echo 'gapmeter needs Python 3.11 or newer, and found none; name one: make PYTHON=/path/to/python3.12' >&2; false
@@ -49,7 +53,7 @@ loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=h
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
 	$(setup) run
 	@$(own) -P -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
-	  $(if $(GENERATOR),--set load.generator=$(GENERATOR)) $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
+	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
 capacity: export GAPMETER_AGAIN = $(if $(ARGS),,make capacity SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
   $(URL), URL=$(URL)))
@@ -60,18 +64,17 @@ capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGI
 	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") $(ARGS)
 
 report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
-	@test -n "$(RUN)" || { echo 'there is no run yet in runs/; name a folder: make report RUN=FOLDER' >&2; exit 2; }
 	$(setup) core
-	@$(own) -P -m gapmeter report "$(RUN)" $(ARGS)
+	@$(own) -P -m gapmeter report $(if $(RUN),"$$RUN") $(ARGS)
 
 compare:  ## what differs between runs; of searches and sweeps, which is cheaper: A=runs/... B=runs/... [ARGS='runs/C']
-	@test -n "$(A)" -a -n "$(B)" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
+	@test -n "$$A" && test -n "$$B" || { echo 'which runs? make compare A=FOLDER B=FOLDER (several: A=FOLDER,FOLDER)' >&2; exit 2; }
 	$(setup) core
-	@$(own) -P -m gapmeter compare "$(A)" "$(B)" $(ARGS)
+	@$(own) -P -m gapmeter compare "$$A" "$$B" $(ARGS)
 
 screenshots:  ## take the docs' pictures, with Chromium: of the newest run, sweep, search, comparison [RUN='runs/A runs/B']
 	$(setup) core
-	@$(own) -m docs.screenshots $(if $(filter command environment,$(origin RUN)),$(RUN)) $(ARGS)
+	@$(own) -m docs.screenshots $$RUN $(ARGS)
 
 doctor:  ## what this machine can and cannot do, each miss with its remedy
 	$(setup) core
@@ -127,12 +130,12 @@ gpu-proof:  ## what is said of a GPU against what can be known of it, into docs/
 
 soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift?
 	$(setup) core locust
-	@$(own) -m bench soak --soak $(SOAK) $(ARGS)
+	@$(own) -m bench soak --soak "$$SOAK" $(ARGS)
 
 fuzz:  ## atheris against the HTTP and SSE path, from the seeds in tests/fuzz/corpus [FUZZ=60 seconds]
 	$(setup) fuzz
 	@mkdir -p .cache/fuzz
-	@.venv-fuzz/bin/python -m tests.fuzz -max_total_time=$(FUZZ) -artifact_prefix=.cache/fuzz/ .cache/fuzz $(ARGS)
+	@.venv-fuzz/bin/python -m tests.fuzz "-max_total_time=$$FUZZ" -artifact_prefix=.cache/fuzz/ .cache/fuzz $(ARGS)
 
 setup:  ## only set up .venv: gapmeter, Transformers, Locust, the tools for development
 	$(setup) core dev transformers locust otel

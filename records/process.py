@@ -28,8 +28,9 @@ def too_few_files(streams: int, most: int) -> str:
     needed = streams + SPARE
     if most in (resource.RLIM_INFINITY, -1) or most >= needed:
         return ""
+    load = f"{streams:,} streams at once need" if streams else "a load needs"
     return (
-        f"{streams:,} streams at once need {needed:,} open files, and a process may have {most:,} here: raise the limit"
+        f"{load} {needed:,} open files, and a process may have {most:,} here: raise the limit"
         f" (as root: ulimit -Hn {needed}; in a container: --ulimit nofile={needed}), or use more generator processes"
     )
 

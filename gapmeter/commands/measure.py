@@ -69,7 +69,7 @@ def add(commands: Commands) -> None:
     parser.set_defaults(call=_capacity, judges=True)
 
     parser = commands.add_parser("report", help="report a run again from its folder alone")
-    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("run", type=Path, nargs="?", help="the run's folder (default: the newest in runs)")
     parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
     flags.add_outputs(parser)
     parser.set_defaults(call=_report, judges=True)
@@ -232,12 +232,12 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from gapmeter.runs.listing import newest_run
     from gapmeter.study.study import report_again
 
     quiet, verbose, definitions = arguments.quiet, arguments.verbose, arguments.definitions
-    return _publish(
-        arguments, lambda: [report_again(arguments.run, quiet=quiet, verbose=verbose, definitions=definitions)]
-    )
+    folder = arguments.run or newest_run(Path("runs"))
+    return _publish(arguments, lambda: [report_again(folder, quiet=quiet, verbose=verbose, definitions=definitions)])
 
 
 def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:

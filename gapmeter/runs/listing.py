@@ -15,7 +15,7 @@ from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
 from gapmeter.errors import UserError, reason_of
-from gapmeter.scenarios.plain_file import read_plain
+from gapmeter.scenarios.plain_file import is_plain, read_plain
 
 _FRESH_S = 120.0  # a run that goes on writes telemetry or a log more often than that
 _MANIFEST, _SUMMARY, _COMPARISON = "manifest.json", "summary.json", "compare.json"
@@ -66,6 +66,14 @@ def list_runs(runs: str | Path = "runs") -> list[ListedRun]:
     if not runs.is_dir():
         raise UserError(f"there is no folder {runs}; name one with --runs", errors.USAGE)
     return _sorted(read_listed(path) for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def newest_run(runs: Path) -> Path:
+    """The run, sweep or search in ``runs`` whose manifest was written last. Raises UserError for none."""
+    found = [path for path in runs.iterdir() if is_plain(path / _MANIFEST)] if runs.is_dir() else []
+    if not found:
+        raise UserError(f"there is no run in {runs} yet; name a folder", errors.USAGE)
+    return max(found, key=lambda path: _written_ns(path / _MANIFEST))
 
 
 def list_known(runs: Path) -> list[ListedRun]:

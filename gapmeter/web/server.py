@@ -45,7 +45,7 @@ class RunsSite:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/", self._list),
-            web.get("/compare", self._compared),
+            web.post("/compare", self._compared),
             web.post("/delete", self._delete),
             web.get("/runs/{name}/", self._open),
             web.get("/runs/{name}/events", self._events),
@@ -87,6 +87,8 @@ class RunsSite:
         run = await self._named(request.match_info["name"])
         parts = Path(request.match_info["file"]).parts
         path = run.path.joinpath(*parts)
+        if "\0" in request.match_info["file"]:
+            raise web.HTTPNotFound(text="there is no such file in this run\n")
         kind = _SERVED.get(path.suffix)
         inside = path.resolve().is_relative_to(run.path.resolve())
         if kind is None or not inside or any(part.startswith(".") for part in parts) or not path.is_file():
@@ -96,7 +98,8 @@ class RunsSite:
         return web.FileResponse(path, headers={"Content-Type": kind, "Content-Security-Policy": _SANDBOX})
 
     async def _compared(self, request: web.Request) -> web.StreamResponse:
-        chosen = [await self._named(name) for name in request.query.getall("run", [])]
+        form = await request.post()
+        chosen = [await self._named(str(name)) for name in form.getall("run", [])]
         if len(chosen) < 2:
             return _html(message_page("Compare what?", "Tick two runs or more."), 400)
         from gapmeter.study.comparison import compare_folders  # its import takes a second

@@ -1,0 +1,172 @@
+"""Folders, files, names and variables of strangers: a sentence each, never a traceback, a wait or a command."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapmeter.analysis.printable import printable
+from gapmeter.cli import main
+from gapmeter.errors import UserError
+from gapmeter.report.terminal import print_table
+from gapmeter.runs.archive import unpacked
+from gapmeter.scenarios.plain_file import check_folder, open_plain, unzipped
+from tests.kit.command import ROOT
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def _huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 42)  # no block of it is on the disk
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a socket": _socket,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link out": lambda path: path.symlink_to("/etc/hostname"),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a folder": Path.mkdir,
+    "a file of 4 TB": _huge,
+    "lists without end": lambda path: path.write_text("[" * 1_000_000),
+    "no text": lambda path: path.write_bytes(bytes(range(256))),
+}
+
+
+@pytest.fixture
+def nearby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a socket's address is short."""
+    monkeypatch.chdir(tmp_path)
+    return Path()
+
+
+@pytest.mark.parametrize("command", ["report", "verify", "archive", "export --csv out", "compare {run}", "runs --runs"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_stands_where_a_runs_manifest_should_be_ends_in_a_sentence(
+    nearby: Path, kind: str, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = nearby / "runs" / "20260101-000000-x-abc"
+    (run / "requests").mkdir(parents=True)
+    KINDS[kind](run / "manifest.json")
+    listing = command.startswith("runs")
+    name = str(run.parent if listing else run)
+    code = main([*command.format(run=f"{run}-other").split(), name])
+    out, err = capfd.readouterr()
+    assert code in ((0,) if listing else (2, 98)), err
+    assert "Traceback" not in err
+    assert len(err) < 2_000
+    assert not listing or "damaged" in out
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a link to a device", "a link out", "a file of 4 TB"])
+@pytest.mark.parametrize("place", ["probe.gap", "requests/worker-0.gap", "points/1/run/manifest.json"])
+def test_a_folder_is_looked_through_before_any_of_it_is_opened(nearby: Path, kind: str, place: str) -> None:
+    (nearby / place).parent.mkdir(parents=True, exist_ok=True)
+    KINDS[kind](nearby / place)
+    for look in (lambda: check_folder(nearby), lambda: open_plain(nearby / place)):
+        with pytest.raises(OSError, match=r"it is a|its 4,398"):
+            look()
+
+
+@given(st.lists(st.binary(max_size=2_000), min_size=1, max_size=4), st.integers(0, 6_000))
+def test_a_gzip_file_gives_what_it_holds_or_a_refusal(parts: list[bytes], most: int) -> None:
+    whole, packed = b"".join(parts), b"".join(map(gzip.compress, parts))
+    if len(whole) <= most:
+        assert unzipped(packed, most) == whole
+        with pytest.raises(ValueError, match="cut short"):
+            unzipped(packed[:-1], most)
+    else:
+        with pytest.raises(ValueError, match="more than"):
+            unzipped(packed, most)
+
+
+@pytest.mark.parametrize(("at", "value"), [(6, 1), (8, 99)])  # encrypted; a method that nobody knows
+def test_a_zip_that_cannot_be_read_is_refused(tmp_path: Path, at: int, value: int) -> None:
+    path = tmp_path / "run.zip"
+    with zipfile.ZipFile(path, "w") as pack:
+        pack.writestr("run/manifest.json", "{}")
+    data = bytearray(path.read_bytes())
+    data[at] = value
+    data[data.index(b"PK\x01\x02") + at + 2] = value
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="cannot be unpacked"), unpacked(path):
+        pass
+
+
+@pytest.mark.parametrize("key", ["workload.file", "load.trace.file", "scenario"])
+def test_a_pipe_or_a_device_is_no_file_of_a_scenario(nearby: Path, key: str, capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(nearby / "pipe.yaml")
+    for name in ("pipe.yaml", "/dev/zero"):
+        words = [f"./{name}"] if key == "scenario" else ["smoke", "--set", f"{key}={name}"]
+        assert main(["config", *words]) == 104
+        assert "not a plain file" in capfd.readouterr().err
+
+
+@given(st.text(st.characters()))
+def test_no_words_are_obeyed_by_a_terminal(words: str) -> None:
+    shown = printable(words)
+    assert all(char.isprintable() or char.isspace() for char in shown)
+    assert not set(shown) & set("\x1b\r\b\x9b\u202e\x85")
+    assert printable(shown) == shown
+    drawn = io.StringIO()
+    with contextlib.redirect_stdout(drawn):
+        print_table(["model"], [[words]])
+    assert not set(drawn.getvalue()) & set("\x1b\r\b\x9b\u202e\x85")
+
+
+FULL = "import sys; from gapmeter.cli import main; sys.argv = ['gapmeter', *sys.argv[1:]]; sys.exit(main())"
+
+
+@pytest.mark.parametrize("words", [("scenarios",), ("config", "smoke")])
+def test_an_output_that_has_no_room_or_no_reader_is_said_as_what_it_is(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-P", "-c", FULL, *words]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, "No space left on device" in done.stderr) == (2, True)
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    os.close(write)
+    assert (done.returncode, "whoever read it has left" in done.stderr) == (2, True)
+
+
+WORDS = ("$(touch bad)", "`touch bad`", '"; touch bad; "', "'; touch bad; '", "$(shell touch bad)", "x\n\ttouch bad")
+
+
+@pytest.mark.parametrize("target", ["loadtest", "capacity", "report", "compare", "screenshots", "soak", "fuzz"])
+@pytest.mark.parametrize("given_by", ["words", "environment"])
+def test_no_variable_of_make_is_a_command(tmp_path: Path, target: str, given_by: str) -> None:
+    stub = tmp_path / "stub"
+    stub.write_text("#!/bin/sh\nexit 0\n")
+    stub.chmod(0o755)
+    (tmp_path / "Makefile").write_text(
+        (ROOT / "Makefile")
+        .read_text()
+        .replace(".venv/bin/python", str(stub))
+        .replace(".venv-fuzz/bin/python", str(stub))
+    )
+    names = ("SCENARIO", "ENGINE", "URL", "GENERATOR", "LOCUSTFILE", "UI", "RUN", "A", "B", "SOAK", "FUZZ")
+    for words in WORDS:
+        given_values = dict.fromkeys(names, words)
+        own = [f"{name}={value}" for name, value in given_values.items()] if given_by == "words" else []
+        env = os.environ | {"PYTHON": str(stub)} | (given_values if given_by == "environment" else {})
+        subprocess.run(
+            ["make", "-s", target, *own], cwd=tmp_path, env=env, capture_output=True, check=False, timeout=60
+        )
+        assert not (tmp_path / "bad").exists(), words
