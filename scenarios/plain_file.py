@@ -28,9 +28,8 @@ def open_plain(path: str | os.PathLike[str], most: int | None = None, *, links: 
     ``most`` bytes at most, by default as many as the machine has memory.
     """
     name = os.fspath(path)
-    if not links and Path(name).is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, which is not followed", name)
-    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
+    _check(name, os.stat(name, follow_symlinks=links), most)
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may have become a pipe, which would block
     try:
         _check(name, os.fstat(fd), most)
         return open(fd, "rb")
@@ -70,7 +69,9 @@ def unzipped(data: bytes, most: int = MOST_UNZIPPED) -> bytes:
 
 def check_folder(folder: Path) -> None:
     """Raises OSError for the first thing in a run's folder, at any depth, that is neither folder nor plain file."""
-    for entry in os.scandir(folder):
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
         if entry.is_dir(follow_symlinks=False):
             check_folder(Path(entry.path))
         else:

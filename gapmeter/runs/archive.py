@@ -50,7 +50,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
     try:
         keys = Keys.within(json.loads(read_plain(folder / "manifest.json")))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
     try:

@@ -109,12 +109,17 @@ def test_a_zip_that_cannot_be_read_is_refused(tmp_path: Path, at: int, value: in
         pass
 
 
-@pytest.mark.parametrize("key", ["workload.file", "load.trace.file", "scenario"])
-def test_a_pipe_or_a_device_is_no_file_of_a_scenario(nearby: Path, key: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [
+    "{}", "smoke --set workload.kind=file --set workload.file={}",
+    "smoke --set load.arrivals=trace --set load.rate=null --set load.trace.file={}",
+    "smoke --set workload.prompt_tokens.file={}",
+])  # fmt: skip
+def test_a_pipe_or_a_device_is_no_file_of_a_scenario(
+    nearby: Path, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(nearby / "pipe.yaml")
-    for name in ("pipe.yaml", "/dev/zero"):
-        words = [f"./{name}"] if key == "scenario" else ["smoke", "--set", f"{key}={name}"]
-        assert main(["config", *words]) == 104
+    for name in ("./pipe.yaml", "/dev/zero"):
+        assert main(["config", *words.format(name).split()]) == 104
         assert "not a plain file" in capfd.readouterr().err
 
 
