@@ -31,6 +31,11 @@ def kubernetes() -> tuple[dict[str, list[str]], dict[str, int]]:
     return commands, {name: job.get("parallelism", 1) for name, job in jobs.items()}
 
 
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAPMETER_WORKER_SECRET", "both files pass one on")
+
+
 @pytest.fixture(params=[compose, kubernetes], ids=["compose", "kubernetes"])
 def deployed(request: pytest.FixtureRequest) -> tuple[dict[str, list[str]], dict[str, int]]:
     found: tuple[dict[str, list[str]], dict[str, int]] = request.param()

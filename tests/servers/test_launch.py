@@ -158,7 +158,7 @@ def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_server_that_never_answers_times_out_with_what_was_asked_and_its_last_words(tmp_path: Path) -> None:
     code = "import os, time; print('waiting for weights', os.getpid(), flush=True); time.sleep(100)"
     log = tmp_path / "log"
-    sentence = r"not ready within 0.5 s: GET http://127.0.0.1:9/health gave connection refused.*waiting for weights"
+    sentence = r"not ready within 0.5 s: GET http://127.0.0.1:9/health gave Connection refused.*waiting for weights"
     with pytest.raises(ServerFailed, match=sentence):
         launch([sys.executable, "-c", code], {}, (), log, "http://127.0.0.1:9/health", 0.5)
     assert gone_within([int(log.read_text().split()[-1])], 0)
