@@ -44,7 +44,7 @@ def _run(words: list[str], output: LossyOutput | None) -> int:
         if output is not None and output.lost is not None:
             why = "whoever read it has left" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
             tell(f"standard output has not been written: {why}")
-            code = code if arguments.judges else say_exit(errors.USAGE)
+            code = code if arguments.judges else say_exit(errors.USAGE, "the answer was not written")
     except UserError as error:
         if arguments.debug:
             raise

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import stat
 import zlib
 from pathlib import Path
-from typing import BinaryIO
 
 MOST_TEXT = 64 << 20
 MOST_UNZIPPED = 1 << 30
@@ -22,7 +22,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def open_plain(path: str | os.PathLike[str], most: int | None = None, *, links: bool = False) -> BinaryIO:
+def open_plain(path: str | os.PathLike[str], most: int | None = None, *, links: bool = False) -> io.BufferedReader:
     """The file, to be read from its start; ``links``: it may be a link to one. Raises OSError.
 
     ``most`` bytes at most, by default as many as the machine has memory.

@@ -148,6 +148,23 @@ def test_what_is_no_question_about_the_runs_is_one_sentence(runs: Path, query: s
     assert error.value.exit_code == errors.USAGE
 
 
+def test_a_link_among_the_tables_opens_nothing(tmp_path: Path, finished_run: Path) -> None:
+    folder = tmp_path / "runs" / finished_run.name
+    shutil.copytree(finished_run, folder)
+    (folder / "gaps.parquet").unlink()
+    (folder / "gaps.parquet").symlink_to("/etc/hostname")
+    (tmp_path / "runs" / "linked").symlink_to("/")
+    assert ask("SELECT count(*) FROM gaps", tmp_path / "runs")[1] == [(0,)]
+    for name in ("/etc/hostname", folder / "gaps.parquet"):
+        with pytest.raises(UserError):
+            ask(f"SELECT * FROM read_csv('{name}')", tmp_path / "runs")
+
+
+def test_a_time_with_a_zone_is_a_sentence(runs: Path) -> None:
+    with pytest.raises(UserError, match="CAST"):
+        ask("SELECT TIMESTAMPTZ '2026-01-01 00:00:00+00'", runs)
+
+
 def test_an_answer_is_a_table_or_csv_or_one_document(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sql", "SELECT run, measured, concurrency FROM runs WHERE measured > 0 ORDER BY 1", "--runs", str(runs)]
     assert main(words) == errors.OK

@@ -93,7 +93,9 @@ async def test_strangers_other_hosts_and_other_origins_are_turned_away(
     [
         "/runs/../secret.html", "/runs/%2e%2e/secret.html", "/runs/NAME/../../secret.html",
         "/runs/NAME/%2e%2e/%2e%2e/secret.html", "/runs/NAME/..%2f..%2fsecret.html", "/runs/NAME/link.html",
-        "/runs/linked/report.html", "/runs/NAME/%2fetc%2fpasswd", "/runs/NAME/requests/worker-0.gap", "/runs/%00/", "/runs/NAME/%00.json", "/compare?run=NAME&run=NAME",
+        "/runs/linked/report.html", "/runs/NAME/%2fetc%2fpasswd", "/runs/NAME/requests/worker-0.gap", "/runs/%00/",
+        "/runs/NAME/%00.json",
+        "/compare?run=NAME&run=NAME",
         "/runs/nothing/",
     ],
 )  # fmt: skip
