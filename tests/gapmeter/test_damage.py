@@ -86,7 +86,7 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         files("requests/*.gap", other), ("report", "{run}"), 98, "worker-0.gap: not a record file of schema version",
     ),
     "records that are a folder": (
-        folder_instead("requests/worker-0.gap"), ("report", "{run}"), 98, "worker-0.gap: it is a folder, not a plain file",
+        folder_instead("requests/worker-0.gap"), ("report", "{run}"), 98, "it is a folder, not a plain file",
     ),
     "empty probe records": (
         files("probe/*.gap", lambda _: b""), ("report", "{run}"), 98, "too short to be a record file",
