@@ -55,6 +55,7 @@ from gapmeter.analysis.results.cost import (
 )
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.pareto import Unit
 from gapmeter.analysis.results.requests import LoadFacts, Throughput
 from gapmeter.analysis.results.run import FAIL, PASS, RunFigures, RunResult, SloAnswer, Verdict
 from gapmeter.analysis.results.trust import Steady
@@ -235,14 +236,13 @@ def price_of(manifest: Manifest) -> Price:
     elif attached:
         raise NoPrice("somebody else's server: nobody said which device it has; write cost.gpu, for instance H100-SXM")
     label = device.key if device is not None else gpus[0].partition(",")[0]
-    units = asked.gpus_per_replica or _split_over(manifest.asked.server.args)
+    units = _gpus(manifest)
     if asked.usd_per_hour is not None:
         usd, source = asked.usd_per_hour, "the scenario's price"
         units = 1 if device is not None and device.is_cpu else units
     elif device is not None:
         usd, source = device.price.usd, f"a default price ({device.price.source}, {device.price.date})"
-        if device.is_cpu:  # of the cores that the server had; all of the machine's where it was not confined
-            units = len(manifest.placement.server) or manifest.hardware.cores
+        units = _cores(manifest) if device.is_cpu else units
     else:
         known = ", ".join(catalogue())
         raise NoPrice(f"{label} is not in the catalogue; write cost.usd_per_hour, or cost.gpu with one of {known}")
@@ -256,6 +256,24 @@ def price_of(manifest: Manifest) -> Price:
         measured_on=own.key if own is not None and device is not None and own.key != device.key else "",
         usd_per_hour=units * usd,
     )
+
+
+def hardware_units(manifest: Manifest) -> tuple[int, Unit]:
+    """How many of what a server was measured on; one server where nobody said what somebody else's has."""
+    asked = manifest.asked.cost
+    if manifest.asked.server.engine == "attach":
+        return (_gpus(manifest), "GPU") if asked.gpus_per_replica or asked.gpu not in (None, CPU) else (1, "server")
+    return (_gpus(manifest), "GPU") if manifest.hardware.gpus else (_cores(manifest), "core")
+
+
+def _gpus(manifest: Manifest) -> int:
+    """Of one replica."""
+    return manifest.asked.cost.gpus_per_replica or _split_over(manifest.asked.server.args)
+
+
+def _cores(manifest: Manifest) -> int:
+    """Those that the server had; all of the machine's where it was not confined."""
+    return len(manifest.placement.server) or manifest.hardware.cores
 
 
 def _split_over(flags: Mapping[str, Any]) -> int:

@@ -20,7 +20,7 @@ from gapmeter.analysis.results.capacity import (
     SearchWords,
 )
 from gapmeter.analysis.results.manifest import SearchManifest
-from gapmeter.report import cost
+from gapmeter.report import cost, pareto
 from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, PAGE, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
@@ -44,6 +44,7 @@ def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
         sections=[
             _goodput(search) if search.curve else None,
             _posterior(search) if search.posterior and search.rate else None,
+            pareto.section(search.pareto),
             _trials_in_short(search),
             *_economy(result, manifest),
             _trials(search),

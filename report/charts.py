@@ -432,7 +432,8 @@ def limit(
     if value is None:
         return NOTHING
     if not scale.holds(value):
-        arrow = "→" if y is None else "↑" if value > scale.high else "↓"
+        beyond = value > scale.high
+        arrow = ("→" if beyond else "←") if y is None else "↑" if beyond else "↓"
         return el("text", f"{words}, beyond this axis {arrow}", x="100%", y=-6, class_="limit end halo")
     left = plot.across(x) if x is not None else 0.0
     if y is None:

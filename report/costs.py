@@ -10,7 +10,7 @@ from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE
 from gapmeter.analysis.results.costs import CHEAPER, CostRatio, CostRow, CostTable, CostWords
 from gapmeter.report import document as doc
-from gapmeter.report import html
+from gapmeter.report import html, pareto
 from gapmeter.report.cost import price_words
 from gapmeter.report.document import (
     MARKDOWN,
@@ -58,6 +58,7 @@ def document(result: CostTable, version: str = "") -> doc.Document:
         ),
         sections=[
             Section("costs", "Cost of a request, row by row", [_table(result), *notes], _LEAD, "costs"),
+            pareto.section(result.pareto, by_side=True),
             _in_short(result, notes),
             Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
             Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],

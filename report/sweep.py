@@ -21,7 +21,7 @@ from gapmeter.analysis.results.sweep import (
 )
 from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
-from gapmeter.report import growth, html, marks
+from gapmeter.report import growth, html, marks, pareto
 from gapmeter.report.cost import cost_sentence, price_words, value_sentence
 from gapmeter.report.document import (
     BRIEF,
@@ -42,16 +42,12 @@ from gapmeter.report.document import (
 )
 from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.slo import slo_sentence
-from gapmeter.report.sweep_charts import Curves, PointByPoint, Tradeoff
+from gapmeter.report.sweep_charts import Curves, PointByPoint
 from gapmeter.report.words import METRICS, as_sentence, both, interval, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)
 _MILLION = 1_000_000
-_DOTS = (
-    "Horizontal ones: that of throughput. Small dots: from repeat to repeat. Green: SLOs met; red: missed; hollow: "
-    "undecided; ✕: not valid as a measurement."
-)
 _BINDS = (
     "The resource on which most of the mean answer is spent. A queue only says that something else is busy: what that "
     "is stands behind it. docs/sweeps.md has the rule."
@@ -99,7 +95,7 @@ def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
         verdict=_answer(result),
         sections=[
             _brief(sweep),
-            _tradeoff(result),
+            pareto.section(sweep.pareto),
             _stages(result),
             _points(sweep),
             growth.section(result),
@@ -182,28 +178,6 @@ def _brief(sweep: SweepFigures) -> Section:
     return Section("brief", "", [*blocks, doc.Warnings(reasons)] if reasons else blocks, on=BRIEF)
 
 
-def _tradeoff(result: SweepResult) -> Section | None:
-    sweep, curves = result.sweep, Curves(result, result.sweep.metric)
-    if not curves.points:
-        return None
-    rows: list[Row] = [
-        [point.label, point.verdict, Figure(point.tokens_per_s, "number"), *_at_level(sweep, point, curves.metric)]
-        for point in curves.points
-    ]
-    headers: doc.Headers = ["point", "verdict", "output tokens/s", *in_ms(curves.name), "95 % interval"]
-    table = Table(f"Throughput against {curves.name}", headers, rows, words=2)
-    why = ", the highest percentile that every point's sample supports"
-    if curves.level is None:
-        why = ", since no percentile is supported at every point (too short, or a queue without a steady state)"
-    lead = (
-        f"Every point is one setting; lines join points of one curve in their order, and never a closed loop with an "
-        f"open one. Vertical bars: the 95 % interval of {curves.name}{why}. {_DOTS}"
-    )
-    title = f"Throughput against {METRICS[curves.metric]}"
-    chart = Chart("tradeoff", Tradeoff(curves), table=table, margin="levels")
-    return Section("tradeoff", title, [chart], lead, "throughput and latency")
-
-
 def _stages(result: SweepResult) -> Section | None:
     """Latency point by point, and beneath it on the same order where the mean goes."""
     title = "Where the time goes, point by point"
@@ -221,7 +195,10 @@ def _stages(result: SweepResult) -> Section | None:
         last = list(dict.fromkeys(stage for _, each in known for stage in each)) if curves is known[-1][0] else []
         table = _stage_table(curves, stages)
         blocks.append(Chart(metric, PointByPoint(curves), table=table, margin="levels", stages=last))
-    lead = "A column is the mean over real requests (or token gaps), so its stages add up to the mean."
+    lead = (
+        "Points are compared by the highest percentile that every one's sample supports (else by the mean). Small dots: "
+        "from repeat to repeat. A column is the mean over real requests (or token gaps), so its stages add up to it."
+    )
     return Section("stages", title, blocks, lead, "stages")
 
 

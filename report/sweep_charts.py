@@ -120,48 +120,6 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Tradeoff:
-    """Throughput against latency: what more load brings, and what it costs."""
-
-    curves: Curves
-
-    def draw(self, name: str, stamp: str | None) -> Fragment:
-        curves = self.curves
-        at = {p.index: rate for p in curves.points if (rate := p.tokens_per_s) and curves.height(p) is not None}
-        shown = [point for point in curves.points if point.index in at]
-        steady = {point.index: both(point.throughput.steady_ci) for point in shown}
-        most = [ends[1] if (ends := steady[index]) else rate for index, rate in at.items()]
-        x = Axis(Scale.linear(most, room=0.14), title="output tokens per second")
-        plot = Plot(x, Axis(curves.scale(shown), "ms"), height=300)
-        dots = [
-            curves.dot(p, at[p.index], steady[p.index], f"{p.label}{' ◂ knee' if curves.is_knee(p) else ''}")
-            for p in shown
-        ]
-        drawn = [
-            line(plot, [(at[p.index], value) for p in own if p.index in at and (value := curves.value(p)) is not None],
-                 dash=_DASHES[number % len(_DASHES)])
-            for number, own in enumerate(curves.lines)
-        ]  # fmt: skip
-        return plot.chart(
-            name, f"Throughput against {curves.metric.upper()}",
-            f"{curves.name} against output tokens per second, {len(shown)} points.",
-            *drawn, curves.objective(plot, dots),
-            points(plot, [dot for p in shown for dot in curves.repeats(p, at[p.index])]), points(plot, dots),
-            self._names(plot, at), stamp=stamp,
-        )  # fmt: skip
-
-    def _names(self, plot: Plot, at: dict[int, float]) -> Fragment:
-        """Each curve's name at its first point."""
-        sweep, names = self.curves.result.sweep, []
-        for series in sweep.series:
-            members = [point for point in map(sweep.points.__getitem__, series.points) if isinstance(point, Point)]
-            for point in [p for p in members if p.index in at][:1] if series.name else ():
-                top = plot.down(self.curves.height(point) or 0.0)
-                names.append([Label(series.name, plot.across(at[point.index]), top - 24, css="strong halo")])
-        return written(names)
-
-
-@dataclass(frozen=True, slots=True)
 class PointByPoint:
     """Latency and p50 beside it, and beneath on the same order a column a point: its mean ledger, stage by stage."""
 

@@ -11,7 +11,9 @@ from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, Measured, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Trial
-from gapmeter.analysis.cost import SearchTrial, describe_search
+from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
+from gapmeter.analysis.numbers import rate
+from gapmeter.analysis.pareto import pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.results.capacity import (
     BUDGET,
@@ -23,6 +25,7 @@ from gapmeter.analysis.results.capacity import (
     INTERRUPTED,
     INVALID,
     NOT_MEASURED,
+    UNDECIDED,
     UNMEETABLE,
     BestSeen,
     CapacityResult,
@@ -35,15 +38,22 @@ from gapmeter.analysis.results.capacity import (
     SearchedSlo,
     SeenAt,
     TrialResult,
+    TrialVerdict,
 )
 from gapmeter.analysis.results.cost import Cost, Economy
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest
+from gapmeter.analysis.results.pareto import Pareto
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, PASS, Verdict
+from gapmeter.analysis.results.run import INVALID as INVALID_RUN
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.records import RunFolder
 
 EXIT_CODES: Final[Mapping[Ended, int]] = {
     FOUND: 0, BUDGET: 98, CLIENT: 98, NOT_MEASURED: 98, UNMEETABLE: 99, INTERRUPTED: 105, DIED: 106,
+}  # fmt: skip
+_VERDICTS: Final[Mapping[TrialVerdict, Verdict]] = {
+    HOLDS: PASS, FAILS: FAIL, UNDECIDED: INCONCLUSIVE, INVALID: INVALID_RUN,
 }  # fmt: skip
 
 
@@ -58,6 +68,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         fleet = search.planning.at_price(economy.cost.price.usd_per_hour, output.value if output else None)
         search = search.model_copy(update={"planning": fleet})
     arrivals = manifest.asked.load.arrivals
+    search = search.model_copy(update={"pareto": _pareto(folder, search, measured)})
     return CapacityResult(
         name=str(manifest.scenario["name"]),
         exit_code=EXIT_CODES[search.ended],
@@ -215,6 +226,19 @@ def _point(trial: Trial) -> RatePoint:
         rate=rate, good_share=share, good_share_ci=ends, goodput_per_s=None if share is None else share * rate,
         goodput_ci=ends and (ends[0] * rate, ends[1] * rate), verdict=trial.verdict, n=outcome.measured,
     )  # fmt: skip
+
+
+def _pareto(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> Pareto | None:
+    """Its trials, by their rates: one server at several loads."""
+    known = [(t, each.result) for t, each in zip(search.trials, measured, strict=True) if t.folder and each.result]
+    points = [
+        run_point(folder.path / str(trial.folder), rate(trial.rate), str(trial.folder), _VERDICTS[trial.verdict], found)
+        for trial, found in sorted(known, key=lambda pair: pair[0].rate)
+    ]
+    if not points:
+        return None
+    manifest = Manifest.read(folder.path / points[0].folder)
+    return pareto(points, hardware_units(manifest)[1], pace_limit(manifest.slo))
 
 
 def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> Economy | None:

@@ -26,8 +26,10 @@ from string import ascii_uppercase
 from typing import Any, Final, Literal
 
 from gapmeter.analysis.capacity.read import BURSTS
-from gapmeter.analysis.cost import NoPrice, NoRate, offered_rate, price_of
+from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.judge.evidence import CHANGING
+from gapmeter.analysis.numbers import rate as rate_words
+from gapmeter.analysis.pareto import merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.capacity import CapacityResult, Fleet
@@ -36,6 +38,7 @@ from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, NOT_COMPARABLE,
 from gapmeter.analysis.results.cost import Cost, Interval, Price
 from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostRatio, CostRow, CostTable, Doubt, HeldRate
 from gapmeter.analysis.results.manifest import Hardware, SearchManifest, SweepManifest, read_manifest
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import FAIL, Provenance, SloAnswer, Verdict
 from gapmeter.analysis.results.sweep import Point, SweepResult
@@ -82,6 +85,7 @@ class Found:
     fleet: Fleet | None = None
     searches: int = 1
     spread: float = SEARCH_SPREAD
+    pareto: Pareto | None = None
 
     @property
     def device(self) -> str:
@@ -133,6 +137,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         cheapest=None if best is None else rows[best].name,
         search_spread=SEARCH_SPREAD,
         rows=tuple(rows),
+        pareto=merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)]),
         notes=tuple(_notes(rows, found)),
         command=command,
         provenance=_provenance(found, command),
@@ -165,14 +170,19 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         energy_ci=getattr(energy, "per_request_j_ci", None),
         binding=(search.binding_slo, search.binding_stage),
         fleet=search.planning,
+        pareto=search.pareto,
     )  # fmt: skip
 
 
 def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
     seen = _seen(result.verdict, result.slo, result.load, result.counts.measured, result.steady)
+    load = result.load.requested_rate
+    name = f"{result.load.concurrency} users" if load is None else rate_words(load)
+    point = run_point(path, name, path.resolve().name, result.verdict, result)
     return replace(
-        _of_one(manifest, result), folders=(path.resolve().name,), capacity=seen, binding=_missed(result.slo)
-    )
+        _of_one(manifest, result), folders=(path.resolve().name,), capacity=seen, binding=_missed(result.slo),
+        pareto=pareto([point], hardware_units(manifest)[1], pace_limit(manifest.slo)),
+    )  # fmt: skip
 
 
 def _of_one(manifest: Manifest, result: RunResult) -> Found:
@@ -214,6 +224,7 @@ def _of_points(path: Path, manifest: SweepManifest, result: SweepResult, points:
     lows = [(each.low, at) for at, each in enumerate(seen) if each.low is not None and (not high or each.low < high)]
     low, at = max(lows, default=(None, 0))
     first = next((run for run in runs[at] if run.valid), runs[at][0])
+    swept, own = result.sweep.pareto, {point.folder for point in points}
     return replace(
         _of_one(first.manifest, first.result),
         folders=(path.resolve().name,),
@@ -221,6 +232,7 @@ def _of_points(path: Path, manifest: SweepManifest, result: SweepResult, points:
         provenance=result.provenance,
         capacity=seen[at].model_copy(update={"low": low, "high": high, "held": low}),
         binding=_missed(points[failed].slo) if failed is not None else (None, None),
+        pareto=swept and pareto([each for each in swept.points if each.folder in own], swept.unit, swept.limit),
     )
 
 
@@ -273,6 +285,7 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         searches=len(found),
         spread=max(SEARCH_SPREAD, _spread_of([one.capacity.rate for one in found])),
         fleet=None,
+        pareto=merged([("", one.pareto) for one in found]),
     )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Economy, TokensPerRequest, Value
 from gapmeter.analysis.results.manifest import Ended as Ended
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import Provenance, SloAnswer
 
 CAPACITY_VERSION: Final = 3  # names are only ever added; counted up when one is renamed
@@ -184,6 +185,7 @@ class Search(Result):
     trials: tuple[TrialResult, ...]
     curve: tuple[RatePoint, ...]
     posterior: Density | None
+    pareto: Pareto | None = left_out()
 
 
 class SearchWords(Result):

@@ -11,6 +11,7 @@ from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.comparison import Asked, Fact
 from gapmeter.analysis.results.cost import Price
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import Provenance
 
 COST_TABLE_VERSION: Final = 1  # names are only ever added; counted up when one is renamed
@@ -104,6 +105,7 @@ class CostTable(ResultFile):
     cheapest: str | None
     search_spread: float
     rows: tuple[CostRow, ...]
+    pareto: Pareto | None = left_out()
     notes: tuple[str, ...]
     command: str
     provenance: Provenance

@@ -11,6 +11,7 @@ from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, le
 from gapmeter.analysis.results.cost import AnyCost, Value
 from gapmeter.analysis.results.device import Binding
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.results.run import INVALID, Provenance, SloAnswer, Verdict
 
@@ -269,6 +270,7 @@ class SweepFigures(Result):
     points: tuple[AnyPoint, ...]
     growth: tuple[Growth, ...]
     knees: tuple[CurveKnee, ...]
+    pareto: Pareto | None = left_out()
 
     def in_order(self) -> list[Point | LostPoint]:
         """All points, curve by curve."""

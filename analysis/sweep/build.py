@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, offered_rate
+from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
+from gapmeter.analysis.pareto import pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
-from gapmeter.analysis.results.manifest import SweepManifest, SweepPoint
+from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult, SloAnswer, Verdict
 from gapmeter.analysis.results.sweep import (
     FAILED,
@@ -38,7 +40,7 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.sweep.curves import EVENT_OF, axis_of, knees_of, label, mean_level, rate_level, seen
+from gapmeter.analysis.sweep.curves import EVENT_OF, Axis, axis_of, knees_of, label, mean_level, rate_level, seen
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -52,6 +54,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     manifest = SweepManifest.read(folder.path)
     points: list[AnyPoint] = []
     frames: list[Frames | None] = []
+    made_on: dict[int, Manifest] = {}
     device = ""
     for index, point in enumerate(manifest.points):
         runs = read_runs(folder.path / point.folder)
@@ -62,6 +65,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
             found = read_frames(used)
             frames.append(found)
             points.append(_point(facts, used, found))
+            made_on[index] = used[0].manifest
             device = device or used[0].manifest.device
         else:
             frames.append(None)
@@ -82,6 +86,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         points=tuple(points),
         growth=tuple(growths_of(axis, sights, knees, main, levels)),
         knees=knees,
+        pareto=_pareto(axis, points, made_on),
     )
     return SweepResult(
         name=str(manifest.scenario["name"]),
@@ -107,6 +112,25 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
     """
     shown = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
     return next((level for level in LEVELS if shown and all(each.ms(level) is not None for each in shown)), None)
+
+
+def _pareto(
+    axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manifest]
+) -> Pareto | None:
+    """Curve by curve; points without an order make no curve, so that each is a side of its own."""
+    found = []
+    for name, members in axis.series:
+        for point in [one for at in members if isinstance(one := points[at], Point)]:
+            rate = (point.tokens_per_s, point.throughput.steady_ci)
+            own = axis.key in point.resolved and len(axis.series) > 1
+            called = label({axis.key: point.resolved[axis.key]}) + " (emulated)" * point.economy.emulated
+            one = pareto_point(
+                called if own else point.label, point.folder, point.verdict, point.metrics["tpot"], rate,
+                made_on[point.index],
+            )  # fmt: skip
+            found.append(one.model_copy(update={"side": name if axis.key else point.label}))
+    units = {hardware_units(each)[1] for each in made_on.values()}
+    return pareto(found, units.pop(), pace_limit(next(iter(made_on.values())).slo)) if units else None
 
 
 def _facts(
