@@ -1,9 +1,10 @@
 """The field's picture of settings and loads: tokens per second a user against tokens per second a GPU, and its front.
 
 A user's pace is 1000 / median TPOT in ms, as InferenceX has it; AIPerf's median of 1 / ITL of each request is the same
-number, since the reciprocal turns the order round and nothing else. vLLM's plot divides throughput by concurrency
-(or by the rate asked for) instead, so that waiting for the first token counts. What the hardware serves is the throughput of requests that
-succeeded, over the server's GPUs: of a CPU server over its cores.
+number, since a reciprocal only turns the order round. vLLM's plot divides throughput by the users (or the rate) asked
+for instead, so that waiting for the first token counts. Where some valid point's sample supports no median, all points
+are compared by the mean. What the hardware serves is the throughput of requests that succeeded, over the server's
+GPUs: of a CPU server over its cores.
 
 Both are known only so well. One point surely dominates another where it is better both ways with both 95 % intervals
 apart; a point that none surely dominates may be on the front. A value without an interval is sure of nothing.
@@ -17,70 +18,74 @@ from pathlib import Path
 import pandas as pd
 
 from gapmeter.analysis.cost import NoPrice, hardware_units, price_of
+from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.distribution import Distribution
 from gapmeter.analysis.results.manifest import Manifest, Slo
 from gapmeter.analysis.results.pareto import PaceLimit, Pareto, ParetoPoint, Unit
 from gapmeter.analysis.results.run import RunResult, Verdict
 from gapmeter.analysis.stats.series import level_of
+from gapmeter.analysis.sweep.curves import mean_of_requests
 from gapmeter.analysis.sweep.read import block_rates
 
 
 def pareto_point(
-    name: str, folder: str, verdict: Verdict, tpot: Distribution, rate: tuple[float | None, Ends | None],
-    manifest: Manifest,
+    name: str, folder: str, verdict: Verdict, tpot: Distribution, mean_ci_ms: Ends | None,
+    tokens_per_s: Interval | None, manifest: Manifest,
 ) -> ParetoPoint:  # fmt: skip
     """A point from its TPOT, the output tokens per second of its whole server, and what that is made of."""
-    median, (units, _), (tokens, ends) = tpot.at(50.0), hardware_units(manifest), rate
-    pace = median.value_ms or tpot.mean_ms
-    cost, cost_ends = _cost(tokens, ends, manifest)
+    median, (units, _) = tpot.at(50.0), hardware_units(manifest)
     return ParetoPoint(
         name=name,
         side="",
         folder=folder,
         verdict=verdict,
-        tokens_per_s_user=_over(1000.0, pace),
-        tokens_per_s_user_ci=_turned(1000.0, median.ci_ms) if median.value_ms else None,
-        tokens_per_s_unit=None if tokens is None else tokens / units,
-        tokens_per_s_unit_ci=ends and (_over(ends[0], units), _over(ends[1], units)),
+        tokens_per_s_user=None,
+        tokens_per_s_unit=_scaled(tokens_per_s, 1 / units),
+        by_median=_one_over(interval(median.value_ms, median.ci_ms), 1000.0),
+        by_mean=_one_over(interval(tpot.mean_ms, mean_ci_ms), 1000.0),
         units=units,
-        usd_per_million_output_tokens=cost,
-        usd_per_million_output_tokens_ci=cost_ends,
+        usd_per_million_output_tokens=_cost(tokens_per_s, manifest),
     )
 
 
 def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunResult) -> ParetoPoint:
     """The point of one run, from its folder. Raises NotReadable, OSError."""
-    rates = block_rates(pd.read_parquet(run / "requests.parquet"))
+    requests, tpot = pd.read_parquet(run / "requests.parquet"), result.metrics["tpot"]
+    mean, rates = mean_of_requests(measured_requests(requests), "tpot"), block_rates(requests)
     settled = None if rates is None else level_of(rates)
-    rate = (settled.value, settled.estimate.known[1:]) if settled else (result.throughput.output_tokens_per_s, None)
-    return pareto_point(name, folder, verdict, result.metrics["tpot"], rate, Manifest.read(run))
+    rate = interval(result.throughput.output_tokens_per_s, None)
+    if settled:
+        rate = interval(settled.value, settled.estimate.known[1:])
+    mean_ci_ms = mean.estimate.known[1:] if mean else None
+    return pareto_point(name, folder, verdict, tpot, mean_ci_ms, rate, Manifest.read(run))
 
 
 def pareto(points: Sequence[ParetoPoint], unit: Unit, limit: PaceLimit | None) -> Pareto | None:
-    """The points with their front; None where none of them has a place."""
-    known = [point for point in points if point.is_measurement]
-    if not any(point.at for point in points):
+    """The points with their places and their front; None where none of them has a place."""
+    by_median = all(point.by_median for point in points if point.is_valid and point.by_mean)
+    placed = [
+        point.model_copy(update={"tokens_per_s_user": point.by_median if by_median else point.by_mean})
+        for point in points
+    ]
+    known = [point for point in placed if point.is_valid and point.at]
+    if not any(point.at for point in placed):
         return None
     marked = [
         point.model_copy(update={"on_front": not any(surely_dominates(other, point) for other in known)})
-        if point.is_measurement
+        if point in known
         else point
-        for point in points
+        for point in placed
     ]
-    return Pareto(unit=unit, limit=limit, points=tuple(marked))
+    return Pareto(unit=unit, statistic="median" if by_median else "mean", limit=limit, points=tuple(marked))
 
 
 def surely_dominates(one: ParetoPoint, other: ParetoPoint) -> bool:
     """Whether ``one`` is faster for a user and serves more, with both intervals apart."""
-    ways = (
-        (one.tokens_per_s_user_ci, other.tokens_per_s_user_ci), (one.tokens_per_s_unit_ci, other.tokens_per_s_unit_ci)
-    )  # fmt: skip
-    for mine, others in ways:
-        low, high = (mine or (None, None))[0], (others or (None, None))[1]
-        if low is None or high is None or low <= high:
-            return False
-    return True
+    ways = zip(one.at or (), other.at or (), strict=False)
+    apart = [mine.low is not None and its.high is not None and mine.low > its.high for mine, its in ways]
+    return len(apart) == 2 and all(apart)
 
 
 def pace_limit(slos: Sequence[Slo]) -> PaceLimit | None:
@@ -98,35 +103,43 @@ def merged(sides: Sequence[tuple[str, Pareto | None]]) -> Pareto | None:
     units, limits = {one.unit for _, one in known}, {one.limit for _, one in known}
     unit: Unit = units.pop() if len(units) == 1 else "server"
     points = [
-        (point if one.unit == unit else _per_server(point)).model_copy(update={"side": name})
+        (point if one.unit == unit else _of_server(point)).model_copy(update={"side": name})
         for name, one in known
         for point in one.points
     ]
     return pareto(points, unit, limits.pop() if len(limits) == 1 else None)
 
 
-def _per_server(point: ParetoPoint) -> ParetoPoint:
-    rate, ends, units = point.tokens_per_s_unit, point.tokens_per_s_unit_ci, point.units
-    scaled = ends and tuple(None if end is None else end * units for end in ends)
-    whole = {"tokens_per_s_unit": rate and rate * units, "tokens_per_s_unit_ci": scaled, "units": 1}
-    return point.model_copy(update=whole)
+def interval(value: float | None, ends: Ends | None) -> Interval | None:
+    """A value with its ends; None where it is unknown, or not above 0."""
+    low, high = ends or (None, None)
+    return Interval(value=value, low=low, high=high) if value else None
 
 
-def _cost(tokens: float | None, ends: Ends | None, manifest: Manifest) -> tuple[float | None, Ends | None]:
-    """USD of a million output tokens at this throughput, with what its interval makes of that."""
+def _of_server(point: ParetoPoint) -> ParetoPoint:
+    whole = _scaled(point.tokens_per_s_unit, point.units)
+    return point.model_copy(update={"tokens_per_s_unit": whole, "units": 1})
+
+
+def _cost(tokens_per_s: Interval | None, manifest: Manifest) -> Interval | None:
+    """USD of a million output tokens at this throughput."""
     try:
         price = price_of(manifest)
     except NoPrice:
-        return None, None
-    second = 1e6 * price.usd_per_hour / (3600 * price.utilisation)
-    return _over(second, tokens), _turned(second, ends)
+        return None
+    return _one_over(tokens_per_s, 1e6 * price.usd_per_hour / (3600 * price.utilisation))
 
 
-def _turned(amount: float, ends: Ends | None) -> Ends | None:
-    """The interval of ``amount`` over a value with the interval ``ends``."""
-    return ends and (_over(amount, ends[1]), _over(amount, ends[0]))
+def _scaled(known: Interval | None, factor: float) -> Interval | None:
+    if known is None:
+        return None
+    low, high = (None if end is None else end * factor for end in (known.low, known.high))
+    return Interval(value=known.value * factor, low=low, high=high)
 
 
-def _over(amount: float | None, count: float | None) -> float | None:
-    """A quotient; None where either is unknown, or there is nothing above 0 to divide by."""
-    return None if amount is None or count is None or count <= 0 else amount / count
+def _one_over(known: Interval | None, amount: float) -> Interval | None:
+    """``amount`` over what is known; an end that it has none for is None."""
+    if known is None:
+        return None
+    low, high = (amount / end if end else None for end in (known.high, known.low))
+    return Interval(value=amount / known.value, low=low, high=high)

@@ -6,23 +6,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gapmeter.analysis.numbers import DASH, significant, usd
-from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
-from gapmeter.analysis.results.run import FAIL, INVALID, PASS
-from gapmeter.report.charts import Axis, Plot, Point, Scale, Text, limit, line, points, shade, written
-from gapmeter.report.document import Chart, Column, Figure, Headers, Key, Mark, Row, Section, Table
-from gapmeter.report.svg import NOTHING, Fragment
+from gapmeter.analysis.results.run import FAIL, PASS
+from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points, shade
+from gapmeter.report.document import Block, Chart, Figure, Headers, Key, Mark, Row, Section, Table
+from gapmeter.report.svg import NOTHING, Fragment, el
 from gapmeter.report.words import both, tone
 
 _SIDES = 8  # colours of report.css
 _DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
-_VERDICTS = {PASS: "met", FAIL: "missed"}
-
-
-def _front(shown: list[ParetoPoint]) -> list[tuple[float, float]]:
-    """The corners of what was reached, by the values alone: from the slowest and most serving point to the fastest."""
-    best = sorted({point.at for point in shown if point.at and point.on_front and point.tokens_per_s_user_ci})
-    return [at for number, at in enumerate(best) if all(at[1] > other[1] for other in best[number + 1 :])]
+_MARKS = {PASS: "met", FAIL: "missed"}
+_COLOURS = "Green: SLOs met; red: missed; hollow: undecided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +31,46 @@ class Plane:
     by_side: bool = False
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        shown, pace = [point for point in self.pareto.points if point.at], self.pareto.limit
-        places = [at for point in shown if (at := point.at)]
-        across = [end for p in shown for end in both(p.tokens_per_s_user_ci) or ()] + [x for x, _ in places]
-        up = [end for p in shown for end in both(p.tokens_per_s_unit_ci) or ()] + [y for _, y in places]
+        shown, pace = [(point, at) for point in self.pareto.points if (at := point.at)], self.pareto.limit
+        across, up = (
+            [end for one in values for end in (one.low, one.value, one.high) if end is not None]
+            for values in zip(*(at for _, at in shown), strict=True)
+        )
         if pace and min(across) / 2 <= pace.tokens_per_s_user <= 1.5 * max(across):
             across.append(pace.tokens_per_s_user)
-        x = Scale.linear(across, zero=min(across) < max(across) / 2, room=0.08)
-        plot = Plot(
-            Axis(x, title="output tokens per second, a user"), Axis(Scale.linear(up, room=0.1), "tokens/s"), 320
-        )
-        dots = [self._dot(point, *at) for point in shown if (at := point.at)]
-        corners = _front(shown)
-        said = "; ".join(f"{p.name} {significant(at[0])}, {significant(at[1])}" for p in shown if (at := p.at))
+        across.append(max(across) / 2)  # what hardly differs shall not seem to
+        x = Scale.linear(across, zero=min(across) < max(across) / 2)
+        plot = Plot(Axis(x, title="output tokens/s per user →"), Axis(Scale.linear(up, room=0.1)), 320)
+        said = "; ".join(f"{p.name} {significant(at[0].value)}, {significant(at[1].value)}" for p, at in shown)
         return plot.chart(
-            name, f"Tokens per second a user against a {self.pareto.unit}",
-            f"Output tokens per second, a user's and a {self.pareto.unit}'s: {said}.",
+            name, f"Tokens per second per user and per {self.pareto.unit}",
+            f"Output tokens per second, per user and per {self.pareto.unit}: {said}.",
             shade(plot, pace.tokens_per_s_user, x.high, "within", f"within {pace.text}") if pace else NOTHING,
-            *self._curves(plot), line(plot, self._stairs(plot, corners), "curve front") if corners else NOTHING,
+            el("text", f"tokens/s per {self.pareto.unit} ↑", x=0, dx=-62, y=-8, class_="tick"),
+            *self._curves(plot), line(plot, self._stairs(plot), "curve front"),
             limit(plot, f"SLO {pace.text}", x=pace.tokens_per_s_user) if pace else NOTHING,
-            points(plot, dots), self._names(plot), stamp=stamp,
+            points(plot, [self._dot(point, *at) for point, at in sorted(shown, key=self._order)]), stamp=stamp,
         )  # fmt: skip
 
-    def _stairs(self, plot: Plot, corners: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """What lies below and to the left of it was reached; between two points nothing was measured."""
+    def _stairs(self, plot: Plot) -> list[tuple[float, float]]:
+        """Around what was reached, by the values alone: nothing was measured between two points."""
+        best = sorted({(p.at[0].value, p.at[1].value) for p in self.pareto.points if p.at and p.on_front})
+        corners = [at for number, at in enumerate(best) if all(at[1] > other[1] for other in best[number + 1 :])]
+        if not corners:
+            return []
         steps = [(plot.x.scale.low, corners[0][1]), corners[0]]
         for (x, _), right in pairwise(corners):
             steps += [(x, right[1]), right]
         return [*steps, (corners[-1][0], plot.y.scale.low)]
+
+    def _is_last(self, point: ParetoPoint) -> bool:
+        """Of a curve."""
+        own = self._sides()[point.side]
+        return len(own) > 1 and point is own[-1]
+
+    def _order(self, shown: tuple[ParetoPoint, object]) -> tuple[bool, bool]:
+        """In which points are named while there is room: the curves themselves first."""
+        return not shown[0].is_valid, not self._is_last(shown[0])
 
     def _sides(self) -> dict[str, list[ParetoPoint]]:
         sides: dict[str, list[ParetoPoint]] = {}
@@ -75,100 +82,88 @@ class Plane:
         """From point to point of a side, in their order."""
         drawn = []
         for number, own in enumerate(self._sides().values()):
-            known = [p.at for p in own if p.at and p.is_measurement and p.tokens_per_s_user_ci]
+            known = [(p.at[0].value, p.at[1].value) for p in own if p.at and p.is_valid]
             css = f"curve thin side-{number % _SIDES}" if self.by_side else "curve thin faint"
             drawn.append(line(plot, known, css, _DASHES[number % len(_DASHES)]) if len(known) > 1 else NOTHING)
         return drawn
 
-    def _names(self, plot: Plot) -> Fragment:
-        """Each side's name at its last point, that with the most load."""
-        names = []
-        for side, own in self._sides().items():
-            known = [at for point in own if (at := point.at)]
-            if side and known and len(own) > 1:
-                x, y = plot.across(known[-1][0]), plot.down(known[-1][1])
-                names.append([Text(side, x, y - 26, css="strong halo"), Text(side, x, y + 36, css="strong halo")])
-        return written(names)
-
-    def _dot(self, point: ParetoPoint, x: float, y: float) -> Point:
-        cost = point.usd_per_million_output_tokens
-        label = point.name if cost is None else f"{point.name}, {usd(cost)}"
+    def _dot(self, point: ParetoPoint, x: Interval, y: Interval) -> Point:
+        cost, sides = point.usd_per_million_output_tokens, self._sides()
+        label = point.name if cost is None else f"{point.name}, {usd(cost.value)}"
+        if point.side and self._is_last(point):
+            label = f"{point.side}: {label}"  # where a curve ends, with the most load
         title = (
-            f"{f'{point.side}, ' if point.side and self.by_side else ''}{point.name}: {_known(x, point.tokens_per_s_user_ci)} "
-            f"tokens/s a user, {_known(y, point.tokens_per_s_unit_ci)} a {self.pareto.unit}, "
-            f"{usd(cost)} a million, {point.verdict}"
+            f"{', '.join(filter(None, (point.side, point.name)))}: {_known(x)} tokens/s per user, {_known(y)} per "
+            f"{self.pareto.unit}, {usd(_value(cost))} a million, {point.verdict}"
         )
-        ends = both(point.tokens_per_s_user_ci), both(point.tokens_per_s_unit_ci)
-        if point.verdict == INVALID:
-            return Point(x, y, *ends, "failed", label=label, title=title, sign="✕")
-        if ends[0] is None:
-            return Point(x, y, *ends, "strong halo", label=label, title=title, sign="?")
-        css = f"point {_VERDICTS.get(point.verdict, 'open')}"
+        ends = both((x.low, x.high)), both((y.low, y.high))
+        if not point.is_valid:
+            return Point(x.value, y.value, *ends, "failed", label=label, title=title, sign="✕")
+        css = f"point {_MARKS.get(point.verdict, 'open')}"
         if self.by_side:
-            css += f" side-{list(self._sides()).index(point.side) % _SIDES}"
-        off = " off" if point.on_front is False else ""
-        data = {"data_user": repr(x), "data_unit": repr(y), "data_front": str(bool(point.on_front)).lower()}
-        return Point(x, y, *ends, css + off, 4 if off else 6, label, title, data=data)
+            css += f" side-{list(sides).index(point.side) % _SIDES}"
+        data = {"data_user": repr(x.value), "data_unit": repr(y.value), "data_front": str(point.on_front).lower()}
+        size, off = (6.0, "") if point.on_front else (4.0, " off")
+        return Point(x.value, y.value, *ends, css + off, size, label, title, data=data)
 
 
 def section(pareto: Pareto | None, *, by_side: bool = False) -> Section | None:
     """The picture with its table; None where no point has a place."""
     if pareto is None:
         return None
-    chart = Chart("pareto", Plane(pareto, by_side), _caption(pareto, by_side=by_side), _table(pareto), "levels")
-    names = dict.fromkeys(point.side for point in pareto.points)
-    key = [Key([(f"var(--side-{at % _SIDES})", name) for at, name in enumerate(names)])] if by_side else []
-    return Section(
-        "pareto", f"Tokens per second: a user's and a {pareto.unit}'s", [*key, chart], _lead(pareto), "Pareto front"
-    )
+    blocks: list[Block] = [Chart("pareto", Plane(pareto, by_side), _caption(pareto, by_side), _table(pareto), "levels")]
+    if by_side:
+        names = dict.fromkeys(point.side for point in pareto.points)
+        blocks.insert(0, Key([(f"var(--side-{at % _SIDES})", name) for at, name in enumerate(names)]))
+    return Section("pareto", f"Tokens per second per user and per {pareto.unit}", blocks, _lead(pareto), "Pareto front")
 
 
 def _lead(pareto: Pareto) -> str:
-    unit = pareto.unit
+    mean = "" if pareto.statistic == "median" else " (some point's sample supports no median)"
     return (
-        f"Further right is faster for a user, further up serves more on the same hardware. A user's pace is 1000 / "
-        f"median TPOT in ms; a {unit}'s throughput counts the output tokens of all requests that succeeded, within "
-        f"their SLOs or not. Bars: 95 % intervals. $: a million output tokens at this throughput and the planned "
-        f"utilisation."
+        f"Further right answers faster, further up serves more on the same hardware. Per user: 1000 / "
+        f"{pareto.statistic} TPOT in ms{mean}. Per {pareto.unit}: output tokens of all requests that succeeded, within "
+        f"their SLOs or not. $: a million of them at this throughput and the planned utilisation."
     )
 
 
-def _caption(pareto: Pareto, *, by_side: bool) -> str:
-    shown = [point for point in pareto.points if point.at]
-    said = ["Filled: SLOs met; hollow: missed or undecided" if by_side else "Green: SLOs met; red: missed; hollow: undecided"]
-    said += ["✕: not valid as a measurement"] * any(point.verdict == INVALID for point in shown)
-    said += ["?: its sample supports no median, so it stands at the mean"] * any(
-        point.tokens_per_s_user_ci is None and point.is_measurement for point in shown
+def _caption(pareto: Pareto, by_side: bool) -> str:
+    marks = "Filled: SLOs met; hollow: missed or undecided" if by_side else _COLOURS
+    invalid = "" if all(point.is_valid for point in pareto.points) else "; ✕: not valid as a measurement"
+    pace = f" Shaded: the {pareto.statistic} TPOT is within the limit of {pareto.limit.text}." if pareto.limit else ""
+    return (
+        f"{marks}{invalid}. Bars: 95 % intervals. The staircase is the Pareto front of what was measured. A point that "
+        f"another one beats both ways, with their intervals apart, is off it (small and faint); any other may be on "
+        f"it.{pace}"
     )
-    front = (
-        "The staircase is the Pareto front of what was measured. Small and faint: surely off it, since another point is "
-        "better both ways with the 95 % intervals apart; any other point may be on it."
-    )
-    pace = f" Shaded: a median token keeps {pareto.limit.text}'s limit." if pareto.limit else ""
-    return f"{'; '.join(said)}. {front}{pace}"
 
 
-def _known(value: float | None, ends: Ends | None) -> str:
-    return f"{significant(value)} ({_interval(ends)})" if value and ends else DASH if value is None else significant(value)
+def _value(one: Interval | None) -> float | None:
+    return None if one is None else one.value
 
 
-def _interval(ends: Ends | None) -> str:
-    return DASH if both(ends) is None else " .. ".join(map(significant, both(ends) or ()))
+def _known(one: Interval) -> str:
+    return f"{significant(one.value)} ({_between(one)})"
+
+
+def _between(one: Interval | None) -> str:
+    ends = one and both((one.low, one.high))
+    return DASH if not ends else " .. ".join(map(significant, ends))
 
 
 def _table(pareto: Pareto) -> Table:
     sides = any(point.side for point in pareto.points)
     rows: list[Row] = []
-    for at, point in enumerate(pareto.points):
+    for point in pareto.points:
+        user, unit, cost = point.tokens_per_s_user, point.tokens_per_s_unit, point.usd_per_million_output_tokens
         front = {True: "may be on it", False: "off", None: DASH}[point.on_front]
         rows.append([
             *([point.side] if sides else []), point.name, Mark(point.verdict, tone(point.verdict)),
-            Figure(point.tokens_per_s_user, "number"), _interval(point.tokens_per_s_user_ci),
-            Figure(point.tokens_per_s_unit, "number"), _interval(point.tokens_per_s_unit_ci),
-            Figure(point.usd_per_million_output_tokens, "usd"), front,
+            Figure(_value(user), "number"), _between(user),
+            Figure(_value(unit), "number"), _between(unit), Figure(_value(cost), "usd"), front,
         ])  # fmt: skip
     headers: Headers = [
-        *(["of"] if sides else []), "point", "verdict", "tokens/s a user", "95 % interval",
-        f"tokens/s a {pareto.unit}", "95 % interval", "a million output tokens", Column("the front"),
+        *(["of"] if sides else []), "point", "verdict", "tokens/s per user", "95 % interval",
+        f"tokens/s per {pareto.unit}", "95 % interval", "a million output tokens", "the front",
     ]  # fmt: skip
     return Table("Tokens per second", headers, rows, words=2 + sides)

@@ -196,8 +196,9 @@ def _stages(result: SweepResult) -> Section | None:
         table = _stage_table(curves, stages)
         blocks.append(Chart(metric, PointByPoint(curves), table=table, margin="levels", stages=last))
     lead = (
-        "Points are compared by the highest percentile that every one's sample supports (else by the mean). Small dots: "
-        "from repeat to repeat. A column is the mean over real requests (or token gaps), so its stages add up to it."
+        "Points are compared by the highest percentile that every one's sample supports, else by the mean. Small "
+        "dots: from repeat to repeat. A column is the mean over real requests (or token gaps), so its stages add up to "
+        "it."
     )
     return Section("stages", title, blocks, lead, "stages")
 

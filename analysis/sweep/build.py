@@ -11,13 +11,13 @@ import pandas as pd
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.pareto import pace_limit, pareto, pareto_point
+from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
-from gapmeter.analysis.results.pareto import Pareto
+from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult, SloAnswer, Verdict
 from gapmeter.analysis.results.sweep import (
     FAILED,
@@ -114,21 +114,19 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
     return next((level for level in LEVELS if shown and all(each.ms(level) is not None for each in shown)), None)
 
 
-def _pareto(
-    axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manifest]
-) -> Pareto | None:
+def _pareto(axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manifest]) -> Pareto | None:
     """Curve by curve; points without an order make no curve, so that each is a side of its own."""
-    found = []
-    for name, members in axis.series:
+    key, several, found = axis.key, len(axis.series) > 1, list[ParetoPoint]()
+    for series, members in axis.series:
         for point in [one for at in members if isinstance(one := points[at], Point)]:
-            rate = (point.tokens_per_s, point.throughput.steady_ci)
-            own = axis.key in point.resolved and len(axis.series) > 1
-            called = label({axis.key: point.resolved[axis.key]}) + " (emulated)" * point.economy.emulated
-            one = pareto_point(
-                called if own else point.label, point.folder, point.verdict, point.metrics["tpot"], rate,
-                made_on[point.index],
+            tpot, rate = point.metrics["tpot"], interval(point.tokens_per_s, point.throughput.steady_ci)
+            name = point.label
+            if key and several and key in point.resolved:  # what its curve shares is in the curve's name
+                name = label({key: point.resolved[key]}) + " (emulated)" * point.economy.emulated
+            placed = pareto_point(
+                name, point.folder, point.verdict, tpot, tpot.mean_ci_ms, rate, made_on[point.index]
             )  # fmt: skip
-            found.append(one.model_copy(update={"side": name if axis.key else point.label}))
+            found.append(placed.model_copy(update={"side": series if key else point.label}))
     units = {hardware_units(each)[1] for each in made_on.values()}
     return pareto(found, units.pop(), pace_limit(next(iter(made_on.values())).slo)) if units else None
 

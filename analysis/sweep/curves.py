@@ -256,8 +256,13 @@ def mean_level(frames: Frames, metric: str) -> Level | None:
     """A metric's mean in ms over the successes of a point; None where it cannot be known, or is no figure a request."""
     if metric == "itl":
         return level_of(frames.gaps["gap_ns"].to_numpy(float) / 1e6) if len(frames.gaps) else None
-    values = request_values_ns(frames.measured, metric) / 1e6
-    return level_of(values[succeeded(frames.measured) & ~pd.isna(values)])
+    return mean_of_requests(frames.measured, metric)
+
+
+def mean_of_requests(measured: pd.DataFrame, metric: str) -> Level | None:
+    """The same of any metric that each request has one of."""
+    values = request_values_ns(measured, metric) / 1e6
+    return level_of(values[succeeded(measured) & ~pd.isna(values)])
 
 
 def rate_level(frames: Frames) -> Level | None:
