@@ -50,6 +50,8 @@ def document(result: CostTable, version: str = "") -> doc.Document:
     doubts = [doc.Said(text) for text in _doubts(result)]
     simulated = ["the simulated engine stands for no real one"] * any(row.simulated for row in result.rows)
     notes = [Paragraph(f"{text[0].upper()}{text[1:]}.") for text in (*result.notes, *simulated)]
+    several = len({row.device for row in result.rows}) > 1
+    sides = {row.name: f"{row.device}, {row.setting}" if several else row.setting for row in result.rows}
     return doc.Document(
         title=f"{result.verdict} · cost · gapmeter",
         header=doc.Header(f"{result.rows[0].scenario}: what a request costs"),
@@ -58,7 +60,7 @@ def document(result: CostTable, version: str = "") -> doc.Document:
         ),
         sections=[
             Section("costs", "Cost of a request, row by row", [_table(result), *notes], _LEAD, "costs"),
-            pareto.section(result.pareto, by_side=True),
+            pareto.section(result.pareto, sides),
             _in_short(result, notes),
             Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
             Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -107,14 +108,16 @@ class Plane:
         return Point(x.value, y.value, *ends, css + off, size, label, title, data=data)
 
 
-def section(pareto: Pareto | None, *, by_side: bool = False) -> Section | None:
-    """The picture with its table; None where no point has a place."""
+def section(pareto: Pareto | None, sides: Mapping[str, str] | None = None) -> Section | None:
+    """The picture with its table; None where no point has a place. ``sides``: of a comparison, what each one is."""
     if pareto is None:
         return None
+    by_side = sides is not None
     blocks: list[Block] = [Chart("pareto", Plane(pareto, by_side), _caption(pareto, by_side), _table(pareto), "levels")]
-    if by_side:
+    if sides:
         names = dict.fromkeys(point.side for point in pareto.points)
-        blocks.insert(0, Key([(f"var(--side-{at % _SIDES})", name) for at, name in enumerate(names)]))
+        key = [(f"var(--side-{at % _SIDES})", f"{name}: {sides[name]}") for at, name in enumerate(names)]
+        blocks.insert(0, Key(key))
     return Section("pareto", f"Tokens per second per user and per {pareto.unit}", blocks, _lead(pareto), "Pareto front")
 
 
