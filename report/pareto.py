@@ -65,9 +65,9 @@ class Plane:
         return [*steps, (corners[-1][0], plot.y.scale.low)]
 
     def _is_last(self, point: ParetoPoint) -> bool:
-        """Of a curve."""
+        """Of a curve, or of a side of a comparison."""
         own = self._sides()[point.side]
-        return len(own) > 1 and point is own[-1]
+        return (self.by_side or len(own) > 1) and point is own[-1]
 
     def _order(self, shown: tuple[ParetoPoint, object]) -> tuple[bool, bool]:
         """In which points are named while there is room: the curves themselves first."""
