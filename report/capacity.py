@@ -44,7 +44,7 @@ def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
         sections=[
             _goodput(search) if search.curve else None,
             _posterior(search) if search.posterior and search.rate else None,
-            pareto.section(search.pareto),
+            pareto.section(search.pareto, "capacity.pareto"),
             _trials_in_short(search),
             *_economy(result, manifest),
             _trials(search),

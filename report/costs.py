@@ -60,7 +60,7 @@ def document(result: CostTable, version: str = "") -> doc.Document:
         ),
         sections=[
             Section("costs", "Cost of a request, row by row", [_table(result), *notes], _LEAD, "costs"),
-            pareto.section(result.pareto, sides),
+            pareto.section(result.pareto, "pareto", sides),
             _in_short(result, notes),
             Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
             Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from gapmeter.analysis.numbers import DASH, significant, usd
 from gapmeter.analysis.results.cost import Interval
@@ -95,7 +96,7 @@ class Plane:
             label = f"{point.side}: {label}"  # where a curve ends, with the most load
         title = (
             f"{', '.join(filter(None, (point.side, point.name)))}: {_known(x)} tokens/s per user, {_known(y)} per "
-            f"{self.pareto.unit}, {usd(_value(cost))} a million, {point.verdict}"
+            f"{self.pareto.unit}, {usd(cost.value if cost else None)} a million, {point.verdict}"
         )
         ends = both((x.low, x.high)), both((y.low, y.high))
         if not point.is_valid:
@@ -108,12 +109,17 @@ class Plane:
         return Point(x.value, y.value, *ends, css + off, size, label, title, data=data)
 
 
-def section(pareto: Pareto | None, sides: Mapping[str, str] | None = None) -> Section | None:
-    """The picture with its table; None where no point has a place. ``sides``: of a comparison, what each one is."""
+def section(pareto: Pareto | None, where: str, sides: Mapping[str, str] | None = None) -> Section | None:
+    """The picture with its table; None where no point has a place.
+
+    ``where`` it stands in the result's JSON; ``sides``: of a comparison, what each one is.
+    """
     if pareto is None:
         return None
     by_side = sides is not None
-    blocks: list[Block] = [Chart("pareto", Plane(pareto, by_side), _caption(pareto, by_side), _table(pareto), "levels")]
+    blocks: list[Block] = [
+        Chart("pareto", Plane(pareto, by_side), _caption(pareto, by_side), _table(pareto, where), "levels")
+    ]
     if sides:
         names = dict.fromkeys(point.side for point in pareto.points)
         key = [(f"var(--side-{at % _SIDES})", f"{name}: {sides[name]}") for at, name in enumerate(names)]
@@ -141,10 +147,6 @@ def _caption(pareto: Pareto, by_side: bool) -> str:
     )
 
 
-def _value(one: Interval | None) -> float | None:
-    return None if one is None else one.value
-
-
 def _known(one: Interval) -> str:
     return f"{significant(one.value)} ({_between(one)})"
 
@@ -154,16 +156,20 @@ def _between(one: Interval | None) -> str:
     return DASH if not ends else " .. ".join(map(significant, ends))
 
 
-def _table(pareto: Pareto) -> Table:
+def _table(pareto: Pareto, where: str) -> Table:
+    def figure(at: int, name: str, unit: Literal["number", "usd"] = "number") -> Figure:
+        known: Interval | None = getattr(pareto.points[at], name)
+        return Figure(None) if known is None else Figure(known.value, unit, f"{where}.points.{at}.{name}.value")
+
     sides = any(point.side for point in pareto.points)
     rows: list[Row] = []
-    for point in pareto.points:
-        user, unit, cost = point.tokens_per_s_user, point.tokens_per_s_unit, point.usd_per_million_output_tokens
+    for at, point in enumerate(pareto.points):
         front = {True: "may be on it", False: "off", None: DASH}[point.on_front]
         rows.append([
             *([point.side] if sides else []), point.name, Mark(point.verdict, tone(point.verdict)),
-            Figure(_value(user), "number"), _between(user),
-            Figure(_value(unit), "number"), _between(unit), Figure(_value(cost), "usd"), front,
+            figure(at, "tokens_per_s_user"), _between(point.tokens_per_s_user),
+            figure(at, "tokens_per_s_unit"), _between(point.tokens_per_s_unit),
+            figure(at, "usd_per_million_output_tokens", "usd"), front,
         ])  # fmt: skip
     headers: Headers = [
         *(["of"] if sides else []), "point", "verdict", "tokens/s per user", "95 % interval",

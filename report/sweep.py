@@ -95,7 +95,7 @@ def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
         verdict=_answer(result),
         sections=[
             _brief(sweep),
-            pareto.section(sweep.pareto),
+            pareto.section(sweep.pareto, "sweep.pareto"),
             _stages(result),
             _points(sweep),
             growth.section(result),

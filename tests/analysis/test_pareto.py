@@ -112,7 +112,7 @@ def test_the_pictures_marks_are_the_points_and_the_front_is_told() -> None:
     points.append(made("late", points[0].by_mean, points[0].tokens_per_s_unit, INVALID))
     found = pareto(points, "GPU", pace_limit(slos))
     assert found and found.limit and found.limit.tokens_per_s_user == 40.0, "the tightest: 25 ms a token"
-    shown = section(found)
+    shown = section(found, "pareto")
     assert shown
     chart = next(block for block in shown.blocks if isinstance(block, Chart))
     drawn = str(chart.picture.draw("pareto", None))
