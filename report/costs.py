@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, rate, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
@@ -34,6 +35,7 @@ _LEAD: Final = (
     "rate's own gives it), and that cost as a multiple of the cheapest row's."
 )
 _LONGEST = 40  # characters of a name in a sentence
+_FEW = 6  # rows in a sentence
 
 
 def write(folder: Path, result: CostTable, version: str = "") -> CostTable:
@@ -87,7 +89,32 @@ def _paid(result: CostTable) -> list[str]:
 
 
 def headline(result: CostTable) -> str:
-    """Which row serves a request for less, or that nobody can say."""
+    """Which row serves a request for less, or that nobody can say; then what the rows hold, the cheapest first."""
+    known = [row for row in result.rows if row.capacity.low or row.capacity.high]
+    if result.verdict == NOT_COMPARABLE or not known:
+        return _answer(result)
+    each = "; ".join(_holds(row, result) for row in sorted(known, key=_cost)[:_FEW])
+    return f"{_answer(result)} Within the SLOs {each}."
+
+
+def _cost(row: CostRow) -> float:
+    """By which rows are ordered: the estimate, else the most; without a price by the rate."""
+    ends = row.per_request_usd_ci
+    return row.per_request_usd or (ends and ends[1]) or 1 / (row.capacity.rate or row.capacity.low or 1e-9)
+
+
+def _holds(row: CostRow, result: CostTable) -> str:
+    """``B (max_batch 8) holds 41.0 req/s (38.0 to 44.0) at $0.120 a million``."""
+    capacity = row.capacity
+    if capacity.rate:
+        held = f"{rate(capacity.rate)} ({_between(capacity.low, capacity.high, ' to ')})"
+    else:
+        held = f"{_one_end(capacity.low, capacity.high, 'below')} req/s"
+    cost = _money(row.per_request_usd, None if row.per_request_usd else row.per_request_usd_ci, 1e6)
+    return f"{_called(row, result)} holds {held}{'' if cost == DASH else f' at {cost} a million'}"
+
+
+def _answer(result: CostTable) -> str:
     rows = {row.name: row for row in result.rows}
     priced = [row for row in result.rows if row.ratio]
     if result.verdict == NOT_COMPARABLE:
@@ -199,7 +226,7 @@ def _money(value: float | None, ends: Ends | None, many: float = 1.0) -> str:
     low, high = (None if end is None else many * end for end in ends or (None, None))
     if value is None:
         return f"at most {usd(high)}" if high else DASH
-    return f"{usd(many * value)} ({_between(low, high, ' .. ')})"
+    return usd(many * value) if ends is None else f"{usd(many * value)} ({_between(low, high, ' .. ')})"
 
 
 def _between(low: float | None, high: float | None, joint: str) -> str:
@@ -250,7 +277,7 @@ def _table(result: CostTable) -> Table:
     for at, row in enumerate(result.rows):
         capacity, requests, tokens, ratio = _cells(row)
         cells: list[Words] = [
-            Name(row.name), row.device, row.setting,
+            Name(row.name, _page_of(row, result)), row.device, row.setting,
             Figure(row.capacity.rate, "rate", f"rows.{at}.capacity.rate", text=capacity),
             Figure(row.capacity.held, "number"), price_words(row.price) if row.price else row.why_no_cost or DASH,
             Figure(row.per_request_usd, "usd", f"rows.{at}.per_request_usd", text=requests),
@@ -264,6 +291,12 @@ def _table(result: CostTable) -> Table:
         Column("what binds", wraps=True), *([Column("as it will be paid", wraps=True)] if fleets else []),
     ]  # fmt: skip
     return Table("What a request costs", headers, rows, words=3, css="dense")
+
+
+def _page_of(row: CostRow, result: CostTable) -> str:
+    """Where the page of a row's only search, sweep or run lies; "" for several, or for an archive."""
+    folders = [path for side in result.asked.folders or () for path in side if Path(path).name in row.folders]
+    return quote(f"{folders[0]}/report.html") if len(folders) == 1 else ""
 
 
 def _fleet(row: CostRow) -> str:

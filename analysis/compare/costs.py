@@ -116,7 +116,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
     differs = [_differing(facts[0], each, asked.factors) for each in facts]
     rows = [
         _row(name, one, setting, different)
-        for name, one, setting, different in zip(names, found, _settings(found), differs, strict=True)
+        for name, one, setting, different in zip(names, found, _settings(found, asked.factors), differs, strict=True)
     ]
     usable = [
         at for at, row in enumerate(rows)
@@ -160,7 +160,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         provenance=result.provenance,
         capacity=HeldRate(
             rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
-            why="" if search.low else "no rate was found at which the SLOs hold",
+            why="" if search.low else manifest.ended_because or "no rate was found at which the SLOs hold",
         ),
         price=cost.price if isinstance(cost, Cost) else None,
         why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
@@ -343,9 +343,9 @@ def _words(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _settings(found: Sequence[Found]) -> list[str]:
-    """The engine of each, and its server's settings that are not the same in all rows."""
-    each = [_flat(one.scenario["server"]) for one in found]
+def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
+    """The engine of each, and the settings that are not the same in all rows: its server's and what may differ."""
+    each = [_flat(one.scenario["server"]) | _declared(one.scenario, factors) for one in found]
     keys = [key for key in dict.fromkeys(key for one in each for key in one) if key not in _NO_SETTING]
     varied = [key for key in keys if len({str(one.get(key)) for one in each}) > 1]
     engines = [str(one["engine"]) for one in each]
@@ -353,6 +353,16 @@ def _settings(found: Sequence[Found]) -> list[str]:
         ", ".join([engine, *(f"{key.removeprefix('args.')} {_words(one.get(key))}" for key in varied)])
         for engine, one in zip(engines, each, strict=True)
     ]
+
+
+def _declared(scenario: Mapping[str, Any], factors: Sequence[str]) -> dict[str, Any]:
+    """What keys that are not the server's have: of ``load.timeout`` and the like."""
+    values = {}
+    for factor in factors:
+        section, _, key = factor.partition(".")
+        if section != "server" and isinstance(scenario.get(section), Mapping) and key in scenario[section]:
+            values[factor] = scenario[section][key]
+    return values
 
 
 def _flat(server: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -75,6 +75,15 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
         ("load.generator", "locust" if getattr(arguments, "locustfile", None) else None),
     ]
     return [f"{key}={json.dumps(value)}" for key, value in named if value] + written
+
+
+def sweep_of(over: Sequence[str]) -> str:
+    """``--over KEY=VALUE,VALUE …`` as the sweep that it stands for. Raises UserError."""
+    for each in over:
+        if not re.fullmatch(r"\s*[\w.]+\s*=.*\S.*", each):
+            raise UserError(f"--over {each}: write KEY=VALUE,VALUE, for instance server.max_batch=4,8", errors.USAGE)
+    grid = (f"{key.strip()}: [{values}]" for key, _, values in (each.partition("=") for each in over))
+    return f"sweep={{{', '.join(grid)}}}"
 
 
 def command_of(arguments: argparse.Namespace) -> Command:

@@ -62,7 +62,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--confidence", default="95%", metavar="95%", help="of the interval")
     parser.add_argument("--within", default="20%", metavar="20%", help="half of the interval found, at most")
     parser.add_argument("--budget", default="4m", metavar="DURATION", help="of trials in all (default: 4m)")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with an earlier search; its trials count")
+    parser.add_argument(
+        "--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help="of each setting, and which is cheapest"
+    )
+    parser.add_argument("--resume", metavar="FOLDER", help="go on with an earlier search; with --over: several, by commas")
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
@@ -178,7 +181,7 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
 
 
 def _capacity(arguments: argparse.Namespace) -> int:
-    from gapmeter.study.resolve import check_searchable, resolve
+    from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 
     changed = flags.overrides(arguments)
     if arguments.spare < 0:
@@ -188,10 +191,18 @@ def _capacity(arguments: argparse.Namespace) -> int:
     confidence = flags.share_of("--confidence", arguments.confidence, 0.5, 0.999)
     within = flags.share_of("--within", arguments.within, 0.005, 1.0)
     budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)
+    resumed = [Path(part) for part in (arguments.resume or "").split(",") if part]
     # A mistake is told before a second goes into imports.
-    check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
+    if arguments.over:
+        changed.append(flags.sweep_of(arguments.over))
+        searchable_points(arguments.scenario, changed)
+    else:
+        check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
+        if len(resumed) > 1:
+            raise UserError("--resume: one search, unless there is --over", errors.USAGE)
     from gapmeter.options import Options
     from gapmeter.study.capacity import CapacityGoal, find_capacity
+    from gapmeter.study.settings import find_capacities
 
     options = Options(
         runs=arguments.runs,
@@ -201,7 +212,11 @@ def _capacity(arguments: argparse.Namespace) -> int:
         command=flags.command_of(arguments),
     )
     goal = CapacityGoal(target_rps, headroom, arguments.spare, confidence, within, budget_s)
-    found = find_capacity(arguments.scenario, changed, options, goal, arguments.resume)
+    found: Conclusion[Any]
+    if arguments.over:
+        found = find_capacities(arguments.scenario, changed, options, goal, resumed)
+    else:
+        found = find_capacity(arguments.scenario, changed, options, goal, *resumed)
     print(found.result.model_dump_json() if arguments.json else found.folder, flush=True)
     return say_exit(found.exit_code) if arguments.quiet else found.exit_code
 

@@ -43,7 +43,8 @@ _LONGEST = 40_000
 class CapacityGoal:
     """What to find, and how exactly. ``target_rps``: a load to plan servers for; None: no plan.
 
-    ``headroom`` and ``within`` are shares of 1; ``budget_s`` is how long all trials may take together.
+    ``headroom`` and ``within`` are shares of 1; ``budget_s`` is how long all trials may take together. ``start``: the
+    first rate, None for the scenario's.
     """
 
     target_rps: float | None = None
@@ -52,6 +53,7 @@ class CapacityGoal:
     confidence: float = 0.95
     within: float = 0.2
     budget_s: float = 240.0
+    start: float | None = None
 
 
 def find_capacity(
@@ -65,8 +67,15 @@ def find_capacity(
     """
     scenario = resolve(name, overrides)
     check_searchable(scenario, name)
-    study = _begun(name, overrides, scenario, options, goal, resume)
-    options.say(f"capacity of {scenario.name}, within {goal.budget_s:g} s of trials: {study.path}")
+    study = begin_search(name, overrides, scenario, options, goal, resume)
+    run_search(study, scenario)
+    return report_capacity(study.path, quiet=options.quiet)
+
+
+def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
+    """All trials; how they ended is in the manifest. Raises UserError where there could not be one."""
+    budget_s = study.manifest.capacity.budget_s
+    study.options.say(f"capacity of {scenario.name}, within {budget_s:g} s of trials: {study.path}")
     earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
     home = study.path / (f"server-{earlier + 1}" if earlier else "server")
     try:
@@ -76,12 +85,12 @@ def find_capacity(
         ended = INTERRUPTED
     except UserError as error:
         if not study.manifest.capacity.trials:
-            study.note(status="incomplete", ended_because=str(error))
+            facts = study.manifest.capacity.model_copy(update={"ended": DIED})
+            study.note(status="incomplete", ended_because=str(error), capacity=facts)
             raise
         ended = DIED
     status = "complete" if ended not in (INTERRUPTED, DIED) else "incomplete"
     study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
-    return report_capacity(study.path, quiet=options.quiet)
 
 
 def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityResult]:
@@ -232,16 +241,18 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
     return min(asked, _BRIEF_WARMUP_NS) if ask and ask.aim == "ceiling" else asked
 
 
-def _begun(
+def begin_search(
     name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
 ) -> Study[SearchManifest]:
-    """A fresh study, or an earlier one with the goal of now."""
+    """A fresh study, or an earlier one with the goal of now. Raises UserError."""
+    assert scenario.load.rate is not None
     if resume is not None:
         folder, manifest = RunFolder(resume), resume_study(resume, scenario, SearchManifest)
         # A trial that was interrupted, or whose server died, is run again.
         trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
-        facts = manifest.capacity.model_copy(update={**asdict(goal), "trials": trials, "ended": None})
-        manifest = manifest.model_copy(update={"capacity": facts})
+        start = manifest.capacity.start
+        facts = manifest.capacity.model_copy(update={**asdict(goal), "start": start, "trials": trials, "ended": None})
+        manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})
         for path in (resume / "trials").glob("*"):
             if f"trials/{path.name}" not in {trial.folder for trial in trials}:
                 shutil.rmtree(path)
@@ -249,9 +260,8 @@ def _begun(
         folder = make_study_folder(options.runs, scenario, SEARCH)
         keys = Keys.within(scenario.to_dict(), options.api_key)
         command = options.command or Command.of("capacity", name, overrides)
-        assert scenario.load.rate is not None
         facts = SearchFacts(
-            **asdict(goal), start=scenario.load.rate, longest=_LONGEST,
+            **asdict(replace(goal, start=goal.start or scenario.load.rate)), longest=_LONGEST,
             lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
         )  # fmt: skip
         manifest = SearchManifest(**describe(scenario, command, keys), slo=slos_of(scenario), capacity=facts)

@@ -10,6 +10,8 @@ from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
 from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
 
+_OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
+
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
@@ -26,7 +28,25 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
 def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
     """The points of the scenario's sweep, none for no sweep. Raises UserError."""
     with _told_to_user():
-        return load_points(name, overrides)
+        points = load_points(name, overrides)
+    for point in points:
+        fixed = [key for key in point.values if key.startswith(_OURS)]
+        if point.scenario.server.engine == "attach" and fixed:  # the points would be the same one
+            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
+            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
+    return points
+
+
+def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
+    """Settings whose capacity is to be compared: the points of the scenario's sweep. Raises UserError."""
+    points = resolve_points(name, overrides)
+    if len(points) < 2:
+        raise UserError("--over names a single setting; write two or more: --over server.max_batch=4,8", errors.USAGE)
+    for point in points:
+        if "load.rate" in point.values:
+            raise UserError("--over load.rate: the rate is what a search finds; leave it out", errors.USAGE)
+        check_searchable(point.scenario, name)
+    return points
 
 
 def explain_config(name: str, overrides: Sequence[str]) -> tuple[Setting, ...]:
@@ -71,7 +91,8 @@ def check_searchable(scenario: Scenario, name: str) -> None:
             errors.USAGE,
         )
     if scenario.sweep:
-        raise UserError(f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]'", errors.USAGE)
+        raise UserError(f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]', "
+            f"or --over KEY=VALUE,VALUE", errors.USAGE)
 
 
 _WITH_A_RATE = ("poisson", "constant", "gamma", "onoff", "diurnal")

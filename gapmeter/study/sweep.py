@@ -30,7 +30,6 @@ from gapmeter.study.session import Session, Visit
 from gapmeter.study.study import Study, is_finished, make_study_folder, resume, server_key
 
 SWEEP = "sweep"
-_OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
 
@@ -182,11 +181,6 @@ class _Sweep:
 
 def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: Path | None) -> _Sweep:
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
-    for point in points:
-        fixed = [key for key in point.values if key.startswith(_OURS)]
-        if point.scenario.server.engine == "attach" and fixed:  # the points would be the same one
-            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
-            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     if resumed is not None:
         folder, manifest = RunFolder(resumed), resume(resumed, scenario, SweepManifest)

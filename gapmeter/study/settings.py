@@ -1,0 +1,125 @@
+"""Capacity of several settings: a search for each, and one table of what a request costs on which."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gapmeter import errors
+from gapmeter.analysis.command import Command
+from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, CapacityResult
+from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.manifest import SearchManifest
+from gapmeter.errors import UserError
+from gapmeter.options import Options
+from gapmeter.runs.run import manifest_of
+from gapmeter.report import costs
+from gapmeter.report.capacity import headline
+from gapmeter.scenarios import Point
+from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
+from gapmeter.study.comparison import compare_costs
+from gapmeter.study.conclusion import Conclusion, show
+from gapmeter.study.resolve import resolve, searchable_points
+
+
+def find_capacities(
+    name: str, overrides: Sequence[str], options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
+    resume: Sequence[Path] = (),
+) -> Conclusion[CostTable]:  # fmt: skip
+    """Search every point of a scenario's sweep ``repeat`` times, each with ``goal``, and put them into one table.
+
+    A machine's speed drifts: every round visits all settings in an order of its own. A search begins at the rate that
+    the nearest setting's found. ``resume``: searches of these settings that count, unfinished ones are taken up.
+    A setting that cannot be served is a row without a rate. Raises UserError for what the user can mend.
+    """
+    scenario, points = resolve(name, overrides), searchable_points(name, overrides)
+    earlier = _by_digest(resume, points)
+    rng = random.Random(f"settings {scenario.seed}")
+    order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
+    kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
+    found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
+    options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
+    for number, at in enumerate(order, 1):
+        point, lying = points[at], earlier[points[at].scenario.digest()]
+        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+        title = f"search {number} of {len(order)}, {', '.join(own)}"
+        folder = lying.pop(0) if lying else None
+        if folder is None or _goes_on(SearchManifest.read(folder), goal):
+            options.say(title)
+            single = [*kept, "sweep=[]", "repeat=1", *own]
+            of_one = replace(options, command=Command.of("capacity", name, single))
+            from_there = replace(goal, start=_start(at, points, found))
+            study = begin_search(name, single, point.scenario, of_one, from_there, folder)
+            folder = study.path
+            try:
+                run_search(study, point.scenario)
+            except UserError as error:
+                if error.exit_code == errors.USAGE:  # it would befall every setting
+                    raise
+                options.say(f"{title} failed: {error}")
+        found[at].append(one := report_capacity(folder, quiet=True))
+        options.say(f"{title}: {headline(one.result.capacity)[0]}")
+        if one.result.capacity.ended == INTERRUPTED:
+            break
+    return _compared(points, found, options, options.command or Command.of("capacity", name, overrides))
+
+
+def _compared(
+    points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command
+) -> Conclusion[CostTable]:
+    """The table of what was searched by now, told."""
+    sides = [[one.folder for one in each] for each in found if each]
+    ends = [one.result.capacity.ended for each in found for one in each]
+    again = command.resumed(Path(",".join(str(path) for side in sides for path in side)))
+    if len(sides) < 2:
+        raise UserError(f"interrupted before a second setting; go on with: {again}", errors.INTERRUPTED)
+    factors = list(dict.fromkeys(key for point in points for key in point.values))
+    compared = compare_costs(sides, factors, runs=options.runs, command=str(command))
+    broken = {INTERRUPTED: errors.INTERRUPTED, DIED: errors.NOT_VALID}
+    code = max(compared.exit_code, *(broken.get(ended, errors.OK) for ended in ends))
+    if not options.quiet:
+        meaning = errors.MEANING[code] if code else "every setting was searched"
+        go_on = [("go on", str(again))] * any(ended in broken for ended in ends)
+        show(costs.document(compared.result), compared.folder, f"exit={code} {meaning}", *go_on)
+    return replace(compared, exit_code=code)
+
+
+def _by_digest(folders: Sequence[Path], points: Sequence[Point]) -> dict[str, list[Path]]:
+    """The earlier searches of each setting. Raises UserError for a folder that is of none of them."""
+    earlier: dict[str, list[Path]] = {point.scenario.digest(): [] for point in points}
+    for folder in folders:
+        digest = manifest_of(folder).scenario_digest
+        if digest not in earlier:
+            raise UserError(f"--resume: {folder} is no search of one of these settings", errors.USAGE)
+        earlier[digest].append(folder)
+    return earlier
+
+
+def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:
+    """Whether an earlier search has not ended, or has more time now."""
+    facts = manifest.capacity
+    return facts.ended in (None, INTERRUPTED, DIED) or (facts.ended == BUDGET and goal.budget_s > facts.budget_s)
+
+
+def _start(
+    at: int, points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]]
+) -> float | None:
+    """The rate that was found for the setting with the nearest place in the grid; None: none was found yet."""
+    values: dict[str, list[object]] = {}
+    for point in points:
+        for key, value in point.values.items():
+            if value not in values.setdefault(key, []):
+                values[key].append(value)
+    rates = {}
+    for other, each in enumerate(found):
+        far = sum(
+            abs(known.index(points[at].values.get(key, known[0])) - known.index(points[other].values.get(key, known[0])))
+            for key, known in values.items()
+        )
+        for one in each:
+            if rate := one.result.capacity.rate or one.result.capacity.low:
+                rates[far] = rate
+    return rates[min(rates)] if rates else None
