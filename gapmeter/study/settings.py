@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ def find_capacities(
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
+    rates: dict[int, float] = {}
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, lying = points[at], earlier[points[at].scenario.digest()]
@@ -51,8 +52,8 @@ def find_capacities(
             options.say(title)
             single = [*kept, "sweep=[]", "repeat=1", *own]
             of_one = replace(options, command=Command.of("capacity", name, single))
-            from_there = replace(goal, start=_start(at, points, found))
-            study = begin_search(name, single, point.scenario, of_one, from_there, folder)
+            start = nearest_rate([each.values for each in points], at, rates)
+            study = begin_search(name, single, point.scenario, of_one, replace(goal, start=start), folder)
             folder = study.path
             try:
                 run_search(study, point.scenario)
@@ -61,6 +62,8 @@ def find_capacities(
                     raise
                 options.say(f"{title} failed: {error}")
         found[at].append(one := report_capacity(folder, quiet=True))
+        if rate := one.result.capacity.rate or one.result.capacity.low:
+            rates[at] = rate
         options.say(f"{title}: {headline(one.result.capacity)[0]}")
         if one.result.capacity.ended == INTERRUPTED:
             break
@@ -104,22 +107,24 @@ def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:
     return facts.ended in (None, INTERRUPTED, DIED) or (facts.ended == BUDGET and goal.budget_s > facts.budget_s)
 
 
-def _start(
-    at: int, points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]]
-) -> float | None:
-    """The rate that was found for the setting with the nearest place in the grid; None: none was found yet."""
-    values: dict[str, list[object]] = {}
+def nearest_rate(points: Sequence[Mapping[str, object]], at: int, rates: Mapping[int, float]) -> float | None:
+    """The rate that was found for the setting nearest to ``points[at]``, by steps in the grid; None: none is known.
+
+    ``rates``: what is known, by a point's number.
+    """
+    places: dict[str, list[object]] = {}
     for point in points:
-        for key, value in point.values.items():
-            if value not in values.setdefault(key, []):
-                values[key].append(value)
-    rates = {}
-    for other, each in enumerate(found):
-        far = sum(
-            abs(known.index(points[at].values.get(key, known[0])) - known.index(points[other].values.get(key, known[0])))
-            for key, known in values.items()
-        )
-        for one in each:
-            if rate := one.result.capacity.rate or one.result.capacity.low:
-                rates[far] = rate
-    return rates[min(rates)] if rates else None
+        for key, value in point.items():
+            if value not in places.setdefault(key, []):
+                places[key].append(value)
+
+    def steps(other: int) -> int:
+        """How far it lies; a key that a point leaves to the scenario counts as one more."""
+        far = 0
+        for key, known in places.items():
+            if points[at].get(key) != points[other].get(key):
+                both = key in points[at] and key in points[other]
+                far += abs(known.index(points[at][key]) - known.index(points[other][key])) if both else 1
+        return far
+
+    return rates[min(rates, key=steps)] if rates else None

@@ -70,7 +70,8 @@ def test_the_ratio_of_two_costs_is_that_of_prices_over_rates_and_both_errors_com
     assert (a.ratio.value, a.ratio.low, a.ratio.high) == pytest.approx((2, *ends))
     low, high = 1 / ends[1], 1 / ends[0]
     told = f"serves a request for 0.50 ({significant(low, 2)} to {significant(high, 2)}) of what A costs."
-    assert headline(found) == f"B {told}"
+    each = "B holds 150 req/s (140 to 160) at $3.47 a million; A holds 50 req/s (45.0 to 60.0) at $6.94 a million"
+    assert headline(found) == f"B {told} Within the SLOs {each}."
 
 
 def test_the_spread_of_searches_is_that_of_the_published_pairs() -> None:
@@ -235,6 +236,7 @@ def test_a_row_without_a_price_says_so_and_has_its_capacity_all_the_same(tmp_pat
     assert found.verdict == NOT_ESTABLISHED
     assert headline(found).startswith("Which is cheaper is not established: B has no cost (Weird GPU 3000 is not in")
     assert found.rows[1].capacity.rate == 70
+    assert "holds 70 req/s (65.0 to 75.0)" in headline(found)
     assert "70.0 (65.0 .. 75.0)" in text(document(found)).plain
 
 
@@ -248,6 +250,12 @@ def test_the_devices_and_the_settings_that_differ_are_named(tmp_path: Path) -> N
     assert [row.device for row in found.rows] == ["NVIDIA L4", "NVIDIA H200"]
     assert [row.setting for row in found.rows] == ["transformers, max_batch 8, x 8", "transformers, max_batch 32, x 32"]
     assert headline(found).startswith("B (NVIDIA H200) serves a request for 0.33 (")
+
+
+def test_a_setting_that_is_not_the_servers_is_named_where_it_may_differ(tmp_path: Path) -> None:
+    loads: list[dict[str, Any]] = [{"scenario": {"load": {"timeout": limit}}} for limit in (5.0, 9.0)]
+    found = table(*(searched(tmp_path, 50, 45, 55, **load) for load in loads), factors=("load.timeout",))
+    assert [row.setting for row in found.rows] == ["transformers, load.timeout 5", "transformers, load.timeout 9"]
 
 
 def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:

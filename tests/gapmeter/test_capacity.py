@@ -23,6 +23,7 @@ from gapmeter.runs.verify import verify
 from gapmeter.study.capacity import at_rate
 from gapmeter.study.comparison import compare_folders
 from gapmeter.study.resolve import resolve
+from gapmeter.study.settings import nearest_rate
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
 from tests.kit.wait import until
@@ -43,6 +44,11 @@ SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
         (("smoke", "--budget", "5s"), 2, "--budget 5s: write a time from 30s"),
         (("smoke", "--spare", "-1"), 2, "--spare -1"),
         (("no-such-scenario",), 104, "no-such-scenario"),
+        (("smoke", "--over", "server.max_batch"), 2, "--over server.max_batch: write KEY=VALUE,VALUE"),
+        (("smoke", "--over", "server.max_batch=4"), 2, "--over names a single setting"),
+        (("smoke", "--over", "load.rate=4,8"), 2, "--over load.rate: the rate is what a search finds"),
+        (("smoke", "--over", "server.max_bach=4,8"), 104, "did you mean server.max_batch"),
+        (("smoke", "--resume", "runs/A,runs/B"), 2, "--resume: one search, unless there is --over"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_that_says_what_to_write(
@@ -153,6 +159,51 @@ def test_a_search_and_one_of_a_dearer_server_are_compared_and_the_table_is_verif
         assert ratio.value == pytest.approx(9.0 / made.result.rows[0].price.usd_per_hour)  # type: ignore[union-attr]
     names = {check.name: check.ok for check in verify(made.folder)}
     assert names["compare.json"] and names["report.html"], names
+
+
+@pytest.mark.whole_run
+def test_settings_are_searched_into_one_table_and_an_earlier_search_of_one_counts(
+    searched: Done, tmp_path: Path
+) -> None:
+    """The second setting is searched from the rate that the first one held, or the scenario's."""
+    earlier, runs = tmp_path / "earlier", tmp_path / "runs"
+    shutil.copytree(searched.folder.path, earlier)
+    over = ("--over", "server.max_batch=1,2", "--budget", "30s", "--runs", str(runs))
+    done = gapmeter(*SMALL, *MORE, *over, "--resume", str(earlier), runs=runs)
+    table = Path(done.out.strip())
+    result = CostTable.read(table)
+    assert done.code == 0, done.err
+    assert [row.setting for row in result.rows] == ["simulated, max_batch 1", "simulated, max_batch 2"]
+    assert result.rows[0].folders == ("earlier",)
+    assert result.rows[0].capacity.rate == searched.summary["capacity"]["rate"]
+    (other,) = (path for path in runs.iterdir() if path != table)
+    assert json.loads((other / "manifest.json").read_text())["scenario"]["server"]["max_batch"] == 2
+    told = (table / "report.html").read_text()
+    assert f"../{other.name}/report.html" in told and "max_batch 2) holds" in told
+    assert all(check.ok for check in verify(table) if check.name in ("compare.json", "report.html"))
+    again = gapmeter(*SMALL, *MORE, *over, "--resume", f"{earlier},{other}", runs=runs)
+    rates = [row.capacity.rate for row in CostTable.read(Path(again.out.strip())).rows]
+    assert rates == [row.capacity.rate for row in result.rows]
+    assert len(list(runs.glob("*-capacity-*"))) == 1  # nothing was searched again
+    wrong = gapmeter(*SMALL, *MORE, "--over", "server.max_batch=2,4", "--resume", str(earlier), runs=runs)
+    assert (wrong.code, "is no search of one of these settings" in wrong.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("at", "known", "start"),
+    [
+        ((1, "a"), {}, None),
+        ((1, "a"), {(8, "a"): 80.0, (4, "a"): 40.0}, 40.0),
+        ((1, "a"), {(2, "b"): 20.0, (1, "b"): 10.0}, 10.0),
+        ((2, "b"), {(2, "b"): 21.0, (2, "a"): 22.0}, 21.0),  # its own earlier round
+    ],
+)
+def test_a_search_begins_at_the_rate_of_the_nearest_setting(
+    at: tuple[int, str], known: dict[tuple[int, str], float], start: float | None
+) -> None:
+    grid = [(size, way) for size in (1, 2, 4, 8) for way in "ab"]
+    points = [{"server.max_batch": size, "server.args.way": way} for size, way in grid]
+    assert nearest_rate(points, grid.index(at), {grid.index(place): rate for place, rate in known.items()}) == start
 
 
 @pytest.mark.whole_run
