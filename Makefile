@@ -56,12 +56,13 @@ loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=h
 	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
 capacity: export GAPMETER_AGAIN = $(if $(ARGS),,make capacity SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
-  $(URL), URL=$(URL)))
-capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... ARGS='--target-rps 50']
+  $(URL), URL=$(URL))$(if $(OVER), OVER=$(OVER)))
+capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... OVER=server.max_batch=4,8 ARGS='--target-rps 50']
 	@test -n "$$SCENARIO" || { echo 'which scenario? make capacity SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
 	$(setup) run
-	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") $(ARGS)
+	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
+	  $(if $(OVER),--over "$$OVER") $(ARGS)
 
 report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
 	$(setup) core

@@ -11,7 +11,7 @@ from pathlib import Path
 _SWITCHES = ("--json", "--quiet")  # flags without a value, of those that are ever left out
 # What a run of one trial has no use for.
 _OF_A_SEARCH = (
-    "--target-rps", "--headroom", "--spare", "--confidence", "--within", "--budget", "--over", "--resume", "--runs", *_SWITCHES,
+    "--target-rps", "--headroom", "--spare", "--confidence", "--within", "--budget", "--resume", "--runs", *_SWITCHES,
 )  # fmt: skip
 # Flags of a run that change its scenario, as the beginning of what --set takes.
 _OF_THE_SCENARIO = {"--set": "", "--engine": "server.engine=", "--model": "server.model="}

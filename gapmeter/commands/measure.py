@@ -65,7 +65,9 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help="of each setting, and which is cheapest"
     )
-    parser.add_argument("--resume", metavar="FOLDER", help="go on with an earlier search; with --over: several, by commas")
+    parser.add_argument(
+        "--resume", metavar="FOLDER", help="go on with an earlier search; with --over: several, by commas"
+    )
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")

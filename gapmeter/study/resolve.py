@@ -91,8 +91,10 @@ def check_searchable(scenario: Scenario, name: str) -> None:
             errors.USAGE,
         )
     if scenario.sweep:
-        raise UserError(f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]', "
-            f"or --over KEY=VALUE,VALUE", errors.USAGE)
+        raise UserError(
+            f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]', or --over KEY=VALUE,VALUE",
+            errors.USAGE,
+        )
 
 
 _WITH_A_RATE = ("poisson", "constant", "gamma", "onoff", "diurnal")

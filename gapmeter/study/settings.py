@@ -15,13 +15,14 @@ from gapmeter.analysis.results.costs import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
 from gapmeter.options import Options
-from gapmeter.runs.run import manifest_of
 from gapmeter.report import costs
 from gapmeter.report.capacity import headline
+from gapmeter.runs.run import manifest_of
 from gapmeter.scenarios import Point
 from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
 from gapmeter.study.comparison import compare_costs
 from gapmeter.study.conclusion import Conclusion, show
+from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import resolve, searchable_points
 
 
@@ -58,7 +59,7 @@ def find_capacities(
             try:
                 run_search(study, point.scenario)
             except UserError as error:
-                if error.exit_code == errors.USAGE:  # it would befall every setting
+                if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # it would befall every setting
                     raise
                 options.say(f"{title} failed: {error}")
         found[at].append(one := report_capacity(folder, quiet=True))
@@ -67,16 +68,19 @@ def find_capacities(
         options.say(f"{title}: {headline(one.result.capacity)[0]}")
         if one.result.capacity.ended == INTERRUPTED:
             break
-    return _compared(points, found, options, options.command or Command.of("capacity", name, overrides))
+    command = options.command or Command.of("capacity", name, overrides)
+    command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(command)
+    return _compared(points, found, options, command, [path for each in earlier.values() for path in each])
 
 
 def _compared(
-    points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command
-) -> Conclusion[CostTable]:
-    """The table of what was searched by now, told."""
+    points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command,
+    unseen: Sequence[Path],
+) -> Conclusion[CostTable]:  # fmt: skip
+    """The table of what was searched by now, told. ``unseen``: earlier searches whose turn did not come."""
     sides = [[one.folder for one in each] for each in found if each]
     ends = [one.result.capacity.ended for each in found for one in each]
-    again = command.resumed(Path(",".join(str(path) for side in sides for path in side)))
+    again = command.resumed(Path(",".join(map(str, [*(path for side in sides for path in side), *unseen]))))
     if len(sides) < 2:
         raise UserError(f"interrupted before a second setting; go on with: {again}", errors.INTERRUPTED)
     factors = list(dict.fromkeys(key for point in points for key in point.values))
@@ -94,10 +98,10 @@ def _by_digest(folders: Sequence[Path], points: Sequence[Point]) -> dict[str, li
     """The earlier searches of each setting. Raises UserError for a folder that is of none of them."""
     earlier: dict[str, list[Path]] = {point.scenario.digest(): [] for point in points}
     for folder in folders:
-        digest = manifest_of(folder).scenario_digest
-        if digest not in earlier:
+        manifest = manifest_of(folder)
+        if not isinstance(manifest, SearchManifest) or manifest.scenario_digest not in earlier:
             raise UserError(f"--resume: {folder} is no search of one of these settings", errors.USAGE)
-        earlier[digest].append(folder)
+        earlier[manifest.scenario_digest].append(folder)
     return earlier
 
 
