@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gapmeter.study.comparison import compare_in_turn
     from gapmeter.study.resolve import resolve as scenario
     from gapmeter.study.session import open_session as session
+    from gapmeter.study.settings import find_capacities as capacities
     from gapmeter.study.study import report_again
     from gapmeter.study.study import run_scenario as run
     from gapmeter.study.sweep import run_sweep as sweep
@@ -35,6 +36,7 @@ _PLACES = {
     "Options": ("options", "Options"),
     "UserError": ("errors", "UserError"),
     "archive": ("runs.archive", "archive"),
+    "capacities": ("study.settings", "find_capacities"),
     "capacity": ("study.capacity", "find_capacity"),
     "compare": ("study.comparison", "compare_folders"),
     "compare_in_turn": ("study.comparison", "compare_in_turn"),
@@ -55,6 +57,7 @@ __all__ = [
     "Options",
     "UserError",
     "archive",
+    "capacities",
     "capacity",
     "compare",
     "compare_in_turn",
