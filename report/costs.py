@@ -104,14 +104,14 @@ def _cost(row: CostRow) -> float:
 
 
 def _holds(row: CostRow, result: CostTable) -> str:
-    """``B (max_batch 8) holds 41.0 req/s (38.0 to 44.0) at $0.120 a million``."""
+    """``B (max_batch 8) holds 41.0 req/s (38.0 to 44.0) for $0.120 a million``."""
     capacity = row.capacity
     if capacity.rate:
         held = f"{rate(capacity.rate)} ({_between(capacity.low, capacity.high, ' to ')})"
     else:
         held = f"{_one_end(capacity.low, capacity.high, 'below')} req/s"
     cost = _money(row.per_request_usd, None if row.per_request_usd else row.per_request_usd_ci, 1e6)
-    return f"{_called(row, result)} holds {held}{'' if cost == DASH else f' at {cost} a million'}"
+    return f"{_called(row, result)} holds {held}{'' if cost == DASH else f' for {cost} a million'}"
 
 
 def _answer(result: CostTable) -> str:

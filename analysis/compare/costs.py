@@ -32,7 +32,7 @@ from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.capacity import CapacityResult, Fleet
+from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, CapacityResult, Ended, Fleet
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, NOT_COMPARABLE, Asked, Fact
 from gapmeter.analysis.results.cost import Cost, Interval, Price
@@ -54,6 +54,11 @@ _SURE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _LOAD = ("arrivals", "burstiness", "onoff", "think_time", "timeout", "stall", "retries", "retry_pause")
 _POISSON: Mapping[str, Any] = {"arrivals": "poisson", "burstiness": None, "onoff": None}  # of a search without bursts
 _NO_SETTING = ("engine", "ready_timeout")  # told by itself; changes nothing
+_NO_RATE = "no rate was found at which the SLOs hold"
+_UNKNOWN: Mapping[Ended, str] = {
+    BUDGET: "the budget ended before a rate was found", NOT_MEASURED: "its trials were not valid as measurements",
+    CLIENT: "the load tester was the limit",
+}  # fmt: skip
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
 
 
@@ -160,7 +165,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         provenance=result.provenance,
         capacity=HeldRate(
             rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
-            why="" if search.low else manifest.ended_because or "no rate was found at which the SLOs hold",
+            why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
         ),
         price=cost.price if isinstance(cost, Cost) else None,
         why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +11,13 @@ from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, CapacityResult
+from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.report import costs
-from gapmeter.report.capacity import headline
+from gapmeter.report.capacity import can_go_on, headline
 from gapmeter.runs.run import manifest_of
 from gapmeter.scenarios import Point
 from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
@@ -70,26 +71,31 @@ def find_capacities(
             break
     command = options.command or Command.of("capacity", name, overrides)
     command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(command)
-    return _compared(points, found, options, command, [path for each in earlier.values() for path in each])
+    return _compared(points, found, options, command, goal, [path for each in earlier.values() for path in each])
 
 
 def _compared(
     points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command,
-    unseen: Sequence[Path],
+    goal: CapacityGoal, unseen: Sequence[Path],
 ) -> Conclusion[CostTable]:  # fmt: skip
     """The table of what was searched by now, told. ``unseen``: earlier searches whose turn did not come."""
     sides = [[one.folder for one in each] for each in found if each]
-    ends = [one.result.capacity.ended for each in found for one in each]
-    again = command.resumed(Path(",".join(map(str, [*(path for side in sides for path in side), *unseen]))))
+    searches = [one.result.capacity for each in found for one in each]
+    longer = ("--budget", f"{math.ceil(2 * goal.budget_s / 60)}m") if any(s.ended == BUDGET for s in searches) else ()
+    folders = [*(path for side in sides for path in side), *unseen]
+    again = command.resumed(Path(",".join(map(str, folders))), *longer)
     if len(sides) < 2:
         raise UserError(f"interrupted before a second setting; go on with: {again}", errors.INTERRUPTED)
     factors = list(dict.fromkeys(key for point in points for key in point.values))
     compared = compare_costs(sides, factors, runs=options.runs, command=str(command))
-    broken = {INTERRUPTED: errors.INTERRUPTED, DIED: errors.NOT_VALID}
-    code = max(compared.exit_code, *(broken.get(ended, errors.OK) for ended in ends))
+    code = compared.exit_code
+    if any(s.ended == INTERRUPTED for s in searches):
+        code = errors.INTERRUPTED
+    elif any(s.ended == DIED or (not s.low and s.ended != UNMEETABLE) for s in searches):
+        code = errors.NOT_VALID
     if not options.quiet:
         meaning = errors.MEANING[code] if code else "every setting was searched"
-        go_on = [("go on", str(again))] * any(ended in broken for ended in ends)
+        go_on = [("go on", str(again))] * any(map(can_go_on, searches))
         show(costs.document(compared.result), compared.folder, f"exit={code} {meaning}", *go_on)
     return replace(compared, exit_code=code)
 

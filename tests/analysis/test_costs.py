@@ -70,7 +70,7 @@ def test_the_ratio_of_two_costs_is_that_of_prices_over_rates_and_both_errors_com
     assert (a.ratio.value, a.ratio.low, a.ratio.high) == pytest.approx((2, *ends))
     low, high = 1 / ends[1], 1 / ends[0]
     told = f"serves a request for 0.50 ({significant(low, 2)} to {significant(high, 2)}) of what A costs."
-    each = "B holds 150 req/s (140 to 160) at $3.47 a million; A holds 50 req/s (45.0 to 60.0) at $6.94 a million"
+    each = "B holds 150 req/s (140 to 160) for $3.47 a million; A holds 50 req/s (45.0 to 60.0) for $6.94 a million"
     assert headline(found) == f"B {told} Within the SLOs {each}."
 
 

@@ -172,7 +172,7 @@ def test_settings_are_searched_into_one_table_and_an_earlier_search_of_one_count
     done = gapmeter(*SMALL, *MORE, *over, "--resume", str(earlier), runs=runs)
     table = Path(done.out.strip())
     result = CostTable.read(table)
-    assert done.code == 0, done.err
+    assert done.code == (0 if all(row.capacity.low for row in result.rows) else 98), done.err
     assert [row.setting for row in result.rows] == ["simulated, max_batch 1", "simulated, max_batch 2"]
     assert result.rows[0].folders == ("earlier",)
     assert result.rows[0].capacity.rate == searched.summary["capacity"]["rate"]
