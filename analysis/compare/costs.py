@@ -349,8 +349,8 @@ def _words(value: Any) -> str:
 
 
 def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
-    """The engine of each, and the settings that are not the same in all rows: its server's and what may differ."""
-    each = [_flat(one.scenario["server"]) | _declared(one.scenario, factors) for one in found]
+    """The engine of each, and the settings that are not the same in all rows: its server's and what may differ, and who had which cores."""
+    each = [_flat(one.scenario["server"]) | _declared(one.scenario, ("load.placement", *factors)) for one in found]
     keys = [key for key in dict.fromkeys(key for one in each for key in one) if key not in _NO_SETTING]
     varied = [key for key in keys if len({str(one.get(key)) for one in each}) > 1]
     engines = [str(one["engine"]) for one in each]

@@ -256,6 +256,12 @@ def test_a_setting_that_is_not_the_servers_is_named_where_it_may_differ(tmp_path
     loads: list[dict[str, Any]] = [{"scenario": {"load": {"timeout": limit}}} for limit in (5.0, 9.0)]
     found = table(*(searched(tmp_path, 50, 45, 55, **load) for load in loads), factors=("load.timeout",))
     assert [row.setting for row in found.rows] == ["transformers, load.timeout 5", "transformers, load.timeout 9"]
+    loads = [{"scenario": {"load": {"placement": which}}} for which in ("auto", "shared")]
+    cores = table(*(searched(tmp_path, 50, 45, 55, **load) for load in loads))  # a server of other cores
+    assert [row.setting for row in cores.rows] == [
+        "transformers, load.placement auto",
+        "transformers, load.placement shared",
+    ]
 
 
 def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
