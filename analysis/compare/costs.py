@@ -349,7 +349,7 @@ def _words(value: Any) -> str:
 
 
 def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
-    """The engine of each, and the settings that are not the same in all rows: its server's and what may differ, and who had which cores."""
+    """The engine of each, and what is not the same in all rows: its server's, who had which cores, what may differ."""
     each = [_flat(one.scenario["server"]) | _declared(one.scenario, ("load.placement", *factors)) for one in found]
     keys = [key for key in dict.fromkeys(key for one in each for key in one) if key not in _NO_SETTING]
     varied = [key for key in keys if len({str(one.get(key)) for one in each}) > 1]
