@@ -179,7 +179,8 @@ def test_settings_are_searched_into_one_table_and_an_earlier_search_of_one_count
     (other,) = (path for path in runs.iterdir() if path != table)
     assert json.loads((other / "manifest.json").read_text())["scenario"]["server"]["max_batch"] == 2
     told = (table / "report.html").read_text()
-    assert f"../{other.name}/report.html" in told and "max_batch 2) holds" in told
+    assert f"../{other.name}/report.html" in told
+    assert ("max_batch 2) holds" in told) == (result.rows[1].capacity.low is not None)  # a busy machine may find none
     assert all(check.ok for check in verify(table) if check.name in ("compare.json", "report.html"))
     again = gapmeter(*SMALL, *MORE, *over, "--resume", f"{earlier},{other}", runs=runs)
     rates = [row.capacity.rate for row in CostTable.read(Path(again.out.strip())).rows]
