@@ -24,7 +24,7 @@ SOAK ?= 60m
 FUZZ ?= 60
 
 # What these hold is passed on by the environment, as it is: neither make nor a shell looks for commands in it.
-given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE UI RUN A B SOAK FUZZ
+given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE OVER UI RUN A B SOAK FUZZ
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name))))
 export $(given)
 
