@@ -15,7 +15,7 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records
 from gapmeter.records.reader import NotRecords
-from gapmeter.records.request import FINISHED, STAMPS, RequestRecord, columns, decode, on_clock
+from gapmeter.records.request import FIELDS, FINISHED, STAMPS, RequestRecord, columns, decode, on_clock, request_id_of
 from gapmeter.records.stream import outcome_of, parse_answer
 
 _LATER = ("first_token_ns", "first_text_ns", "last_token_ns")
@@ -25,6 +25,11 @@ _COLUMNS = (
     *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
     "censored_ns", "engine_metrics", "receive_wait_ns",
 )  # fmt: skip
+_ROW = [
+    *(stored.column for stored in FIELDS.values() if stored.column), "first_token_ns", "first_text_ns", "last_token_ns",
+    *_COUNTS, "outcome", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns", "engine_metrics",
+    "receive_wait_ns",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +57,28 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     and its due time is the first one's. ``censored_ns`` is how long a failed request was given: its latency is longer.
     Raises gapmeter.records.NotRecords when no generator process recorded anything.
     """
-    files = [read_records(path) for path in folder.record_files(folder.requests)]
-    if not files:
+    paths = folder.record_files(folder.requests)
+    if not paths:
         raise NotRecords(f"{folder.path}: no request was recorded")
-    records: dict[str, RequestRecord] = {}
     offsets = plan.clock_offsets_ns or {}  # of workers on other machines
-    for file in files:
-        for code, payload in file.blobs:
+    issued: dict[str, bytes] = {}  # of attempts whose end is not on record so far
+    rows: dict[str, list[Any]] = {}
+
+    def take(code: int, payload: bytes) -> None:
+        request_id = request_id_of(payload)
+        if code == FINISHED:
+            issued.pop(request_id, None)
             record = decode(payload)
             record = on_clock(record, offsets.get(str(record.worker), 0))
-            if code == FINISHED or record.request_id not in records:
-                records[record.request_id] = record
-    rows = [request_row(record, plan.timeout_ns) for record in records.values()]
-    table = pd.DataFrame(rows, columns=list(_COLUMNS)).sort_values(["due_ns", "index"], ignore_index=True)
+            rows[request_id] = list(request_row(record, plan.timeout_ns).values())
+        elif request_id not in rows:
+            issued[request_id] = payload
+
+    generators = [_generator(read_records(path, take)) for path in paths]
+    for payload in list(issued.values()):
+        take(FINISHED, payload)
+    table = pd.DataFrame(list(rows.values()), columns=_ROW)[list(_COLUMNS)]
+    table = table.sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
     table = _settle(table, plan.timeout_ns)
@@ -73,7 +87,7 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     table["measured"] &= ~table["superseded"]
     if (end_ns := cut_short_ns(table, plan)) is not None:
         table["measured"] &= table["due_ns"] < end_ns
-    return table, [_generator(file) for file in files]
+    return table, generators
 
 
 def _settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:

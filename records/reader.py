@@ -6,8 +6,9 @@ import json
 import mmap
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from gapmeter_probe.records import (
@@ -30,6 +31,7 @@ from gapmeter.scenarios.plain_file import open_plain
 
 Table = NDArray[np.void]
 
+_BLOCK = 1 << 24
 _HEAD = [("size", "<u4"), ("kind", "<u2"), ("code", "<u2")]
 SPAN_DTYPE = np.dtype(
     [*_HEAD, ("ref", "<u4"), ("n", "<u4"), ("queued_ns", "<i8"), ("start_ns", "<i8"), ("end_ns", "<i8")]
@@ -101,19 +103,40 @@ def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[list
     return whole, at, False
 
 
-def read_records(path: str | os.PathLike[str]) -> RecordFile:
+def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None] | None = None) -> RecordFile:
     """Read one file.
 
-    A process that was killed leaves no END mark; its records are read up to the last whole frame.
+    With ``take``, the file is read block by block, and what ``blobs`` would hold goes there instead, one by one. A
+    process that was killed leaves no END mark; its records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
     with open_plain(name) as file:
-        data = file.read()
+        data = file.read() if take is None else _without_blobs(file, take)
     try:
         return _read(name, data)
     except NotRecords as error:
         raise NotRecords(f"{name}: {error}") from None
+
+
+def _without_blobs(file: BinaryIO, take: Callable[[int, bytes], None]) -> bytes:
+    """The file's bytes without its BLOB frames, whose codes and payloads go to ``take``."""
+    kept = bytearray(file.read(FILE_HEADER.size))
+    data, size, closed = b"", _BLOCK, False
+    while not closed and (more := file.read(size)):
+        data += more
+        whole, used, closed = frames(data, 0)
+        since = 0
+        for at, kind in whole:
+            if kind == Kind.BLOB:
+                length, _, code, payload = BLOB.unpack_from(data, at)
+                take(code, data[at + BLOB.size : at + BLOB.size + payload])
+                kept += data[since:at]
+                since = at + length
+        kept += data[since:used]
+        data = data[used:]
+        size = _BLOCK if whole else len(data) + _BLOCK  # a frame larger than a block
+    return bytes(kept + data)
 
 
 def dropped_records(path: str | os.PathLike[str]) -> int:

@@ -146,6 +146,16 @@ def decode(payload: bytes | memoryview) -> RequestRecord:
     return record
 
 
+def request_id_of(payload: bytes) -> str:
+    """The id of the record in a BLOB frame's payload. Raises ValueError when it is not a whole one."""
+    if len(payload) < _HEAD.size:
+        raise ValueError(f"{len(payload)} bytes are too few for a request record")
+    values = _HEAD.unpack_from(payload)
+    name, _, chunks, _ = values[len(_FIRST) : -len(_LAST)]
+    at = _HEAD.size + (16 if values[_FLAGS] & Flag.KERNEL else 12) * chunks
+    return bytes(payload[at : at + name]).decode()
+
+
 def columns(record: RequestRecord) -> dict[str, Any]:
     """What requests.parquet takes from the record as it stands, by column; None for a stamp of what did not happen."""
     values = {stored.column: getattr(record, name) for name, stored in FIELDS.items() if stored.column}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gapmeter_probe.records import Outcome
@@ -20,7 +22,15 @@ Ints = NDArray[np.int64]
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
-_REASONING = ("reasoning", "reasoning_content")
+REASONING = ("reasoning", "reasoning_content")
+# Where the text begins in an event of the shape that most servers send.
+_TEXT_KEY = re.compile(
+    rb'"delta": ?\{(?:"role": ?(?:null|"assistant"), ?)?"(content|reasoning_content|reasoning)": ?"'
+    rb'|(?<=[{, ])"(text)": ?"'
+)
+_UNPLAIN = re.compile(rb'["\\\x00-\x1f]')  # what a JSON string has only escaped
+_CALLS = ("tool_calls", "function_call")
+_GROWING = ("completion_tokens", "total_tokens")
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 
@@ -50,24 +60,33 @@ class Answer:
     error: str = ""
 
 
-class _Piece(NamedTuple):
-    """What a chunk with choices says of tokens: ids, a running total (None: nothing), text or calls of any kind.
+@dataclass(slots=True)
+class _Pieces:
+    """What the chunks with choices say of tokens, a column each: ids, a running total (-1: none), text or calls at all.
 
-    ``choice``: the number of the only one that it has, 0 where it has several.
+    ``choices``: the number of the only choice that a chunk has, 0 where it has several.
     """
 
-    stamp: int
-    ids: int
-    total: int | None
-    content: bool
-    choice: int = 0
+    stamps: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
+    content: list[bool] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+
+    def add(self, stamps: list[int], ids: int, totals: Iterable[int], content: list[bool], choice: int) -> None:
+        """Chunks in a row, of one choice and with as many ids each."""
+        self.stamps += stamps
+        self.ids += [ids] * len(stamps)
+        self.totals += totals
+        self.content += content
+        self.choices += [choice] * len(stamps)
 
 
 @dataclass(slots=True)
 class _Reading:
     """What has been gathered while going through the events."""
 
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: _Pieces = field(default_factory=_Pieces)
     spoke: bool = False  # a chunk has brought a token
     first_text_ns: int = 0
     text_chars: int = 0
@@ -84,24 +103,21 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
     ``first_token_only``: read no further than the first chunk with a token; for a check while the run goes on.
     """
     reading = _Reading()
-    for stamp, data in events(record):
-        if data == "[DONE]":
-            reading.done = True
-            break
-        _read_event(reading, stamp, data)
-        if reading.error or (first_token_only and reading.spoke):
-            break
+    if _is_plain(record.body):
+        for stamp, data in events(record):
+            _read_event(reading, stamp, data)
+    else:
+        _read_stream(reading, record, first_token_only)
     if not reading.error and not first_token_only:
         reading.error = _unfinished(reading, record.body)
     usage = reading.usage
     details = usage.get("prompt_tokens_details")
-    counted, new = _counts(reading.pieces, _whole(usage.get("completion_tokens")))
-    brought = [(piece.stamp, tokens) for piece, tokens in zip(reading.pieces, new, strict=True) if tokens]
-    stamps = np.array([stamp for stamp, _ in brought], dtype=np.int64)
-    counts = np.array([tokens for _, tokens in brought], dtype=np.int64)
     output = _whole(usage.get("completion_tokens"))
+    counted, new = _counts(reading.pieces, output)
+    brought = new > 0
+    stamps, counts = np.array(reading.pieces.stamps, dtype=np.int64)[brought], new[brought]
     if output is None and counted != "unmeasured":
-        output = sum(new)
+        output = int(new.sum())
     return Answer(
         token_ns=np.repeat(stamps, counts),
         chunk_tokens=counts,
@@ -117,6 +133,99 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         done=reading.done,
         error=reading.error,
     )
+
+
+def _read_stream(reading: _Reading, record: RequestRecord, first_token_only: bool) -> None:
+    blocks, stamps, rest = _blocks(record)
+    at = 0
+    while at < len(blocks):
+        data = _data(blocks[at])
+        if data == "[DONE]":
+            reading.done = True
+            return
+        if data:
+            value = _read_event(reading, stamps[at], data)
+            if reading.error or (first_token_only and reading.spoke):
+                return
+            if value is not None and not first_token_only:
+                at += _read_alike(reading, value, blocks, stamps, at)
+        at += 1
+    reading.done = _data(rest) == "[DONE]"
+
+
+def _read_alike(reading: _Reading, like: dict[str, Any], blocks: list[bytes], stamps: list[int], at: int) -> int:
+    """Read the events behind ``at`` as long as they are its bytes again but for the text and counts one higher each.
+
+    Such are nearly all events of a stream. ``like`` is the event at ``at``, which has been read. Returns how many.
+    """
+    block = blocks[at]
+    key = _TEXT_KEY.search(block)
+    if key is None or not _is_text_alone(like, (key[1] or key[2]).decode()) or block.count(key[0]) > 1:
+        return 0
+    head, (text, quote, tail) = block[: key.end()], block[key.end() :].partition(b'"')
+    usage = like["usage"] if isinstance(like.get("usage"), dict) else {}
+    total = _whole(usage.get("completion_tokens"))
+    if b"\\" in text or (total or 0) + len(blocks) > _MOST_TOKENS:
+        return 0
+    counts = {name: usage[name] for name in _GROWING if _whole(usage.get(name)) is not None}
+    tails = _tails(quote + tail, tuple(counts.items()), -(-(len(blocks) - at) // 64) * 64)
+    texts = []
+    for other, its_tail in zip(itertools.islice(blocks, at + 1, None), tails, strict=False):
+        if not (other.startswith(head) and other.endswith(its_tail)) or len(other) < len(head) + len(its_tail):
+            break
+        texts.append(other[len(head) : -len(its_tail)])
+    lengths = _lengths(texts)
+    n = len(lengths)
+    if not n:
+        return 0
+    content = [length > 0 for length in lengths]
+    came = stamps[at + 1 : at + 1 + n]
+    reading.text_chars += sum(lengths)
+    if not reading.first_text_ns and any(content):
+        reading.first_text_ns = came[content.index(True)]
+    if usage:
+        reading.usage = usage | {name: count + n for name, count in counts.items()}
+    totals = [-1] * n if total is None else range(total + 1, total + 1 + n)
+    reading.pieces.add(came, 0, totals, content, reading.pieces.choices[-1])
+    return n
+
+
+def _is_text_alone(event: dict[str, Any], key: str) -> bool:
+    """Whether an event says nothing of tokens but its usage and one choice's text, under ``key``."""
+    choices = event.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    if not isinstance(choice, dict) or isinstance(choice.get("token_ids"), list):
+        return False
+    part = choice.get("delta") or choice.get("message") or choice
+    return isinstance(part, dict) and [name for name in (*_TEXTS, *_CALLS) if part.get(name)] in ([key], [])
+
+
+@functools.lru_cache(maxsize=256)
+def _tails(tail: bytes, counts: tuple[tuple[str, int], ...], most: int) -> list[bytes]:
+    """What follows the texts of events with counts 1, 2, … ``most`` higher; none where its bytes do not tell."""
+    form, numbers = tail.replace(b"%", b"%%"), []
+    for name, count in counts:
+        told = re.findall(rb'[{, ]"%s": ?%d(?=[,}])' % (name.encode(), count), tail)
+        if len(told) != 1 or tail.count(b'"%s"' % name.encode()) != 1:
+            return []
+        numbers.append((tail.index(told[0]), count))
+        form = form.replace(told[0], told[0][: -len(str(count))] + b"%d")
+    in_order = [count for _, count in sorted(numbers)]
+    return [form % tuple(count + k for count in in_order) for k in range(1, most + 1)]
+
+
+def _lengths(texts: list[bytes]) -> list[int]:
+    """Characters of the insides of JSON strings, up to the first that is none."""
+    together = b"".join(texts)
+    if together.isascii() and not _UNPLAIN.search(together):
+        return [len(text) for text in texts]
+    lengths = []
+    for text in texts:
+        try:
+            lengths.append(len(json.loads(f'"{text.decode(errors="replace")}"')))
+        except ValueError:
+            break
+    return lengths
 
 
 def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
@@ -135,27 +244,47 @@ def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
     CR, comments and unknown fields are skipped, several data lines are joined by LF. What follows the last blank line
     was never completed and is left out, unless it is a bare end mark.
     """
-    body, ends = record.body, np.cumsum(record.chunk_bytes, dtype=np.int64)
-    if body.lstrip()[:1] in (b"{", b"["):
-        yield _arrival(record, ends, len(body.rstrip()) - 1), body.decode(errors="replace")
+    body = record.body
+    if _is_plain(body):
+        yield _arrival(record, len(body.rstrip()) - 1), body.decode(errors="replace")
         return
-    at = 3 if body.startswith(b"\xef\xbb\xbf") else 0
-    blanks = list(_BLANK_LINE.finditer(body, at))
-    # An event is complete with the first byte of its blank line's own end.
-    last = np.array([match.start() + 1 + (match[0][:2] == b"\r\n") for match in blanks], dtype=np.int64)
-    pieces = np.minimum(np.searchsorted(ends, last, side="right"), max(len(ends) - 1, 0))
-    stamps = record.arrival_ns[pieces].tolist() if len(ends) else [record.end_ns] * len(blanks)
-    for match, stamp in zip(blanks, stamps, strict=True):
-        data = _data(body[at : match.start()])
-        at = match.end()
+    blocks, stamps, rest = _blocks(record)
+    for block, stamp in zip(blocks, stamps, strict=True):
+        data = _data(block)
         if data:  # an event without data, such as a ping, is none
             yield stamp, data
-    if _data(body[at:].rstrip()) == "[DONE]":
-        yield _arrival(record, ends, len(body) - 1), "[DONE]"
+    if _data(rest) == "[DONE]":
+        yield _arrival(record, len(body) - 1), "[DONE]"
 
 
-def _arrival(record: RequestRecord, ends: Ints, offset: int) -> int:
+def _is_plain(body: bytes) -> bool:
+    """Whether it is JSON as a whole."""
+    return body[:1] != b"d" and body.lstrip()[:1] in (b"{", b"[")
+
+
+def _blocks(record: RequestRecord) -> tuple[list[bytes], list[int], bytes]:
+    """The body's blocks that a blank line ended, when the first byte of that line had arrived, and what follows."""
+    body = record.body
+    if b"\r" not in body and not body.startswith(b"\xef"):
+        *blocks, rest = body.split(b"\n\n")
+        last = np.cumsum([len(block) + 2 for block in blocks], dtype=np.int64) - 1
+    else:
+        at = 3 if body.startswith(b"\xef\xbb\xbf") else 0
+        blanks = list(_BLANK_LINE.finditer(body, at))
+        starts = [at, *(match.end() for match in blanks)]
+        blocks = [body[start : match.start()] for start, match in zip(starts, blanks, strict=False)]
+        rest = body[starts[-1] :]
+        last = np.array([match.start() + 1 + (match[0][:2] == b"\r\n") for match in blanks], dtype=np.int64)
+    if not len(record.chunk_bytes):
+        return blocks, [record.end_ns] * len(blocks), rest.rstrip()
+    ends = np.cumsum(record.chunk_bytes, dtype=np.int64)
+    pieces = np.minimum(np.searchsorted(ends, last, side="right"), len(ends) - 1)
+    return blocks, record.arrival_ns[pieces].tolist(), rest.rstrip()
+
+
+def _arrival(record: RequestRecord, offset: int) -> int:
     """When the byte at ``offset`` of the body had arrived."""
+    ends = np.cumsum(record.chunk_bytes, dtype=np.int64)
     if not len(ends):
         return record.end_ns
     return int(record.arrival_ns[min(int(np.searchsorted(ends, offset, side="right")), len(ends) - 1)])
@@ -171,18 +300,19 @@ def _data(block: bytes) -> str | None:
     return b"\n".join(line[6:] if line[5:6] == b" " else line[5:] for line in lines).decode(errors="replace")
 
 
-def _read_event(reading: _Reading, stamp: int, data: str) -> None:
+def _read_event(reading: _Reading, stamp: int, data: str) -> dict[str, Any] | None:
+    """Take note of what an event says; returns it where it may be like those that follow."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         reading.error = f"not JSON in the answer: {data[:80]!r}"
-        return
+        return None
     if not isinstance(value, dict):
         reading.error = f"not an object in the answer: {data[:80]!r}"
-        return
+        return None
     if error := _error(value):
         reading.error = f"the server said: {error}"
-        return
+        return None
     usage = value.get("usage")
     if not isinstance(usage, dict):
         usage = None
@@ -194,6 +324,7 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     objects = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
     if objects:
         _read_choices(reading, stamp, objects, usage)
+    return value if len(objects) == 1 else None
 
 
 def _error(value: dict[str, Any]) -> str:
@@ -211,7 +342,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         part = choice.get("delta") or choice.get("message") or choice
         if isinstance(part, dict):
             length = sum(_characters(text) for name in _TEXTS if (text := part.get(name)))
-            content = content or bool(length or part.get("tool_calls") or part.get("function_call"))
+            content = content or bool(length or any(part.get(name) for name in _CALLS))
             if length:
                 reading.text_chars += length
                 reading.first_text_ns = reading.first_text_ns or stamp
@@ -224,7 +355,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         reading.error = f"a usage of {max(total or 0, ids)} tokens in one chunk"
         return
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
-    reading.pieces.append(_Piece(stamp, ids, total, content, number or 0))
+    reading.pieces.add([stamp], ids, [-1 if total is None else total], [content], number or 0)
     reading.spoke = reading.spoke or content or bool(ids or total)
 
 
@@ -235,7 +366,7 @@ def _characters(text: Any) -> int:
     return len(text) if isinstance(text, str) else 0
 
 
-def _counts(pieces: list[_Piece], whole: int | None = None) -> tuple[str, list[int]]:
+def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:
     """How the tokens of each piece are counted, and how many there are: by usage, by ids, or a piece with content one.
 
     The whole stream decides. A usage that some chunks lack, or that stays as it is while text comes, is no running
@@ -243,28 +374,23 @@ def _counts(pieces: list[_Piece], whole: int | None = None) -> tuple[str, list[i
     tokens to one chunk. Of several choices, each may have a total of its own: then these add up to the ``whole``, which
     is the last usage.
     """
-    own: dict[int, int] = {}
-    for piece in pieces:
-        own[piece.choice] = max(own.get(piece.choice, 0), piece.total or 0)
-    apart = len(own) > 1 and sum(own.values()) == whole
-    new, so_far = [], dict.fromkeys(own, 0)
-    for piece in pieces:
-        counter = piece.choice if apart else next(iter(own))
-        new.append(max((piece.total or 0) - so_far[counter], 0))
-        so_far[counter] += new[-1]
-    most = sum(new)
-    spoken = [k for k, piece in enumerate(pieces) if piece.content]
-    if most and (not spoken or _running(pieces, new, spoken)):
+    totals, choices = np.array(pieces.totals, np.int64), np.array(pieces.choices, np.int64)
+    ids, content = np.array(pieces.ids, np.int64), np.array(pieces.content, np.bool_)
+    of_choices = [choices == choice for choice in np.unique(choices)] if len(set(pieces.choices)) > 1 else []
+    most = sum(max(int(totals[own].max()), 0) for own in of_choices)
+    new = np.zeros(len(totals), np.int64)
+    for own in of_choices if of_choices and most == whole else [np.ones(len(totals), np.bool_)]:
+        new[own] = np.diff(np.maximum.accumulate(np.maximum(totals[own], 0)), prepend=0)
+    if new.any() and (not content.any() or _running(totals[content], new[content])):
         return "usage", new
-    if any(piece.ids for piece in pieces) and all(pieces[k].ids for k in spoken):
-        return "token_ids", [piece.ids for piece in pieces]
-    return "unmeasured", [int(piece.content) for piece in pieces]
+    if ids.any() and ids[content].all():
+        return "token_ids", ids
+    return "unmeasured", content.astype(np.int64)
 
 
-def _running(pieces: list[_Piece], new: list[int], spoken: list[int]) -> bool:
+def _running(totals: Ints, new: Ints) -> bool:
     """Whether totals grow with the text: there from its first piece to its last, and larger with half of them."""
-    grown = sum(new[k] > 0 for k in spoken)
-    return bool(pieces[spoken[0]].total) and pieces[spoken[-1]].total is not None and 2 * grown >= len(spoken)
+    return bool(totals[0] > 0 and totals[-1] >= 0 and 2 * np.count_nonzero(new) >= len(new))
 
 
 def _unfinished(reading: _Reading, body: bytes) -> str:
@@ -275,57 +401,10 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
         return "the answer is empty"
     if body.startswith(b"\x1f\x8b"):
         return "the answer is compressed (gzip), which nothing asked for"
-    if not reading.pieces and not reading.usage:
+    if not reading.pieces.stamps and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"
 
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One event as clients look at it that do not know which chunks carry tokens: they go by what is in it.
-
-    ``at_ns``: when the piece that completed it arrived.
-
-    ``choice``: it has a choice, be it empty (a role alone, a finish reason alone); ``text``: with visible or reasoning
-    text; ``calls``: with a part of a tool call; ``finish``: with a finish reason. ``usage``: the completion tokens that
-    it reports, None if it reports none. ``end``: the end mark of the stream, and nothing else.
-    """
-
-    at_ns: int
-    choice: bool = False
-    text: bool = False
-    calls: bool = False
-    finish: bool = False
-    usage: int | None = None
-    end: bool = False
-
-
-def chunks(record: RequestRecord) -> Iterator[Chunk]:
-    """Every event of an answer up to its end mark; what is no JSON object is left out."""
-    for at_ns, data in events(record):
-        if data == "[DONE]":
-            yield Chunk(at_ns, end=True)
-            return
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield _chunk(at_ns, value)
-
-
-def _chunk(at_ns: int, value: dict[str, Any]) -> Chunk:
-    usage, choices = value.get("usage"), value.get("choices")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    tokens = tokens if type(tokens) is int else None
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
-        return Chunk(at_ns, choice=choice is not None, usage=tokens)
-    part = choice.get("delta") or choice.get("message") or choice
-    part = part if isinstance(part, dict) else {}
-    text = any(part.get(name) for name in ("content", "text", *_REASONING))
-    return Chunk(at_ns, True, bool(text), bool(part.get("tool_calls")), bool(choice.get("finish_reason")), tokens)

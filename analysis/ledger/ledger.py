@@ -17,6 +17,7 @@ from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.shares import share_out
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Trace
+from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.records import EntryFlag, Span
@@ -197,15 +198,13 @@ def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
 
 def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, pd.DataFrame]:
     """The gaps between the moments at which tokens of one answer arrived, and what names them."""
-    counts = np.zeros(len(good), np.int64)
-    parts = [np.empty((4, 0), np.int64)]  # start, end, the tokens received by either
-    for at, stamps in enumerate(requests["token_ns"].to_numpy()[good]):
-        arrivals = np.asarray(stamps if stamps is not None else [], dtype=np.int64)
-        ends = np.flatnonzero(np.diff(arrivals, append=np.iinfo(np.int64).max))
-        if len(ends) > 1:
-            counts[at] = len(ends) - 1
-            parts.append(np.stack([arrivals[ends[:-1]], arrivals[ends[1:]], ends[:-1] + 1, ends[1:] + 1]))
-    start, end, before, n = np.concatenate(parts, axis=1)
+    answered = np.zeros(len(requests), np.bool_)
+    answered[good] = True
+    row, at_ns, tokens = arrivals_of(requests, answered)
+    so_far = np.cumsum(tokens) - (np.cumsum(tokens) - tokens)[np.searchsorted(row, row)]
+    later = np.flatnonzero(row[1:] == row[:-1]) + 1
+    start, end, before, n = at_ns[later - 1], at_ns[later], so_far[later - 1], so_far[later]
+    counts = np.bincount(row[later], minlength=len(requests))[good]
     whose, nth = each_of(counts)
     index = {
         "request_id": requests["request_id"].to_numpy()[good[whose]],

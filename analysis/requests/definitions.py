@@ -8,9 +8,11 @@ They have no intervals, since theirs have none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,10 +22,30 @@ from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.results.requests import PeerDefinitions, PeerFigures
 from gapmeter.records import RunFolder, read_records
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import Chunk, chunks
+from gapmeter.records.stream import REASONING, events
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 WEIGHTED = "guidellm"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event as clients look at it that do not know which chunks carry tokens: they go by what is in it.
+
+    ``at_ns``: when the piece that completed it arrived.
+
+    ``choice``: it has a choice, be it empty (a role alone, a finish reason alone); ``text``: with visible or reasoning
+    text; ``calls``: with a part of a tool call; ``finish``: with a finish reason. ``usage``: the completion tokens that
+    it reports, None if it reports none. ``end``: the end mark of the stream, and nothing else.
+    """
+
+    at_ns: int
+    choice: bool = False
+    text: bool = False
+    calls: bool = False
+    finish: bool = False
+    usage: int | None = None
+    end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +266,30 @@ def _weighted(values: Floats, weights: Floats) -> Floats:
     cumulated = np.cumsum(weights[order])
     ranks = np.searchsorted(cumulated, np.asarray(PERCENTILES) / 100 * cumulated[-1], side="left")
     return np.asarray(values[order][np.minimum(ranks, len(values) - 1)], np.float64)
+
+
+def chunks(record: RequestRecord) -> Iterator[Chunk]:
+    """Every event of an answer up to its end mark; what is no JSON object is left out."""
+    for at_ns, data in events(record):
+        if data == "[DONE]":
+            yield Chunk(at_ns, end=True)
+            return
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield _chunk(at_ns, value)
+
+
+def _chunk(at_ns: int, value: dict[str, Any]) -> Chunk:
+    usage, choices = value.get("usage"), value.get("choices")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    tokens = tokens if type(tokens) is int else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return Chunk(at_ns, choice=choice is not None, usage=tokens)
+    part = choice.get("delta") or choice.get("message") or choice
+    part = part if isinstance(part, dict) else {}
+    text = any(part.get(name) for name in ("content", "text", *REASONING))
+    return Chunk(at_ns, True, bool(text), bool(part.get("tool_calls")), bool(choice.get("finish_reason")), tokens)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -113,14 +112,29 @@ def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
 
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
-    parts = [np.empty((4, 0), np.int64)]
-    for row in np.flatnonzero(rows):
-        at, tokens = _arrivals(requests["token_ns"].iat[row])
-        if len(at) > 1:
-            parts.append(np.stack([np.full(len(at) - 1, row), at[1:], np.diff(at), tokens[1:]]))
-    gaps = np.concatenate(parts, axis=1)
-    row_of, at_ns, gap_ns, tokens = gaps[:, np.argsort(gaps[1], kind="stable")]
-    return Gaps(row_of, at_ns, gap_ns.astype(np.float64), tokens)
+    whose, at_ns, tokens = arrivals_of(requests, rows)
+    between = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+    between = between[np.argsort(at_ns[between], kind="stable")]
+    return Gaps(
+        whose[between], at_ns[between], (at_ns[between] - at_ns[between - 1]).astype(np.float64), tokens[between]
+    )
+
+
+def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
+    """When tokens came, of the requests that ``rows`` marks: the row, the moment, ns, and how many came then.
+
+    In the order of rows, and of time in each.
+    """
+    none = np.empty(0, np.int64)
+    every = [np.asarray(each, np.int64) if np.ndim(each) else none for each in requests["token_ns"].to_numpy()[rows]]
+    counts = np.array([len(stamps) for stamps in every], np.int64)
+    at_ns = np.concatenate([none, *every])
+    whose = np.repeat(np.flatnonzero(rows), counts)
+    if ((at_ns[1:] < at_ns[:-1]) & (whose[1:] == whose[:-1])).any():
+        order = np.lexsort((at_ns, whose))
+        at_ns = at_ns[order]
+    first = np.flatnonzero((np.diff(whose, prepend=-1) != 0) | (np.diff(at_ns, prepend=0) != 0))
+    return whose[first], at_ns[first], np.diff(first, append=len(at_ns))
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
@@ -162,12 +176,13 @@ def good_requests(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> Boo
 
 def own_itl_p99_ns(requests: pd.DataFrame) -> Floats:
     """Each request's 99th percentile of its own gaps (its longest, up to 50 gaps); NaN without a gap."""
+    gaps = token_gaps(requests, np.ones(len(requests), np.bool_))
+    order = np.lexsort((gaps.gap_ns, gaps.row))
+    row, first, counts = np.unique(gaps.row[order], return_index=True, return_counts=True)
     own = np.full(len(requests), np.nan)
-    for row, stamps in enumerate(requests["token_ns"]):
-        arrivals, _ = _arrivals(stamps)
-        if len(arrivals) > 1:
-            gaps = np.sort(np.diff(arrivals))
-            own[row] = gaps[nearest_rank(99, len(gaps)) - 1]
+    own[row] = gaps.gap_ns[order][
+        first + np.array([nearest_rank(99, count) - 1 for count in counts.tolist()], np.int64)
+    ]
     return own
 
 
@@ -216,11 +231,6 @@ def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[In
     ended = stamps_ns(requests, "end_ns")
     at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))
     return np.repeat(np.arange(len(requests)), owed), np.repeat(at_ns, owed)
-
-
-def _arrivals(stamps: Any) -> tuple[Ints, Ints]:
-    """When tokens arrived, and how many each time, from one stamp a token."""
-    return np.unique(np.asarray(stamps if np.ndim(stamps) else (), dtype=np.int64), return_counts=True)
 
 
 def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:

@@ -8,11 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.analysis.requests.definitions import PEERS, Measured, describe_definitions, figures, pooled, seen
+from gapmeter.analysis.requests.definitions import (
+    PEERS,
+    Chunk,
+    Measured,
+    chunks,
+    describe_definitions,
+    figures,
+    pooled,
+    seen,
+)
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RunFolder
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import Chunk, chunks
 from tests.kit.loads import write_records
 from tests.kit.results import manifest
 from tests.kit.streams import arrived, chat, role, sse, usage_only

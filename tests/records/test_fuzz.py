@@ -11,9 +11,10 @@ from gapmeter_probe.records import EMIT, Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapmeter.analysis.requests.definitions import chunks
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.reader import NotRecords, frames
-from gapmeter.records.stream import chunks, events, parse_answer
+from gapmeter.records.stream import events, parse_answer
 from gapmeter.servers.null.server import PreparedAnswer
 from gapmeter.servers.null.server import chunk as http_chunk
 from tests.fuzz.feed import ENDED, feed
