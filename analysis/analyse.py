@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from gapmeter.analysis.device.telemetry import describe_telemetry, measured_wind
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
+from gapmeter.analysis.judge.lateness import lateness_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, chosen, make_ledger, timelines
@@ -190,9 +192,10 @@ def build_figures(
     measured = measured_requests(requests)
     ledgers = fig.ledgers_by_metric(*((None, None) if evidence.ledger_refused else (ledger, gaps)), measured)
     anatomies = anatomies_of(ledgers, slos)
-    answers = verdict.judge(slos, measured, anatomies)
-    checks = validity.check_run(measured, evidence)
-    unanswered = [verdict.never_occurred(answer) for answer in answers if answer.status == INVALID]
+    lateness = lateness_of(measured, evidence.client_loop_lag_ns)
+    answers = verdict.judge(slos, measured, anatomies, lateness=lateness)
+    checks = validity.check_run(measured, evidence, slos, lateness)
+    unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
     reasons = (*validity.invalid_reasons(checks), *unanswered)
     decided = verdict.overall(answers, reasons)
     counts = load.count_requests(requests, measured, evidence)
@@ -210,7 +213,8 @@ def build_figures(
         failing = None
         if not succeeded(measured).all():
             failing = figures_of(metric_series(measured, metric, origin, failures=True), per_request)
-        return MetricDistribution(**dict(figures_of(values, per_request)), with_failures=failing)
+        whole = MetricDistribution(**dict(figures_of(values, per_request)), with_failures=failing)
+        return fig.refuse(whole, partial(lateness.refused_ns, metric))
 
     def stages(rows: pd.DataFrame) -> dict[str, StageDistribution]:
         """By stage; empty without a ledger."""

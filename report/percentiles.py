@@ -84,6 +84,8 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
     if one.value_ms is None:
         if isinstance(found, CensoredDistribution) and name in found.over_ms:
             hint, text = "so many requests failed", over(found.over_ms[name])
+        elif one.late_ms is not None:
+            hint, text = f"up to {duration(one.late_ms)} of it may be the load tester's own lateness", "refused"
         elif one.infinite:
             hint, text = "so many requests were never answered", "∞"
         elif one.needs:

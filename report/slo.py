@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gapmeter.analysis.judge.verdict import not_judged
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
@@ -126,7 +127,7 @@ def _values(answer: SloAnswer) -> str:
 def _latency(answer: SloAnswer) -> str:
     name = f"p{answer.percentile:g} {answer.metric.upper()}"
     if answer.status == INVALID:
-        return f"{name} never occurred: no request had one"
+        return not_judged(answer)
     worth = count(answer.n_eff) if answer.n_eff >= 1 else "less than one"
     size = f"n = {count(answer.count)}, worth {worth} independent"
     if answer.infinite and answer.low is None:
@@ -162,6 +163,8 @@ def _time(ms: float) -> str:
 
 def slo_value(slo: SloAnswer) -> str:
     """What was measured for an SLO; ``~`` marks what the sample has where it does not support the percentile."""
+    if slo.late is not None:
+        return "refused"
     if slo.unit == "share":
         return share(slo.value)
     if slo.infinite:
@@ -171,6 +174,8 @@ def slo_value(slo: SloAnswer) -> str:
 
 def slo_interval(slo: SloAnswer) -> str:
     """Its 95 % interval; where it has no upper end the bound that there is, or the lower end."""
+    if slo.late is not None:
+        return DASH
     if slo.unit == "share":
         return f"{share(slo.low)} .. {share(slo.high)}"
     if slo.high is None and slo.at_most is not None:
@@ -238,7 +243,8 @@ def _name(slo: SloAnswer) -> str:
 def _missing(slo: SloAnswer) -> str:
     """What would decide an SLO that is not."""
     if slo.status == INVALID:
-        return "never occurred"
+        late = f"up to {duration(slo.late)} of it may be the load tester's lateness" if slo.late is not None else ""
+        return late or "never occurred"
     if slo.status != INCONCLUSIVE:
         return ""
     if slo.needs is None:

@@ -7,7 +7,7 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,38 +15,38 @@ import pandas as pd
 from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.judge.arrivals import check_arrivals, unmeasured
 from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.lateness import Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
-    elapsed_ns,
+    METRICS,
     generator_lag_ns,
     percentile_of,
-    receive_waits_ns,
     stamps_ns,
     succeeded,
 )
-from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
+from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, Slo
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, FloorShares, RunWarning
+from gapmeter.analysis.stats.hdr import PERCENTILES
 
-LAG_FLOORS_NS = (1e6, 2e6)  # warn, broken: lag below this harms nobody
-LAG_SHARES = (0.02, 0.10)  # of TTFT p99
-LOOP_LAG_FLOORS_NS = (2e6, 10e6)
 HELD_NS = 100e6
 ERROR_SHARES = (0.01, 0.10)
 LENGTH_SHARES = (0.0, 0.01)
 CPU_SHARES = (0.70, 0.90)
-STAMPED_SHARE = 0.99  # of pieces with the kernel's stamp, from which the load tester's lateness in reading is no error
 CANARY_SPREAD = 1.25
 FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 
 
-def check_run(requests: pd.DataFrame, evidence: Evidence) -> list[Check]:
-    """Every rule's finding. ``requests`` as from ``measured_requests``."""
+def check_run(
+    requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo] = (), lateness: Lateness | None = None
+) -> list[Check]:
+    """Every rule's finding. ``requests`` as from ``measured_requests``; ``slos`` say what the run is about."""
     if not len(requests):
         text = "no request was issued after the warm-up"
         none = Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text=text)
         return [none, *_recording(evidence)]
-    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence), *_floor(requests, evidence.floor),
-            *_answers(requests, evidence), *_recording(evidence)]  # fmt: skip
+    lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns)
+    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, slos, lateness),
+            *_floor(requests, evidence.floor), *_answers(requests, evidence), *_recording(evidence)]  # fmt: skip
 
 
 def _graded(
@@ -61,21 +61,17 @@ def _graded(
     return Check(rule=rule, status=status, value=value, limit=limits[1], text=text)
 
 
-def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+def _instrument(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], lateness: Lateness) -> Iterator[Check]:
     """How late and how busy the load tester was, against what it measured."""
-    ttft = percentile_of(elapsed_ns(requests, "due_ns", "first_token_ns")[succeeded(requests)], 99) or 0.0
+    about = [(slo.metric, float(slo.percentile)) for slo in slos if slo.percentile is not None]
+    about = about or [(metric, 99.0) for metric in METRICS]
     lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _lateness("lag", lag, LAG_FLOORS_NS, ttft, "requests were sent late: generator lag p99")
+    yield _lateness("lag", lag, lateness, about, "requests were sent late: generator lag p99")
     lags = evidence.client_loop_lag_ns
     loop = None if lags is None else percentile_of(lags, 99)
-    check = _lateness("loop_lag", loop, LOOP_LAG_FLOORS_NS, ttft, "the load tester's event loop was late: p99")
-    waits, pieces = receive_waits_ns(requests)
-    if check.status == BROKEN and len(waits) >= STAMPED_SHARE * max(pieces, 1):
-        text = (
-            f"{check.text}; answers have the kernel's stamps, so this spoils no arrival, but merges what came meanwhile"
-        )
-        check = check.model_copy(update={"status": WARN, "text": text})
+    check = _lateness("loop_lag", loop, lateness, about, "the load tester's event loop was late: p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
+    ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
     if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
         stall = f"once it stood still for {duration(longest / 1e6)}: maxima and percentiles beyond p99 have it"
         check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
@@ -94,15 +90,34 @@ def _instrument(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
 
 
 def _lateness(
-    rule: str, value_ns: float | None, floors_ns: tuple[float, float], ttft_p99_ns: float, what: str
+    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Sequence[tuple[str, float]], what: str
 ) -> Check:
-    """Lag is worth a warning, or spoils the figures, from a share of TTFT p99 on, never below the floor."""
-    limits_ns = max(floors_ns[0], LAG_SHARES[0] * ttft_p99_ns), max(floors_ns[1], LAG_SHARES[1] * ttft_p99_ns)
-    text = f"{what} unmeasured"
-    if value_ns is not None:
-        warn, broken = (duration(limit / 1e6) for limit in limits_ns)
-        text = f"{what} {duration(value_ns / 1e6)} (warning from {warn}, invalid from {broken})"
-    return _graded(rule, value_ns, limits_ns, text)
+    """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
+
+    ``about``: (metric, percentile); the others are those that are always told.
+    """
+    if lag_ns is None:
+        return unmeasured(rule, f"{what} unmeasured")
+    always = [(metric, percentile) for metric in METRICS for percentile in PERCENTILES]
+    found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
+    asked = [late for late in found if (late.metric, late.percentile) in about]
+    refused = [late for late in found if late.refused]
+    text = f"{what} {duration(lag_ns / 1e6)}"
+    worst = max(asked, key=lambda late: late.late_ns / late.limits_ns[1], default=None)
+    if worst is not None:
+        warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
+        text += (
+            f"; of p{worst.percentile:g} {worst.metric.upper()}, {duration(worst.value_ns / 1e6)}, it may be"
+            f" {duration(worst.late_ns / 1e6)} (warning from {warn}, refused from {most})"
+        )
+    if refused:
+        text += f"; refused: {', '.join(f'p{late.percentile:g} {late.metric.upper()}' for late in refused)}"
+    status: CheckStatus = OK
+    if any(late.refused for late in asked):
+        status = BROKEN
+    elif refused or any(late.late_ns > late.limits_ns[0] for late in asked):
+        status = WARN
+    return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)
 
 
 def _floor(requests: pd.DataFrame, floor: GeneratorFloor | None) -> Iterator[Check]:

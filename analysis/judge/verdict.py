@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.judge.lateness import Lateness
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded, window_s
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
@@ -47,9 +49,10 @@ EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALI
 
 
 def judge(
-    slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None
-) -> tuple[SloAnswer, ...]:
-    """Every SLO's answer, in the order given; INVALID for a metric that never occurred.
+    slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None,
+    lateness: Lateness | None = None,
+) -> tuple[SloAnswer, ...]:  # fmt: skip
+    """Every SLO's answer, in the order given; INVALID for a metric that never occurred, or that lateness may decide.
 
     ``requests`` as from ``measured_requests``; ``anatomies`` by metric. ``seconds``: how long they were asked for; None
     for one run, which tells by itself. Raises ValueError for a metric that does not exist.
@@ -58,7 +61,7 @@ def judge(
     return tuple(
         _judge_errors(slo, requests, each_s)
         if slo.metric == "errors"
-        else _judge_latency(slo, requests, anatomies.get(slo.metric), each_s)
+        else _judge_latency(slo, requests, anatomies.get(slo.metric), each_s, lateness)
         for slo in slos
     )
 
@@ -71,14 +74,19 @@ def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Ver
     return FAIL if FAIL in states else INCONCLUSIVE if INCONCLUSIVE in states else PASS
 
 
-def never_occurred(answer: SloAnswer) -> str:
+def not_judged(answer: SloAnswer) -> str:
     """Why an SLO has no answer."""
     if answer.metric == "errors":
         return "0 of 0 requests failed: no request was measured"
-    return f"p{answer.percentile:g} {answer.metric.upper()} never occurred: no request had one"
+    name = f"p{answer.percentile:g} {answer.metric.upper()}"
+    if answer.late is not None:
+        return f"{name} is not judged: up to {duration(answer.late)} of it may be the load tester's own lateness"
+    return f"{name} never occurred: no request had one"
 
 
-def _judge_latency(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float) -> SloAnswer:
+def _judge_latency(
+    slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float, lateness: Lateness | None
+) -> SloAnswer:
     if slo.metric not in METRICS:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(METRICS)} and errors")
     if slo.limit_ns is None or slo.percentile is None:
@@ -87,7 +95,14 @@ def _judge_latency(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, ea
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
     n_eff, estimate = values.n_eff(percentile), values.percentile(percentile)
     over, over_half = _beyond(values, limit)
-    found = decide(values, percentile, limit)
+    found, late_ns = decide(values, percentile, limit), None
+    if lateness is not None and found.status != INVALID:
+        late_ns = lateness.refused_ns(slo.metric, percentile)
+        may_be_ns = lateness.may_be_ns(slo.metric, percentile)
+        if found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
+            late_ns = late_ns or may_be_ns  # without its lateness it might have met the limit
+        if late_ns is not None:
+            found = Decided(INVALID)
     growth = None
     if found.status == INCONCLUSIVE:
         growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
@@ -119,6 +134,7 @@ def _judge_latency(slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, ea
         owner=anatomy.owner if anatomy else None,
         beyond_half=over_half if found.far else None,
         far=found.far,
+        late=None if late_ns is None else late_ns / 1e6,
     )
 
 

@@ -7,7 +7,7 @@ figures), so summary and ``hdr/*.hlog`` agree to the last digit; ends of interva
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from gapmeter.analysis.results.distribution import (
     AtMost,
     CensoredDistribution,
     Distribution,
+    MetricDistribution,
     Needs,
     Percentile,
     percentile_key,
@@ -61,6 +62,20 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
     needs = Needs(requests=more, minutes=minutes)
     return Percentile(ci_ms=ends, needs=needs, at_most=at_most_ms(values, percentile))
+
+
+def refuse(found: MetricDistribution, late_ns: Callable[[float], float | None]) -> MetricDistribution:
+    """Without the percentiles of which too much may be lateness: ``late_ns`` says how much then, else None."""
+    late = {p: ns / 1e6 for p in found.percentiles if (ns := late_ns(p)) is not None}
+    if not late:
+        return found
+
+    def kept(each: Distribution) -> dict[float, Percentile]:
+        return {p: Percentile(late_ms=late[p]) if p in late else one for p, one in each.percentiles.items()}
+
+    failing = found.with_failures
+    failing = failing and failing.model_copy(update={"percentiles": kept(failing)})
+    return found.model_copy(update={"percentiles": kept(found), "with_failures": failing})
 
 
 def at_most_ms(values: Series, percentile: float) -> AtMost | None:

@@ -80,7 +80,7 @@ def request_values_ns(requests: pd.DataFrame, metric: str, origin: str = "due") 
         return elapsed_ns(requests, f"{origin}_ns", "last_token_ns")
     if metric != "tpot":
         raise ValueError(f"{metric!r} is not one figure a request; known are ttft, tpot and e2e")
-    tokens = _numbers(requests, "output_tokens")
+    tokens = numbers_of(requests, "output_tokens")
     span = elapsed_ns(requests, "first_token_ns", "last_token_ns")
     return np.where((tokens >= 2) & (span > 0), span / np.maximum(tokens - 1, 1), np.nan)
 
@@ -126,6 +126,8 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
     In the order of rows, and of time in each.
     """
     none = np.empty(0, np.int64)
+    if "token_ns" not in requests:
+        return none, none, none
     every = [np.asarray(each, np.int64) if np.ndim(each) else none for each in requests["token_ns"].to_numpy()[rows]]
     counts = np.array([len(stamps) for stamps in every], np.int64)
     at_ns = np.concatenate([none, *every])
@@ -135,6 +137,17 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
         at_ns = at_ns[order]
     first = np.flatnonzero((np.diff(whose, prepend=-1) != 0) | (np.diff(at_ns, prepend=0) != 0))
     return whose[first], at_ns[first], np.diff(first, append=len(at_ns))
+
+
+def reads_of(requests: pd.DataFrame) -> list[tuple[Ints, Ints]]:
+    """Of each answer: when something with tokens arrived, and how many chunks with tokens came then: shape (k,)."""
+    if not {"token_ns", "chunk_tokens"} <= set(requests.columns):
+        return [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(requests)
+    out = []
+    for stamps, tokens in zip(requests["token_ns"], requests["chunk_tokens"], strict=True):
+        at, each = (np.asarray(one if np.ndim(one) else (), np.int64) for one in (stamps, tokens))
+        out.append(np.unique(at[np.cumsum(each) - each], return_counts=True))
+    return out
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
@@ -226,7 +239,7 @@ def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[In
     At least one a request.
     """
     came = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(requests))
-    asked = np.nan_to_num(_numbers(requests, "output_tokens_asked"))
+    asked = np.nan_to_num(numbers_of(requests, "output_tokens_asked"))
     owed = np.where(failed, np.maximum(asked - 1 - came, 1), 0).astype(np.int64)
     ended = stamps_ns(requests, "end_ns")
     at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))
@@ -243,7 +256,7 @@ def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:
     return np.asarray(column.astype("Int64").fillna(-1), dtype=np.int64)
 
 
-def _numbers(requests: pd.DataFrame, name: str) -> Floats:
+def numbers_of(requests: pd.DataFrame, name: str) -> Floats:
     """A column of counts as floats, NaN where it is not known."""
     if name not in requests:
         return np.full(len(requests), np.nan)

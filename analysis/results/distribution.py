@@ -69,7 +69,8 @@ class Percentile(Result):
     """One percentile of a distribution, None where the sample does not support it.
 
     ``ci_ms``: its 95 % interval. ``infinite``: answers that never came reach it, so that it has no value. ``needs``:
-    what would support it; ``at_most``: what bounds it meanwhile.
+    what would support it; ``at_most``: what bounds it meanwhile. ``late_ms``: it is refused, since so much of it may be
+    the load tester's own lateness.
     """
 
     value_ms: Number = None
@@ -77,6 +78,7 @@ class Percentile(Result):
     needs: Needs | None = None
     infinite: bool = False
     at_most: AtMost | None = None
+    late_ms: Number = None
 
 
 class Distribution(Result):
@@ -123,14 +125,16 @@ class Distribution(Result):
             return value
         rest = dict(value)
         needs, infinite, at_most = rest.pop("needs", {}), rest.pop("infinite", ()), rest.pop("at_most", {})
+        late = rest.pop("late_ms", {})
         gathered: dict[float, dict[str, Any]] = {}
         for key in value:
             name, _, kind = key.partition("_")
             if kind in ("ms", "ci_ms") and _KEY.fullmatch(name):
                 entry = gathered.setdefault(
                     percentile_of_key(name),
-                    {"needs": needs.get(name), "infinite": name in infinite, "at_most": at_most.get(name)},
-                )
+                    {"needs": needs.get(name), "infinite": name in infinite, "at_most": at_most.get(name),
+                     "late_ms": late.get(name)},
+                )  # fmt: skip
                 entry["value_ms" if kind == "ms" else kind] = rest.pop(key)
         return rest | {"percentiles": gathered}
 
@@ -141,6 +145,7 @@ class Distribution(Result):
         out: dict[str, Any] = {}
         needs: dict[str, Any] = {}
         at_most: dict[str, Any] = {}
+        late: dict[str, float] = {}
         infinite: list[str] = []
         for percentile, each in rest.pop("percentiles").items():
             key = percentile_key(float(percentile))
@@ -149,9 +154,12 @@ class Distribution(Result):
                 needs[key] = each["needs"]
             if each["at_most"] is not None:
                 at_most[key] = each["at_most"]
+            if each["late_ms"] is not None:
+                late[key] = each["late_ms"]
             if each["infinite"]:
                 infinite.append(key)
-        return {**out, **rest, "needs": needs, "infinite": infinite, **({"at_most": at_most} if at_most else {})}
+        seldom = {name: found for name, found in (("at_most", at_most), ("late_ms", late)) if found}
+        return {**out, **rest, "needs": needs, "infinite": infinite, **seldom}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -166,6 +174,7 @@ class Distribution(Result):
             "needs": {"type": "object", "additionalProperties": Needs.model_json_schema()},
             "infinite": {"type": "array", "items": {"type": "string"}},
             "at_most": {"type": "object", "additionalProperties": AtMost.model_json_schema()},
+            "late_ms": {"type": "object", "additionalProperties": {"type": "number"}},
         }
         target["patternProperties"] = {r"^p\d+_ms$": _NUMBER, r"^p\d+_ci_ms$": _ENDS}
         return reference

@@ -66,7 +66,8 @@ class SloAnswer(Result):
     ``beyond``: how many values exceed the limit. ``infinite``: answers that never came reach the value or the interval.
     ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
     ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half`` and ``far``: how
-    many requests exceeded half the limit, or that part of it which tells most, where that decided.
+    many requests exceeded half the limit, or that part of it which tells most, where that decided. ``late``: what of
+    the value may be the load tester's own lateness, where it is not judged for that.
     """
 
     text: str
@@ -93,6 +94,7 @@ class SloAnswer(Result):
     highest: KnownPercentile | None = left_out()
     beyond_half: int | None = left_out()
     far: FarBelow | None = left_out()
+    late: Number = left_out()
 
     @property
     def unit(self) -> Literal["ms", "share"]:
@@ -121,7 +123,7 @@ class SloAnswer(Result):
         return reference
 
 
-_LIMITS = ("limit", "value", "low", "high", "sample")
+_LIMITS = ("limit", "value", "low", "high", "sample", "late")
 _WITH_UNIT = {f"{name}_{unit}" for name in _LIMITS for unit in ("ms", "share")}
 
 

@@ -11,12 +11,15 @@ import pytest
 
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, floor_of
+from gapmeter.analysis.judge.lateness import lateness_of
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
+from gapmeter.analysis.judge.verdict import judge, not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
 from gapmeter.report.trust import floor_sentence
 from tests.kit.results import manifest
+from tests.kit.runs import slo
 
 MS = 1_000_000
 FLOOR = GeneratorFloor(
@@ -108,13 +111,63 @@ def test_a_loop_that_stood_still_was_late_for_every_beat_meanwhile() -> None:
     assert len(every_beat(due[:0], at[:0])) == 0
 
 
-@pytest.mark.parametrize(("stamped", "expected"), [(1.0, WARN), (0.9, BROKEN), (0.0, BROKEN)])
-def test_a_loop_that_is_late_to_read_spoils_no_arrival_that_the_kernel_stamped(stamped: float, expected: str) -> None:
+def streamed(gaps_ms: list[float], chunks: list[int], stamped: float = 0.0) -> pd.DataFrame:
+    """Answers whose reads are so far apart and bring so many chunks each; ``stamped``: the share with kernel stamps."""
     requests = poisson_run()
+    at = np.concatenate([[0], np.cumsum(np.array(gaps_ms) * MS)]).astype(np.int64)
+    counts = np.array([1, *chunks])
+    requests["token_ns"] = [first + np.repeat(at, counts) for first in requests["first_token_ns"]]
+    requests["last_token_ns"] = [stamps[-1] for stamps in requests["token_ns"]]
+    requests["chunk_tokens"] = [np.ones(counts.sum(), np.int64)] * len(requests)
+    requests["output_tokens"] = requests["output_tokens_asked"] = int(counts.sum())
     has = np.arange(len(requests)) < stamped * len(requests)
-    requests["receive_wait_ns"] = [np.array([20_000_000, 50_000], np.uint32) if one else None for one in has]
-    requests["chunk_tokens"] = [[1, 1]] * len(requests)
-    assert states(requests, replace(POISSON, client_loop_lag_ns=np.full(100, 20e6)))["loop_lag"] == expected
+    requests["receive_wait_ns"] = [np.full(len(counts), 50_000, np.uint32) if one else None for one in has]
+    return requests
+
+
+SOMETIMES_HELD = np.append(np.zeros(900), np.linspace(0.3, 30, 100) * MS)  # for 30 ms of every 300
+
+
+@pytest.mark.parametrize(
+    ("chunks", "stamped", "refused"),
+    [
+        ([1] * 31, 0.0, {"p95 ITL", "p99 ITL", "p99.9 ITL", "p99 TPOT", "p99.9 TPOT"}),
+        ([1] * 31, 0.9, {"p95 ITL", "p99 ITL", "p99.9 ITL", "p99 TPOT", "p99.9 TPOT"}),
+        ([1] * 31, 1.0, set()),
+        ([1] * 15 + [6] + [1] * 15, 1.0, {"p99 ITL", "p99.9 ITL"}),
+    ],
+    ids=["our own stamps", "too few of the kernel's", "the kernel's", "the kernel's, with one read of six tokens"],
+)
+def test_late_reading_refuses_the_figures_that_it_can_have_spoilt_and_no_others(
+    chunks: list[int], stamped: float, refused: set[str]
+) -> None:
+    requests = streamed([5.0 if k == 1 else 30.0 for k in chunks], chunks, stamped)
+    evidence = replace(POISSON, client_loop_lag_ns=SOMETIMES_HELD)
+    lateness = lateness_of(requests, SOMETIMES_HELD)
+    found = {
+        f"p{p:g} {metric.upper()}"
+        for metric in ("ttft", "itl", "tpot", "e2e")
+        for p in (50.0, 90.0, 95.0, 99.0, 99.9)
+        if lateness.refused_ns(metric, p) is not None
+    }
+    assert {name for name in found if "ITL" in name or "TPOT" in name} == refused
+    assert not any("p50" in name for name in found)
+    for slos, status in (((), BROKEN), ((slo("itl", 99, 60),), BROKEN), ((slo("e2e", 50, 999),), WARN)):
+        (check,) = [c for c in validity.check_run(requests, evidence, slos) if c.rule == "loop_lag"]
+        assert check.status == (status if refused else OK)
+
+
+def test_a_limit_that_is_missed_by_less_than_the_lateness_is_not_judged() -> None:
+    """TTFT is 350 ms at p99, of which 30 ms are lag: too little to refuse it, too much for a limit of 335 ms."""
+    requests = poisson_run()
+    requests["first_token_ns"] = requests["sent_ns"] + np.resize([320 * MS, 300 * MS], len(requests))
+    late = np.where(np.arange(len(requests)) % 10, 0, 30 * MS)
+    for name in ("sent_ns", "first_token_ns", "last_token_ns"):
+        requests[name] += late
+    limits = [slo("ttft", 99, limit) for limit in (300, 335, 400)]
+    answers = judge(limits, requests, {}, lateness=lateness_of(requests, None))
+    assert [answer.status for answer in answers] == ["FAIL", "INVALID", "PASS"]
+    assert not_judged(answers[1]) == "p99 TTFT is not judged: up to 30.1 ms of it may be the load tester's own lateness"
 
 
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])

@@ -1,0 +1,138 @@
+"""How much of a figure may be the load tester's own lateness, for every metric at any percentile.
+
+Sending late is part of TTFT and E2E, which count from when a request was due. Reading late touches what the stamps of
+a read can tell. Without the kernel's stamps that is every arrival, by as much as the event loop was late. With them
+the last packet of a read has its own stamp, whenever it was read; a piece that lies before it in the same read takes
+that stamp over. So only values that end with a read of several pieces may be too long, and no E2E.
+
+A figure is refused where at its percentile the load tester was late by more than a tenth of it, and by a time worth
+speaking of. A percentile of lateness bounds the same percentile of a metric only if the late ones are its slow ones;
+so some figures are refused that lateness did not touch, and none is kept that it moved by much more than a tenth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.requests.metrics import (
+    METRICS,
+    elapsed_ns,
+    generator_lag_ns,
+    metric_series,
+    numbers_of,
+    reads_of,
+    receive_waits_ns,
+    succeeded,
+)
+from gapmeter.analysis.stats.hdr import nearest_rank
+
+LateRule = Literal["lag", "loop_lag"]
+SHARES = (0.02, 0.10)  # of a figure: worth a warning, refused
+FLOORS_NS: dict[LateRule, tuple[float, float]] = {"lag": (1e6, 2e6), "loop_lag": (0.5e6, 1e6)}  # less harms nobody
+STAMPED_SHARE = 0.99  # of pieces with the kernel's stamp, from which arrivals are the kernel's
+_GRID = np.linspace(0.002, 0.998, 250)
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A figure and what of it may be lateness, ns: ``late_ns`` of ``value_ns``; ``limits_ns``: a warning, refused."""
+
+    rule: LateRule
+    metric: str
+    percentile: float
+    value_ns: float
+    late_ns: float
+    limits_ns: tuple[float, float]
+
+    @property
+    def refused(self) -> bool:
+        return self.late_ns > self.limits_ns[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """All values ascend. ``values_ns``: a metric's, of successes. ``loop_ns``: samples of the event loop's lag, or None.
+
+    ``merged_ns``: with the kernel's stamps, what of a metric's values a read of several pieces may have added, 0 for
+    those that end with another; None without such stamps. ``per_token``: 1 / (output tokens - 1) of each answer.
+    """
+
+    values_ns: dict[str, Floats]
+    sent_ns: Floats
+    loop_ns: Floats | None
+    merged_ns: dict[str, Floats] | None
+    per_token: Floats
+
+    def of(self, metric: str, percentile: float) -> list[Late]:
+        """By each rule that concerns the metric; none of a metric that never occurred."""
+        value = _at(self.values_ns[metric], percentile)
+        if value is None:
+            return []
+        by: dict[LateRule, float] = {}
+        if metric in ("ttft", "e2e"):
+            by["lag"] = _at(self.sent_ns, percentile) or 0.0
+        by["loop_lag"] = self._read(metric, percentile)
+        return [Late(rule, metric, percentile, value, late, self._limits(rule, metric, value))
+                for rule, late in by.items()]  # fmt: skip
+
+    def refused_ns(self, metric: str, percentile: float) -> float | None:
+        """What of a refused figure may be lateness; None where it stands."""
+        return max((late.late_ns for late in self.of(metric, percentile) if late.refused), default=None)
+
+    def may_be_ns(self, metric: str, percentile: float) -> float:
+        """What of a figure that stands may be lateness worth speaking of, 0 where none is."""
+        return max(
+            (late.late_ns for late in self.of(metric, percentile) if late.late_ns > late.limits_ns[0]), default=0
+        )
+
+    def _read(self, metric: str, percentile: float) -> float:
+        if self.loop_ns is None:
+            return 0.0
+        loop = _at(self.loop_ns, percentile) or 0.0
+        if self.merged_ns is not None:
+            loop = min(loop, _at(self.merged_ns[metric], percentile) or 0.0)
+        if metric == "tpot" and loop:  # both of its ends are arrivals, and any answer may be the one that was late
+            every = np.outer(np.quantile(self.loop_ns, _GRID), np.quantile(self.per_token, _GRID))
+            return _at(np.sort(every.ravel()), percentile) or 0.0
+        return loop
+
+    def _limits(self, rule: LateRule, metric: str, value: float) -> tuple[float, float]:
+        part = float(np.median(self.per_token)) if metric == "tpot" and len(self.per_token) else 1.0
+        warn, refused = (max(part * floor, share * value) for floor, share in zip(FLOORS_NS[rule], SHARES, strict=True))
+        return warn, refused
+
+
+def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None) -> Lateness:
+    """``requests`` as from ``measured_requests``."""
+    good = succeeded(requests)
+    values = {metric: metric_series(requests, metric).ordered for metric in METRICS}
+    tokens = numbers_of(requests, "output_tokens")[good]
+    tokens = tokens[tokens >= 2]
+    waits, pieces = receive_waits_ns(requests)
+    merged = None
+    if len(waits) and len(waits) >= STAMPED_SHARE * pieces:
+        firsts, gaps = _merged(requests[good])
+        merged = {"ttft": np.sort(firsts), "itl": np.sort(gaps), "tpot": np.sort(firsts), "e2e": np.zeros(1)}
+    sent = generator_lag_ns(requests)
+    loop = None if loop_ns is None else np.sort(loop_ns)
+    return Lateness(values, np.sort(sent[~np.isnan(sent)]), loop, merged, 1 / (tokens - 1))
+
+
+def _at(ordered: Floats, percentile: float) -> float | None:
+    return float(ordered[nearest_rank(percentile, len(ordered)) - 1]) if len(ordered) else None
+
+
+def _merged(requests: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Of each first token, and of each gap, what a read of several pieces may have added; 0 where one alone came."""
+    first = np.nan_to_num(elapsed_ns(requests, "sent_ns", "first_token_ns"))
+    gaps = [np.zeros(0)]
+    for row, (at_ns, chunks) in enumerate(reads_of(requests)):
+        if not len(at_ns) or chunks[0] == 1:
+            first[row] = 0.0
+        gaps.append(np.where(chunks[1:] > 1, np.diff(at_ns), 0).astype(np.float64))
+    return first, np.concatenate(gaps)
