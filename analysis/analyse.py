@@ -17,6 +17,7 @@ from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import lateness_of
+from gapmeter.analysis.judge.outage import find_outage
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, chosen, make_ledger, timelines
@@ -192,9 +193,10 @@ def build_figures(
     measured = measured_requests(requests)
     ledgers = fig.ledgers_by_metric(*((None, None) if evidence.ledger_refused else (ledger, gaps)), measured)
     anatomies = anatomies_of(ledgers, slos)
+    outage = find_outage(measured)
     lateness = lateness_of(measured, evidence.client_loop_lag_ns)
-    answers = verdict.judge(slos, measured, anatomies, lateness=lateness)
-    checks = validity.check_run(measured, evidence, slos, lateness)
+    answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage)
+    checks = validity.check_run(measured, evidence, slos, lateness, outage)
     unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
     reasons = (*validity.invalid_reasons(checks), *unanswered)
     decided = verdict.overall(answers, reasons)
@@ -248,6 +250,7 @@ def build_figures(
         turns=load.describe_turns(measured),
         closed_loop=load.describe_closed_loop(measured, evidence),
         failures=load.describe_failures(measured),
+        outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos)),
         throughput=load.describe_throughput(measured),
         stages=stages(ledgers["e2e"]),
@@ -261,7 +264,8 @@ def build_figures(
         upgrade=describe_upgrade(ledgers, device),
         checks=tuple(checks),
         warnings=(
-            *validity.warnings_of(checks, evidence),
+            *doubts.outage_warning(outage),
+            *validity.warnings_of(checks, evidence, measured),
             *doubts.warmup_warning(warmup),
             *warnings,
             *doubts.attempts_warning(counts.attempts, len(measured)),

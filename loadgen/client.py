@@ -41,8 +41,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_arrive", "_arrived", "_client", "_complete", "_disordered", "_exchange", "_feed", "_framed", "_headed",
-        "_keep", "_mark", "_marks", "_parser", "_parts", "_stamp", "_stamps", "_transport", "closed", "disorder",
-        "number", "on_body",
+        "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_stamp", "_stamps", "_transport", "closed",
+        "disorder", "number", "on_body",
     )  # fmt: skip
 
     def __init__(self, client: Pool, number: int) -> None:
@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
         self.on_body = self._parts.append
         self._complete = -1  # body parts of the complete answer, -1 until it is
         self._headed = self._framed = False  # its head has been read; its head says where the body ends
+        self._location = b""  # where its head points to
         self._keep = False  # whether the connection may carry another request
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
@@ -144,11 +145,14 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headed = self._framed = self._keep = False
+        self._location = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lowered = name.lower()
         if lowered == b"content-length" or (lowered == b"transfer-encoding" and b"chunked" in value.lower()):
             self._framed = True
+        elif lowered == b"location":
+            self._location = value
 
     def on_headers_complete(self) -> None:
         if self._status() >= 200:  # an interim answer (100 Continue) has a head of its own
@@ -186,6 +190,8 @@ class Connection(asyncio.Protocol):
         keep = self._keep and not stray and not self.closed
         outcome = _by_status(self._status())
         error = "" if outcome is Outcome.OK else b"".join(self._parts)[:_MOST_ERROR_BODY].decode(errors="replace")
+        if 300 <= self._status() < 400:
+            error = f"it points to {self._location.decode(errors='replace') or 'nowhere'}"
         self._finish(outcome, error, now, keep=keep)
 
     def _finish(self, outcome: Outcome, error: str, now: int, *, keep: bool = False) -> None:

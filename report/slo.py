@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from gapmeter.analysis.judge.verdict import not_judged
+from gapmeter.analysis.judge.warnings import outage_text
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
@@ -79,7 +80,7 @@ def brief_answer(answer: SloAnswer) -> str:
     said = f"{name} {value}, limit {limit}"
     if answer.basis == "share" and answer.beyond:
         said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
-    return said
+    return f"{said}; {outage_text(answer.outage)}" if answer.outage is not None else said
 
 
 def _used(answer: SloAnswer) -> float:
@@ -111,6 +112,8 @@ def slo_sentence(answer: SloAnswer) -> str:
     else:
         minutes = f" ({about})" if (about := about_minutes(answer.needs)) else ""
         said += f": undecided against {limit}; needs about {count(answer.needs.requests)} more requests{minutes}"
+    if answer.outage is not None:
+        said += f", since {outage_text(answer.outage)}"
     if (far := answer.far) is not None:
         few = count(far.beyond) if far.beyond else "none"
         near = f"and {few} its half" if far.part == 0.5 else f"and none took more than {_time(far.part * answer.limit)}"

@@ -56,7 +56,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """All values ascend. ``values_ns``: a metric's, of successes. ``loop_ns``: samples of the event loop's lag, or None.
+    """All values ascend. ``values_ns``: a metric's, of successes. ``loop_ns``: samples of the loop's lag, or None.
 
     ``merged_ns``: with the kernel's stamps, what of a metric's values a read of several pieces may have added, 0 for
     those that end with another; None without such stamps. ``per_token``: 1 / (output tokens - 1) of each answer.

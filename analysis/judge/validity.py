@@ -25,6 +25,7 @@ from gapmeter.analysis.requests.metrics import (
     succeeded,
 )
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, Slo
+from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, FloorShares, RunWarning
 from gapmeter.analysis.stats.hdr import PERCENTILES
 
@@ -37,16 +38,22 @@ FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 
 
 def check_run(
-    requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo] = (), lateness: Lateness | None = None
-) -> list[Check]:
-    """Every rule's finding. ``requests`` as from ``measured_requests``; ``slos`` say what the run is about."""
+    requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo] = (), lateness: Lateness | None = None,
+    outage: Outage | None = None,
+) -> list[Check]:  # fmt: skip
+    """Every rule's finding. ``requests`` as from ``measured_requests``; ``slos`` say what the run is about.
+
+    ``outage``: what the SLOs were judged by.
+    """
     if not len(requests):
         text = "no request was issued after the warm-up"
         none = Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text=text)
         return [none, *_recording(evidence)]
     lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns)
+    judged = evidence.slo_on_errors or bool(outage and slos)
     return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, slos, lateness),
-            *_floor(requests, evidence.floor), *_answers(requests, evidence), *_recording(evidence)]  # fmt: skip
+            *_floor(requests, evidence.floor), *_answers(requests, evidence, judged=judged),
+            *_recording(evidence)]  # fmt: skip
 
 
 def _graded(
@@ -175,14 +182,14 @@ def _most_in_a_second(at_ns: Ints) -> float:
     return float(np.bincount((at_ns - at_ns.min()) // 1_000_000_000).max()) if len(at_ns) else 0.0
 
 
-def _answers(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
+def _answers(requests: pd.DataFrame, evidence: Evidence, *, judged: bool) -> Iterator[Check]:
     """Failures, and whether answers and prompts had the lengths that were asked for."""
     good = succeeded(requests)
     failed = float(1 - good.mean())
     classes = requests.loc[~good, "outcome"].value_counts()
     worst = f", most of them {classes.index[0]}" if len(classes) else ""
     text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
-    yield _graded("errors", failed, ERROR_SHARES, text, only_warn=evidence.slo_on_errors)
+    yield _graded("errors", failed, ERROR_SHARES, text, only_warn=judged)
     yield _lengths(requests, good, "output", enforced=evidence.output_enforced)
     yield _lengths(requests, good, "prompt", enforced=evidence.prompt_exact)
 
@@ -223,8 +230,11 @@ def invalid_reasons(checks: list[Check]) -> list[str]:
     return [check.text for check in checks if check.status == BROKEN]
 
 
-def warnings_of(checks: list[Check], evidence: Evidence) -> list[RunWarning]:
-    """A warning for every rule that is broken or strained, with a flag that can be typed as it stands."""
+def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame | None = None) -> list[RunWarning]:
+    """A warning for every rule that is broken or strained, with a flag that can be typed as it stands.
+
+    ``requests`` as from ``measured_requests``: what most of them failed of decides what to try.
+    """
     one_rate = evidence.requested_rate is not None and evidence.arrivals not in _WITHOUT_RATE
     half = f"--set load.rate={(evidence.requested_rate or 0.0) / 2:g}" if one_rate else ""
     flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}"}
@@ -232,11 +242,39 @@ def warnings_of(checks: list[Check], evidence: Evidence) -> list[RunWarning]:
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
+            if check.rule == "errors" and requests is not None:
+                cause, flag = _failing(requests) or (cause, flag)
             flag = flags.get(flag, flag)
             out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
     return out
 
 
+def _failing(requests: pd.DataFrame) -> tuple[str, str] | None:
+    """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
+    failed = requests[~succeeded(requests)]
+    if "status" not in failed or not len(failed):
+        return None
+    outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
+    for statuses, advice in _BY_STATUS.items():
+        if status in statuses:
+            return advice
+    return _BY_OUTCOME.get(outcome)
+
+
+# What most failures were: likely cause, flag to try.
+_BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
+    (301, 302, 303, 307, 308): ("it sends requests elsewhere, which is not followed", "--url with that address"),
+    (401, 403): ("the server wants a key, or another one", "--api-key KEY"),
+    (404, 405): ("the server does not know this path or this model", "--model NAME, or another --url"),
+    (400, 413, 422): ("the server does not take such requests; the failures say why", ""),
+    (429,): ("the server limits how much it is asked", "LESS"),
+}
+_BY_OUTCOME = {
+    "refused": ("nobody listened at that address: the server was gone, or its queue of connections full", ""),
+    "tls": ("the TLS handshake failed; the failures say why", ""),
+    "timeout": ("the server did not finish in load.timeout", "LESS"),
+    "wrong_length": ("the server ended answers without a token", ""),
+}
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
 _ALL = ("ttft", "itl", "tpot", "e2e")
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched

@@ -10,6 +10,7 @@ limit. An answer is at least 95 % sure, and says how sure, and by what (``basis`
 - ``far``: no request exceeded the limit, and few or none a part of it (stats.exact, which says what that assumes).
 - ``share``: so many requests exceeded the limit that it is missed however they hang together (Markov's inequality: a
   fifth of them for a p99); of a hundred requests or more always where more than half of them did, from p90 on.
+- ``outage``: the server failed from a moment on, or for a time, and more requests exceeded the limit than may.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import (
     FAIL,
     INCONCLUSIVE,
@@ -50,7 +52,7 @@ EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALI
 
 def judge(
     slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None,
-    lateness: Lateness | None = None,
+    lateness: Lateness | None = None, outage: Outage | None = None,
 ) -> tuple[SloAnswer, ...]:  # fmt: skip
     """Every SLO's answer, in the order given; INVALID for a metric that never occurred, or that lateness may decide.
 
@@ -59,11 +61,22 @@ def judge(
     """
     each_s = (window_s(requests) if seconds is None else seconds) / max(len(requests), 1)
     return tuple(
-        _judge_errors(slo, requests, each_s)
-        if slo.metric == "errors"
-        else _judge_latency(slo, requests, anatomies.get(slo.metric), each_s, lateness)
-        for slo in slos
+        _with_outage(answer, outage, each)
+        for each in slos
+        for answer in [
+            _judge_errors(each, requests, each_s)
+            if each.metric == "errors"
+            else _judge_latency(each, requests, anatomies.get(each.metric), each_s, lateness)
+        ]
     )
+
+
+def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswer:
+    """A limit that this run did not keep, since the server failed for a time, is missed, and not undecided."""
+    allowed = answer.limit if slo.percentile is None else 1 - slo.percentile / 100
+    if outage is None or answer.status != INCONCLUSIVE or (answer.beyond or 0) <= allowed * answer.count:
+        return answer
+    return answer.model_copy(update={"status": FAIL, "basis": "outage", "outage": outage, "needs": None})
 
 
 def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Verdict:

@@ -15,7 +15,7 @@ from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.requests import Attempts
+from gapmeter.analysis.results.requests import Attempts, Outage
 from gapmeter.analysis.results.run import APPROXIMATE, Supported
 from gapmeter.analysis.results.trust import QueueSlope, RunWarning, Steady
 from gapmeter.analysis.stages import column
@@ -172,6 +172,23 @@ def growth_text(slope: QueueSlope) -> str:
         f"({100 * slope.confidence:.0f} % interval {low:.2g} .. {high:.2g}), from about {first:.0f} to {last:.0f}, "
         f"where a steady queue seldom grows by more than {slope.steady_most:.0f}"
     )
+
+
+def outage_warning(outage: Outage | None) -> Iterator[RunWarning]:
+    """The moment from which a server failed."""
+    if outage is not None:
+        refused = "refused" in outage.failed
+        cause = "the server died" if refused else "the server stopped serving; its own log says why"
+        if outage.until_s is not None:
+            cause = "the server was started again, or whatever stands before it was"
+        yield _warning("outage", outage_text(outage), cause, touches=("errors", *_LATENCIES))
+
+
+def outage_text(outage: Outage) -> str:
+    """From when to when everything failed, and how."""
+    how = ", ".join(f"{n} {name}" for name, n in outage.failed.items())
+    until = "on" if outage.until_s is None else f"until {outage.until_s:.1f} s"
+    return f"from {outage.from_s:.1f} s {until} all of {count(outage.requests)} requests failed ({how})"
 
 
 def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:

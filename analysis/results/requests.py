@@ -84,6 +84,18 @@ class ClosedLoop(Result):
     corrected: Omission | None
 
 
+class Outage(Result):
+    """So many requests in a row failed, by class, from a moment on: seconds after the first measured due time.
+
+    ``until_s``: when the first was due that did not, None where that never came.
+    """
+
+    from_s: float
+    until_s: Number
+    requests: int
+    failed: Mapping[str, int]
+
+
 class FailureExample(Result):
     """One failed request. ``at_s`` from the first measured due time; ``status`` 0 where no HTTP answer came."""
 

@@ -27,6 +27,7 @@ from gapmeter.analysis.results.requests import (
     FailureClass,
     Goodput,
     LoadFacts,
+    Outage,
     PeerDefinitions,
     Throughput,
     Turn,
@@ -47,7 +48,7 @@ class Confidence(Result):
     verdict: float
 
 
-Basis = Literal["interval", "bound", "far", "share"]
+Basis = Literal["interval", "bound", "far", "share", "outage"]
 
 
 class FarBelow(Result):
@@ -67,7 +68,8 @@ class SloAnswer(Result):
     ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
     ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half`` and ``far``: how
     many requests exceeded half the limit, or that part of it which tells most, where that decided. ``late``: what of
-    the value may be the load tester's own lateness, where it is not judged for that.
+    the value may be the load tester's own lateness, where it is not judged for that. ``outage``: what
+    decided, where that is the basis.
     """
 
     text: str
@@ -95,6 +97,7 @@ class SloAnswer(Result):
     beyond_half: int | None = left_out()
     far: FarBelow | None = left_out()
     late: Number = left_out()
+    outage: Outage | None = left_out()
 
     @property
     def unit(self) -> Literal["ms", "share"]:
@@ -310,6 +313,7 @@ class RunFigures(RunVerdict):
     turns: tuple[Turn, ...]
     closed_loop: ClosedLoop | None
     failures: tuple[FailureClass, ...]
+    outage: Outage | None = left_out()
     goodput: Goodput
     throughput: Throughput
     stages: Mapping[str, StageDistribution]

@@ -1,0 +1,58 @@
+"""Did the server fail from a moment on, or for a time? A finding that is no matter of how many requests failed.
+
+Failures in a row are worth few independent ones, so a share of failures says little of a server that died: half of a
+run failed, and the interval reaches from 4 % to 96 %. What settles it is the row itself. Were the run's failures
+spread over it at random, a row of m somewhere would have a chance of at most (n - m + 1) · h!/(h - m)! · (n - m)!/n!
+for h failures of n requests (a union bound over the places where it may begin). Below ``CHANCE`` it is no accident.
+
+A row that lasts to the end of the run is a server that failed from then on; one before the end counts only where
+connections were refused in it, which is a server that was not there. Others may be bursts of a server under load.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
+from gapmeter.analysis.results.requests import Outage
+
+CHANCE = 1e-3  # of calling random failures a row, at most
+_FEWEST = 3
+
+
+def find_outage(requests: pd.DataFrame) -> Outage | None:
+    """The longest row of failures, by due time; ``requests`` as from ``measured_requests``.
+
+    None where there is none that is beyond chance, or where nothing ever succeeded: then there was no moment.
+    """
+    failed = ~succeeded(requests)
+    ours = requests["outcome"].isin(("aborted", "lost")).to_numpy(bool)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], (failed & ~ours).astype(np.int8), [0]])))
+    if not len(edges) or failed.all():
+        return None
+    starts, ends = edges[::2], edges[1::2]
+    longest = int(np.argmax(ends - starts))
+    start, end = int(starts[longest]), int(ends[longest])
+    classes = requests["outcome"].iloc[start:end].value_counts()
+    lasting = end == len(failed)
+    if end - start < _FEWEST or not (lasting or "refused" in classes):
+        return None
+    if _chance_of_row(end - start, int(failed.sum()), len(failed)) > CHANCE:
+        return None
+    due = stamps_ns(requests, "due_ns")
+    return Outage(
+        from_s=float(due[start] - due[0]) / 1e9,
+        until_s=None if lasting else float(due[end] - due[0]) / 1e9,
+        requests=end - start,
+        failed={str(name): int(count) for name, count in classes.items()},
+    )
+
+
+def _chance_of_row(length: int, failures: int, count: int) -> float:
+    """An upper bound of the chance that so many failures in a row stand anywhere, if they are spread at random."""
+    log = math.lgamma(failures + 1) - math.lgamma(failures - length + 1)
+    log += math.lgamma(count - length + 1) - math.lgamma(count + 1)
+    return min(1.0, (count - length + 1) * math.exp(log))

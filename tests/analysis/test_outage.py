@@ -1,0 +1,78 @@
+"""A server that failed from a moment on is told from one that fails now and then, and misses its SLO for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gapmeter.analysis.judge import validity, verdict
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.judge.outage import CHANCE, find_outage
+from gapmeter.report.slo import slo_sentence
+from tests.kit.runs import slo
+
+MS = 1_000_000
+
+
+def ended(outcomes: list[str]) -> pd.DataFrame:
+    """A request every 100 ms."""
+    due = np.arange(len(outcomes), dtype=np.int64) * 100 * MS + 10**12
+    first = pd.array([at + 20 * MS if out == "ok" else None for at, out in zip(due, outcomes, strict=True)], "Int64")
+    return pd.DataFrame({
+        "due_ns": due, "sent_ns": due, "first_token_ns": first, "last_token_ns": first, "end_ns": due + 30 * MS,
+        "output_tokens": 1, "output_tokens_asked": 1, "outcome": outcomes,
+        "status": 0, "token_ns": None,
+        "chunk_tokens": None, "prompt_tokens": 1, "prompt_tokens_asked": 1,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found"),
+    [
+        (["ok"] * 10 + ["http_5xx"] * 10, (1.0, None)),
+        (["ok"] * 12 + ["cut"] + ["refused"] * 7, (1.2, None)),
+        (["ok"] * 40 + ["cut"] * 2 + ["refused"] * 26 + ["ok"] * 32, (4.0, 6.8)),
+        (["ok"] * 40 + ["timeout"] * 28 + ["ok"] * 32, None),
+        (["ok", "http_5xx"] * 30, None),
+        (["http_5xx"] * 20, None),
+        (["ok"] * 19 + ["cut"], None),
+        (["ok"] * 50 + ["aborted"] * 20, None),
+    ],
+    ids=["503 from the middle", "died", "restarted", "a burst", "every other", "never served", "the last", "ended"],
+)
+def test_a_server_that_was_gone_is_told_with_its_moment(
+    outcomes: list[str], found: tuple[float, float | None] | None
+) -> None:
+    outage = find_outage(ended(outcomes))
+    assert (None if outage is None else (outage.from_s, outage.until_s)) == found
+    limits = [slo("errors", None, 0.05), slo("ttft", 90, 200)]
+    answers = verdict.judge(limits, ended(outcomes), {}, outage=outage)
+    if outage is not None:
+        assert [answer.status for answer in answers] == ["FAIL", "FAIL"]
+        assert f"from {outage.from_s:.1f} s" in slo_sentence(answers[0])
+        assert not any(check.rule == "errors" and check.status == "broken" for check in validity.check_run(
+            ended(outcomes), Evidence("open", "constant"), limits[1:], outage=outage))  # fmt: skip
+
+
+def test_random_failures_are_hardly_ever_called_an_outage() -> None:
+    rng = np.random.default_rng(4)
+    runs = [np.where(rng.random(60) < rng.uniform(0.05, 0.9), "refused", "ok").tolist() for _ in range(2000)]
+    assert sum(find_outage(ended(run)) is not None for run in runs) <= 2000 * CHANCE + 4
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "flag"),
+    [
+        ("http_4xx", 401, "--api-key KEY"),
+        ("http_4xx", 302, "--url with that address"),
+        ("http_4xx", 429, "--set load.rate=5"),
+        ("refused", 0, ""),
+        ("http_5xx", 500, "--set load.rate=5"),
+    ],
+)
+def test_what_to_try_fits_what_failed(outcome: str, status: int, flag: str) -> None:
+    requests = ended(["ok"] * 10 + [outcome] * 10).assign(status=status)
+    evidence = Evidence("open", "constant", 10.0)
+    told = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    assert next(one.flag for one in told if one.code == "errors") == flag
