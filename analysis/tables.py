@@ -30,6 +30,7 @@ _ROW = [
     *_COUNTS, "outcome", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns", "engine_metrics",
     "receive_wait_ns",
 ]  # fmt: skip
+_NO_TOKEN = "the answer ended without a token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
         "output_tokens": answer.output_tokens,
         "cached_tokens": answer.cached_tokens,
         "outcome": outcome.name.lower(),
-        "error": record.error or answer.error or "",
+        "error": record.error or answer.error or (_NO_TOKEN if outcome is Outcome.WRONG_LENGTH else ""),
         "finish_reason": answer.finish_reason,
         "counted": answer.counted,
         "token_ns": None if arrived is None else arrived,

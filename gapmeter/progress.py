@@ -22,6 +22,7 @@ from gapmeter.scenarios import Scenario
 
 REDRAW_S = 0.25
 PLAIN_S = 10.0
+_WORTH_SAYING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Progress:
 
     ``phase`` is a word (warm-up, load, drain); ``remaining_s`` None when the end is not known (a count of requests);
     ``slo`` names the rolling percentile, for instance ``p99 TTFT``, ``value_ms`` is None until there is one.
+    All but the phase and its times are as of ``behind_s`` ago, when the records were last looked into.
     """
 
     phase: str
@@ -46,6 +48,7 @@ class Progress:
     value_ms: float | None = None
     limit_ms: float | None = None
     lag_p99_ms: float | None = None
+    behind_s: float = 0.0
 
 
 def line(now: Progress, width: int) -> str:
@@ -58,8 +61,9 @@ def line(now: Progress, width: int) -> str:
     latency = f"{now.slo} {duration(now.value_ms)}"
     if now.limit_ms is not None and now.value_ms is not None:
         latency += f" {'>' if now.value_ms > now.limit_ms else '≤'} {duration(now.limit_ms)}"
+    behind = f" (as of {now.behind_s:.0f} s ago)" if now.behind_s >= _WORTH_SAYING_S else ""
     parts = [
-        f"{now.phase} {_clock(now.elapsed_s)}{left}",
+        f"{now.phase} {_clock(now.elapsed_s)}{left}{behind}",
         f"asked/sent/done {rates} per s",
         f"in flight {now.in_flight}",
         latency,
@@ -140,9 +144,9 @@ class Watch:
             phase=phase(now, self._t0, self._plan.warmup_ns, self._plan.end_ns),
             elapsed_s=(now - self._t0) / 1e9,
             remaining_s=max((end_ns - now) / 1e9, 0.0) if self._plan.end_ns else None,
-            asked_per_s=self._asked(now),
-            sent_per_s=seen.sent_per_s(now),
-            done_per_s=seen.done_per_s(now),
+            asked_per_s=self._asked(seen.as_of_ns),
+            sent_per_s=seen.sent_per_s(),
+            done_per_s=seen.done_per_s(),
             issued=seen.issued,
             done=seen.done,
             failed=seen.failed.total(),
@@ -151,12 +155,13 @@ class Watch:
             value_ms=seen.percentile("ttft", percentile),
             limit_ms=self._slo.limit_ns / 1e6 if self._slo and self._slo.limit_ns is not None else None,
             lag_p99_ms=seen.percentile("lag", 99.0),
+            behind_s=(now - seen.as_of_ns) / 1e9,
         )
 
     def _asked(self, now: int) -> float:
         """Planned rate over the last seconds; a closed loop asks for nothing of its own."""
         if not self._due:
-            return self._follower.sent_per_s(now)
+            return self._follower.sent_per_s()
         since = max(now - RATE_WINDOW_NS, self._t0)
         count = bisect.bisect_right(self._due, now) - bisect.bisect_right(self._due, since)
         return count / max((now - since) / 1e9, 1e-9)

@@ -119,6 +119,8 @@ class WallClock:
         self.look()
         at = arrived - self._low  # the latest that it can have been
         known = (arrived != 0) & (read >= self._since_ns)
+        # Bytes that lay in the kernel while the clock was set have a stamp of before, which would be seconds off.
+        known &= (at >= self._since_ns) | (self.steps == 0)
         if not known.any() or at[known].min() < from_ns:
             return np.zeros(len(read), np.uint32)
         at = np.maximum.accumulate(np.where(known, at, 0))

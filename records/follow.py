@@ -97,11 +97,13 @@ class RecordFollower:
     """Follows the generators' record files: rates of the last five seconds, percentiles of the last thousand requests.
 
     ``whole``: read answers to their last token, for gaps, TPOT and E2E, instead of the first one.
+    ``as_of_ns``: when the files were last looked into; reading what was found there may have taken a while since.
     """
 
     def __init__(self, paths: Iterable[Path], t0_ns: int, *, whole: bool = False) -> None:
         self._tails = [RecordTail(path) for path in paths]
         self._t0, self._whole = t0_ns, whole
+        self.as_of_ns = t0_ns
         self._sent: deque[int] = deque()
         self._ended: deque[int] = deque()
         self.recent: dict[str, deque[float]] = {
@@ -116,17 +118,18 @@ class RecordFollower:
 
     def poll(self) -> list[Answered]:
         """Read what has been written since the last call; the requests that have ended in it."""
+        self.as_of_ns = time.monotonic_ns()
         return [
             answered for tail in self._tails for code, record in tail.poll() for answered in self._take(code, record)
         ]
 
-    def sent_per_s(self, now_ns: int) -> float:
-        """Requests sent a second, over the last five."""
-        return self._rate(self._sent, now_ns)
+    def sent_per_s(self) -> float:
+        """Requests sent a second, over the five before ``as_of_ns``."""
+        return self._rate(self._sent)
 
-    def done_per_s(self, now_ns: int) -> float:
-        """Requests ended a second, over the last five."""
-        return self._rate(self._ended, now_ns)
+    def done_per_s(self) -> float:
+        """Requests ended a second, over the five before ``as_of_ns``."""
+        return self._rate(self._ended)
 
     def percentile(self, name: str, percentile: float) -> float | None:
         """Of the last requests' ttft, e2e, lag (ms) or of their gaps (itl); None when there are none yet."""
@@ -161,12 +164,12 @@ class RecordFollower:
             self.recent["itl"].extend(gap / 1e6 for gap in gaps_ns)
         yield Answered(record.due_ns, outcome, ttft_ns, tpot_ns, last_ns - record.due_ns, gaps_ns)
 
-    def _rate(self, stamps: deque[int], now_ns: int) -> float:
-        """Stamps a second over the last five seconds, or since the start; older ones are dropped."""
-        since_ns = max(now_ns - RATE_WINDOW_NS, self._t0)
+    def _rate(self, stamps: deque[int]) -> float:
+        """Stamps a second in the last five that have been read, or since the start; older ones are dropped."""
+        since_ns = max(self.as_of_ns - RATE_WINDOW_NS, self._t0)
         while stamps and stamps[0] < since_ns:
             stamps.popleft()
-        return len(stamps) / max((now_ns - since_ns) / 1e9, 1e-9)
+        return sum(at <= self.as_of_ns for at in stamps) / max((self.as_of_ns - since_ns) / 1e9, 1e-9)
 
 
 class ReportFollower:
@@ -177,6 +180,7 @@ class ReportFollower:
 
     def __init__(self, requests: Path, t0_ns: int) -> None:
         self._requests = requests
+        self.as_of_ns = t0_ns
         self._counts: deque[tuple[int, int, int]] = deque([(t0_ns, 0, 0)])  # when, issued, done
         self.histograms = new_histograms()
         self.issued = self.done = 0
@@ -195,19 +199,19 @@ class ReportFollower:
         self.done = sum(worker.finished for worker in report.workers)
         self.failed = Counter(failed=sum(worker.failed for worker in report.workers))
         self.histograms = {name: HdrHistogram.decode(text) for name, text in report.histograms.items()}
-        now_ns = time.monotonic_ns()
+        self.as_of_ns = now_ns = time.monotonic_ns()
         self._counts.append((now_ns, self.issued, self.done))
         while len(self._counts) > 2 and self._counts[0][0] < now_ns - _REPORTS_WINDOW_NS:
             self._counts.popleft()
         return []
 
-    def sent_per_s(self, now_ns: int) -> float:
+    def sent_per_s(self) -> float:
         """Between the oldest and the newest report of the last ten seconds."""
-        return self._rate(1, now_ns)
+        return self._rate(1)
 
-    def done_per_s(self, now_ns: int) -> float:
+    def done_per_s(self) -> float:
         """As ``sent_per_s``."""
-        return self._rate(2, now_ns)
+        return self._rate(2)
 
     def percentile(self, name: str, percentile: float) -> float | None:
         """In ms, over all answers so far; None for what workers do not report."""
@@ -216,9 +220,9 @@ class ReportFollower:
             return None
         return float(histogram.get_value_at_percentile(percentile)) / 1e6
 
-    def _rate(self, place: int, now_ns: int) -> float:
+    def _rate(self, place: int) -> float:
         first, last = self._counts[0], self._counts[-1]
-        return float(last[place] - first[place]) / max((now_ns - first[0]) / 1e9, 1e-9)
+        return float(last[place] - first[place]) / max((last[0] - first[0]) / 1e9, 1e-9)
 
 
 Follower = RecordFollower | ReportFollower

@@ -229,7 +229,12 @@ def _lengths(texts: list[bytes]) -> list[int]:
 
 
 def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
-    """How a request ended: the wire's outcome, unless the bytes that came say that the answer itself was no good."""
+    """How a request ended: the wire's outcome, unless the bytes that came say that the answer itself was no good.
+
+    An answer whose end mark came is there, also where the body that carried it was never ended.
+    """
+    if record.outcome in (Outcome.TIMEOUT, Outcome.STALLED) and answer.done and record.status == 200:
+        return Outcome.OK if len(answer.token_ns) and not answer.error else record.outcome
     if record.outcome is not Outcome.OK:
         return record.outcome
     if answer.error:

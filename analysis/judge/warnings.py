@@ -12,7 +12,7 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import reads_of, stamps_ns, succeeded
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, Outage
@@ -25,6 +25,7 @@ _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _STARVED = 0.03  # of all time to first tokens, waited for a core
 _WORTH_SAYING = 0.01  # of the answers
 _SEVERAL = 1.05  # tokens a chunk, over all of them
+_GATHERED = 1.5  # chunks a read, or tokens a chunk where they are not counted
 _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
 
 
@@ -230,6 +231,13 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
         cause = "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization)"
         yield _warning("several-tokens", text, cause, touches=("itl",))
+    yield from _gathered(good)
+    if unended := int((good["error"] != "").sum()) if "error" in good else 0:
+        text = (
+            f"{count(unended)} of {count(len(good))} answers came to their end mark, but the connection was then held "
+            "open until load.timeout: their figures count, to the last token"
+        )
+        yield _warning("unended", text, "the server does not end the body of its answers", touches=("load",))
     again = int((measured["attempt"] > 0).sum()) if "attempt" in measured else 0
     if again:
         text = (
@@ -238,6 +246,28 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         )
         cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
         yield _warning("resent", text, cause, touches=("errors", "ttft"))
+
+
+def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
+    """Several chunks a read, and several tokens a chunk where only the length that was asked for can tell."""
+    reads = [chunks for _, chunks in reads_of(good) if len(chunks) > 1]
+    each = sum(int(chunks.sum()) for chunks in reads) / max(sum(map(len, reads)), 1)
+    if each >= _GATHERED:
+        text = (
+            f"{significant(each)} pieces with tokens came together on average: a first token waited for those after "
+            "it, and ITL is the time between such groups, not between tokens"
+        )
+        cause = "something before the server gathers what it sends (a proxy's buffer); or the load tester read late"
+        yield _warning("gathered", text, cause, touches=("ttft", "itl"))
+    whole = good["output_tokens"].isna().to_numpy(bool) & (good["finish_reason"] == "length").to_numpy(bool)
+    asked = good.loc[whole, "output_tokens_asked"].to_numpy(np.float64)
+    chunks = np.array([len(one) for one in good.loc[whole, "chunk_tokens"]], np.float64)
+    if chunks.sum() and (each := float(asked.sum() / chunks.sum())) >= _GATHERED:
+        text = (
+            f"by the length asked for, which {count(len(chunks))} answers reached, a chunk held {significant(each)} "
+            "tokens: ITL is the time between chunks, not between tokens"
+        )
+        yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl",))
 
 
 def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Iterator[RunWarning]:

@@ -18,7 +18,7 @@ from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.sweep.build import _throughput
 from gapmeter.analysis.sweep.read import Frames
-from gapmeter.analysis.tables import read_requests
+from gapmeter.analysis.tables import read_requests, request_row
 from gapmeter.records import Outcome, RunFolder
 from gapmeter.records.request import RequestRecord
 from tests.kit.loads import write_records
@@ -32,6 +32,13 @@ UNCOUNTED = sse(chat("a"), chat("b", finish_reason="length"), "[DONE]")
 SEVERAL = sse(chat("a"), chat("b", finish_reason="length"), usage_only(8), "[DONE]")
 WHOLE = [json.dumps({"choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
                      "usage": {"completion_tokens": 2, "prompt_tokens": 7}}).encode()]  # fmt: skip
+TWICE = sse(chat("a b", finish_reason="length"), "[DONE]")  # two tokens were asked for
+
+
+def gathered(each: int) -> list[bytes]:
+    """Sixteen tokens, so many in a read."""
+    events = sse(*(chat("a", k + 1) for k in range(15)), chat("b", 16, finish_reason="length"))
+    return [b"".join(events[k : k + each]) for k in range(0, 16, each)] + sse("[DONE]")
 
 
 def table(folder: Path, *answers: list[bytes], attempt: int = 0) -> pd.DataFrame:
@@ -104,8 +111,20 @@ def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> N
         ([COUNTED, WHOLE], ["not-streamed"]),
         ([SEVERAL, SEVERAL], ["several-tokens"]),
         ([COUNTED] * 200 + [WHOLE, UNCOUNTED], []),
+        ([gathered(1)], []),
+        ([gathered(4)], ["gathered"]),
+        ([TWICE], ["tokens-unknown", "several-tokens"]),
     ],
-    ids=["all is told", "no usage", "not streamed", "four tokens a chunk", "too few to matter"],
+    ids=[
+        "all is told",
+        "no usage",
+        "not streamed",
+        "four tokens a chunk",
+        "too few to matter",
+        "a read a token",
+        "four tokens a read",
+        "two tokens a chunk, uncounted",
+    ],
 )
 def test_what_a_stream_does_not_tell_is_said(tmp_path: Path, answers: list[list[bytes]], want: list[str]) -> None:
     assert codes(table(tmp_path, *answers)) == want
@@ -114,3 +133,30 @@ def test_what_a_stream_does_not_tell_is_said(tmp_path: Path, answers: list[list[
 def test_requests_that_were_sent_twice_are_told(tmp_path: Path) -> None:
     (warning,) = streaming_warnings(table(tmp_path, COUNTED, COUNTED, attempt=1))
     assert (warning.code, warning.text[:20]) == ("resent", "2 requests (100 %) w")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "outcome", "expected"),
+    [
+        (COUNTED, Outcome.TIMEOUT, "ok"),
+        (COUNTED, Outcome.STALLED, "ok"),
+        (COUNTED[:-1], Outcome.TIMEOUT, "timeout"),
+        (COUNTED, Outcome.CUT, "cut"),
+        (sse(chat(finish_reason="stop"), "[DONE]"), Outcome.OK, "wrong_length"),
+    ],
+)
+def test_an_answer_whose_end_mark_came_counts_though_its_body_was_never_ended(
+    pieces: list[bytes], outcome: Outcome, expected: str
+) -> None:
+    at = [(140 + 10 * k) * MS for k in range(len(pieces))]
+    error = "" if outcome is Outcome.OK else "no complete answer in 2 s"
+    record = RequestRecord(
+        index=0, request_id="r", due_ns=100 * MS, end_ns=2100 * MS, status=200, outcome=outcome, error=error,
+        **arrived(pieces, at),
+    )  # fmt: skip
+    row = request_row(record, 2000 * MS)
+    assert row["outcome"] == expected
+    assert row["error"]
+    if expected == "ok":
+        told = streaming_warnings(pd.DataFrame([{**row, "output_tokens_asked": 2}]))
+        assert [warning.code for warning in told] == ["unended"]

@@ -40,6 +40,7 @@ def test_the_line_never_exceeds_the_width(width: int) -> None:
         ({"limit_ms": None}, "p99 TTFT 612 ms · "),
         ({"value_ms": 321.0}, "p99 TTFT 321 ms ≤ 500 ms"),
         ({"lag_p99_ms": None}, "lag p99 –"),
+        ({"behind_s": 3.2}, "0:25 left (as of 3 s ago) · "),
     ],
 )
 def test_what_is_unknown_or_failed_is_said(change: dict[str, float | None], expected: str) -> None:

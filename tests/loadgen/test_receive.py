@@ -154,6 +154,19 @@ def test_when_the_wall_clock_is_set_what_was_read_before_keeps_our_own_stamps() 
     assert wall.steps == 1
 
 
+@pytest.mark.parametrize("step_s", [-3600, -3, -0.5, 0.5, 3, 3600])
+def test_bytes_that_lay_in_the_kernel_while_the_clock_was_set_keep_our_own_stamp(step_s: float) -> None:
+    """Asked 10 s ago; the first piece was stamped before the step and read after it, the second came after it."""
+    wall = SetClock()
+    stamped = time.monotonic_ns() + 7 * SECOND
+    wall.ahead += int(step_s * SECOND)
+    wall.look()
+    read = time.monotonic_ns() + np.array([1, 2]) * MS
+    waits = wall.waits(np.array([stamped, read[1] + wall.ahead - 500]), read, int(read[0]) - 10 * SECOND)
+    assert waits[0] <= 1
+    assert waits[1] in (460, 1)  # never earlier than the piece before it
+
+
 @pytest.mark.parametrize(
     ("behind", "from_ns", "expected"),
     [

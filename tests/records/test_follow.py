@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +141,18 @@ def test_how_many_records_were_dropped_is_in_the_files_head(tmp_path: Path) -> N
     writer = RecordWriter(tmp_path / "worker-0.gap", {})
     writer.close()
     assert dropped_records(tmp_path / "worker-0.gap") == 0
+
+
+def test_a_rate_is_of_the_time_that_has_been_read_however_long_reading_takes(tmp_path: Path) -> None:
+    """A hundred a second for four seconds, of which the next lie beyond the look into the file."""
+    now = time.monotonic_ns()
+    sent = [replace(record(k), sent_ns=now - 4000 * MS + 10 * MS * k, end_ns=1) for k in range(400)]
+    later = [replace(record(k), sent_ns=now + 3_600_000 * MS, end_ns=1) for k in range(400, 500)]
+    path = tmp_path / "worker-0.gap"
+    write_records(path, [(ISSUED, one) for one in sent + later])
+    follower = RecordFollower([path], now - 4000 * MS)
+    follower.poll()
+    took_s = (follower.as_of_ns - now) / 1e9
+    time.sleep(0.5)  # whoever shows it comes later
+    assert follower.sent_per_s() == pytest.approx(400 / (4 + took_s), rel=0.01)
+    assert follower.issued == 500

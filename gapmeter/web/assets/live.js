@@ -33,7 +33,8 @@
     const failed = Object.entries(state.failed || {});
     at("phase").textContent = state.phase;
     if (state.elapsed_s === undefined) return;
-    at("clock").textContent = clock(Math.max(0, state.elapsed_s)) + (state.end_s ? ` of ${clock(state.end_s)}` : "");
+    at("clock").textContent = clock(Math.max(0, state.elapsed_s)) + (state.end_s ? ` of ${clock(state.end_s)}` : "") +
+      (state.behind_s >= 1 ? ` (as of ${Math.round(state.behind_s)} s ago)` : "");
     at("in-flight").textContent = state.in_flight.toLocaleString("en");
     at("asked").textContent = state.asked_per_s === null ? "–" : figure(state.asked_per_s) + " /s";
     at("sent").textContent = `${figure(state.sent_per_s)} /s, ${state.issued.toLocaleString("en")} in all`;
