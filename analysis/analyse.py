@@ -196,7 +196,7 @@ def build_figures(
     outage = find_outage(measured)
     lateness = lateness_of(measured, evidence.client_loop_lag_ns)
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage)
-    checks = validity.check_run(measured, evidence, slos, lateness, outage)
+    checks = validity.check_run(measured, evidence, answers, lateness, outage)
     unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
     reasons = (*validity.invalid_reasons(checks), *unanswered)
     decided = verdict.overall(answers, reasons)

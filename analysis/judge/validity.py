@@ -7,7 +7,7 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,9 @@ from gapmeter.analysis.requests.metrics import (
     stamps_ns,
     succeeded,
 )
-from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, Slo
+from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.requests import Outage
+from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, FloorShares, RunWarning
 from gapmeter.analysis.stats.hdr import PERCENTILES
 
@@ -38,20 +39,20 @@ FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 
 
 def check_run(
-    requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo] = (), lateness: Lateness | None = None,
+    requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer] = (), lateness: Lateness | None = None,
     outage: Outage | None = None,
 ) -> list[Check]:  # fmt: skip
-    """Every rule's finding. ``requests`` as from ``measured_requests``; ``slos`` say what the run is about.
+    """Every rule's finding. ``requests`` as from ``measured_requests``; ``answers``, of its SLOs, say what it is about.
 
-    ``outage``: what the SLOs were judged by.
+    ``outage``: what they were judged by.
     """
     if not len(requests):
         text = "no request was issued after the warm-up"
         none = Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text=text)
         return [none, *_recording(evidence)]
     lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns)
-    judged = evidence.slo_on_errors or bool(outage and slos)
-    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, slos, lateness),
+    judged = evidence.slo_on_errors or bool(outage and answers)
+    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, answers, lateness),
             *_floor(requests, evidence.floor), *_answers(requests, evidence, judged=judged),
             *_recording(evidence)]  # fmt: skip
 
@@ -68,10 +69,12 @@ def _graded(
     return Check(rule=rule, status=status, value=value, limit=limits[1], text=text)
 
 
-def _instrument(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], lateness: Lateness) -> Iterator[Check]:
+def _instrument(
+    requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer], lateness: Lateness
+) -> Iterator[Check]:
     """How late and how busy the load tester was, against what it measured."""
-    about = [(slo.metric, float(slo.percentile)) for slo in slos if slo.percentile is not None]
-    about = about or [(metric, 99.0) for metric in METRICS]
+    about = {(each.metric, each.percentile): each.late is not None for each in answers if each.percentile is not None}
+    about = about or {(metric, 99.0): True for metric in METRICS}
     lag = percentile_of(generator_lag_ns(requests), 99)
     yield _lateness("lag", lag, lateness, about, "requests were sent late: generator lag p99")
     lags = evidence.client_loop_lag_ns
@@ -97,11 +100,12 @@ def _instrument(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo],
 
 
 def _lateness(
-    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Sequence[tuple[str, float]], what: str
+    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool], what: str
 ) -> Check:
     """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
 
-    ``about``: (metric, percentile); the others are those that are always told.
+    ``about``: (metric, percentile), and whether nothing is said of it if it is refused: an SLO that is missed by more
+    than its lateness is missed all the same. The other figures are those that are always told.
     """
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
@@ -120,7 +124,7 @@ def _lateness(
     if refused:
         text += f"; refused: {', '.join(f'p{late.percentile:g} {late.metric.upper()}' for late in refused)}"
     status: CheckStatus = OK
-    if any(late.refused for late in asked):
+    if any(late.refused and about[late.metric, late.percentile] for late in asked):
         status = BROKEN
     elif refused or any(late.late_ns > late.limits_ns[0] for late in asked):
         status = WARN

@@ -74,9 +74,13 @@ def judge(
 def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswer:
     """A limit that this run did not keep, since the server failed for a time, is missed, and not undecided."""
     allowed = answer.limit if slo.percentile is None else 1 - slo.percentile / 100
-    if outage is None or answer.status != INCONCLUSIVE or (answer.beyond or 0) <= allowed * answer.count:
+    if outage is None or not (answer.status == INCONCLUSIVE or answer.late is not None):
         return answer
-    return answer.model_copy(update={"status": FAIL, "basis": "outage", "outage": outage, "needs": None})
+    beyond = answer.beyond or 0 if answer.late is None else outage.requests  # which no lateness has added to
+    if beyond <= allowed * answer.count:
+        return answer
+    decided = {"status": FAIL, "basis": "outage", "outage": outage, "needs": None, "late": None}
+    return answer.model_copy(update=decided)
 
 
 def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Verdict:
@@ -110,10 +114,12 @@ def _judge_latency(
     over, over_half = _beyond(values, limit)
     found, late_ns = decide(values, percentile, limit), None
     if lateness is not None and found.status != INVALID:
-        late_ns = lateness.refused_ns(slo.metric, percentile)
-        may_be_ns = lateness.may_be_ns(slo.metric, percentile)
-        if found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
-            late_ns = late_ns or may_be_ns  # without its lateness it might have met the limit
+        refused_ns = lateness.refused_ns(slo.metric, percentile)
+        may_be_ns = refused_ns or lateness.may_be_ns(slo.metric, percentile)
+        if found.status != FAIL:
+            late_ns = refused_ns
+        elif decide(values, percentile, limit + may_be_ns).status != FAIL:
+            late_ns = may_be_ns  # without its lateness it might have met the limit
         if late_ns is not None:
             found = Decided(INVALID)
     growth = None

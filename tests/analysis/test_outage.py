@@ -52,7 +52,7 @@ def test_a_server_that_was_gone_is_told_with_its_moment(
         assert [answer.status for answer in answers] == ["FAIL", "FAIL"]
         assert f"from {outage.from_s:.1f} s" in slo_sentence(answers[0])
         assert not any(check.rule == "errors" and check.status == "broken" for check in validity.check_run(
-            ended(outcomes), Evidence("open", "constant"), limits[1:], outage=outage))  # fmt: skip
+            ended(outcomes), Evidence("open", "constant"), answers[1:], outage=outage))  # fmt: skip
 
 
 def test_random_failures_are_hardly_ever_called_an_outage() -> None:
