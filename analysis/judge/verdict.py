@@ -47,6 +47,7 @@ from gapmeter.analysis.stats.series import Series, share_of
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
 _ENOUGH = 100  # requests; in fewer, half of them may well be one burst
+_SLOW = 90.0  # from this percentile on, tokens read at once make it longer, never shorter
 EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
 
 
@@ -116,9 +117,14 @@ def _judge_latency(
     if lateness is not None and found.status != INVALID:
         refused_ns = lateness.refused_ns(slo.metric, percentile)
         may_be_ns = refused_ns or lateness.may_be_ns(slo.metric, percentile)
-        if found.status != FAIL:
+        if found.status == PASS and refused_ns is not None:
+            # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
+            shortens = slo.metric == "tpot" or (slo.metric == "itl" and percentile < _SLOW)
+            if shortens and decide(values, percentile, limit - refused_ns).status != PASS:
+                late_ns = refused_ns
+        elif found.status == INCONCLUSIVE:
             late_ns = refused_ns
-        elif decide(values, percentile, limit + may_be_ns).status != FAIL:
+        elif found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
             late_ns = may_be_ns  # without its lateness it might have met the limit
         if late_ns is not None:
             found = Decided(INVALID)
