@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.analysis.requests.definitions import PERCENTILES, Measured, figures, pooled, seen, vllm_bench
+from gapmeter.analysis.requests.definitions import PERCENTILES, Measured, chunks, figures, pooled, seen, vllm_bench
 from gapmeter.loadgen.plan import PATHS
 from gapmeter.machine.instrument import equal_plan
 from gapmeter.records import Outcome
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import chunks, parse_answer
+from gapmeter.records.stream import parse_answer
 from gapmeter.servers.vllm import find_python
 from tests.kit.servers import Timed, null_server, player
 from tests.kit.streams import chat, role, usage_only
