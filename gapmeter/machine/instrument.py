@@ -169,6 +169,7 @@ def null_server(
             yield int(process.stdout.readline())
         finally:
             process.terminate()
+            process.wait()  # after Ctrl-C Popen would give it a quarter of a second; it still writes into ``log``
 
 
 def cpu_time_ns(pid: int) -> int:
