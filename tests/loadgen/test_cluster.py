@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -352,10 +353,9 @@ def test_a_server_is_the_one_of_the_same_scheme_host_and_port(ours: str, theirs:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_worker_that_finds_no_master_leaves_at_a_signal(number: signal.Signals) -> None:
-    if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip("these tests were started to ignore it, and so is what they start")
     command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", f"127.0.0.1:{free_port()}"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    heed = partial(signal.signal, number, signal.SIG_DFL)  # a shell's background job is started to ignore SIGINT
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         assert process.stderr is not None
         assert "calling the master" in process.stderr.readline()
         process.send_signal(number)
