@@ -129,10 +129,8 @@ def _at(ordered: Floats, percentile: float) -> float | None:
 
 def _merged(requests: pd.DataFrame) -> tuple[Floats, Floats]:
     """Of each first token, and of each gap, what a read of several pieces may have added; 0 where one alone came."""
+    whose, at_ns, chunks = reads_of(requests)
+    begins, several = np.diff(whose, prepend=-1) != 0, chunks > 1
     first = np.nan_to_num(elapsed_ns(requests, "sent_ns", "first_token_ns"))
-    gaps = [np.zeros(0)]
-    for row, (at_ns, chunks) in enumerate(reads_of(requests)):
-        if not len(at_ns) or chunks[0] == 1:
-            first[row] = 0.0
-        gaps.append(np.where(chunks[1:] > 1, np.diff(at_ns), 0).astype(np.float64))
-    return first, np.concatenate(gaps)
+    first[~np.isin(np.arange(len(first)), whose[begins & several])] = 0.0
+    return first, np.where(several, np.diff(at_ns, prepend=0), 0)[~begins].astype(np.float64)

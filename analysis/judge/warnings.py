@@ -250,9 +250,9 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
 
 def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
     """Several chunks a read, and several tokens a chunk where only the length that was asked for can tell."""
-    reads = [chunks for _, chunks in reads_of(good) if len(chunks) > 1]
-    each = sum(int(chunks.sum()) for chunks in reads) / max(sum(map(len, reads)), 1)
-    if each >= _GATHERED:
+    whose, _, chunks = reads_of(good)
+    streamed = np.bincount(whose)[whose] > 1  # the others came whole
+    if streamed.any() and (each := float(chunks[streamed].mean())) >= _GATHERED:
         text = (
             f"{significant(each)} pieces with tokens came together on average: a first token waited for those after "
             "it, and ITL is the time between such groups, not between tokens"
@@ -261,10 +261,10 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
         yield _warning("gathered", text, cause, touches=("ttft", "itl"))
     whole = good["output_tokens"].isna().to_numpy(bool) & (good["finish_reason"] == "length").to_numpy(bool)
     asked = good.loc[whole, "output_tokens_asked"].to_numpy(np.float64)
-    chunks = np.array([len(one) for one in good.loc[whole, "chunk_tokens"]], np.float64)
+    chunks = np.array([len(one) for one in good.loc[whole, "chunk_tokens"]], np.int64)
     if chunks.sum() and (each := float(asked.sum() / chunks.sum())) >= _GATHERED:
         text = (
-            f"by the length asked for, which {count(len(chunks))} answers reached, a chunk held {significant(each)} "
+            f"by the length asked for, which {count(len(asked))} answers reached, a chunk held {significant(each)} "
             "tokens: ITL is the time between chunks, not between tokens"
         )
         yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl",))

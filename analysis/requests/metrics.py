@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -125,29 +126,32 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
 
     In the order of rows, and of time in each.
     """
-    none = np.empty(0, np.int64)
-    if "token_ns" not in requests:
-        return none, none, none
-    every = [np.asarray(each, np.int64) if np.ndim(each) else none for each in requests["token_ns"].to_numpy()[rows]]
-    counts = np.array([len(stamps) for stamps in every], np.int64)
-    at_ns = np.concatenate([none, *every])
-    whose = np.repeat(np.flatnonzero(rows), counts)
+    stamps = requests["token_ns"].to_numpy()[rows] if "token_ns" in requests else ()
+    return _together(np.flatnonzero(rows), [_ints(each) for each in stamps])
+
+
+def reads_of(requests: pd.DataFrame) -> tuple[Ints, Ints, Ints]:
+    """As ``arrivals_of``, of all rows, how many chunks with tokens came."""
+    both = (map(_ints, requests.get(name, ())) for name in ("token_ns", "chunk_tokens"))
+    starts = [at[np.cumsum(each) - each] for at, each in zip(*both, strict=False)]
+    return _together(np.arange(len(starts)), starts)
+
+
+def _together(rows: Ints, stamps: Sequence[Ints]) -> tuple[Ints, Ints, Ints]:
+    """Stamps of each row, those that are the same as one: the row, the stamp, and how many were the same."""
+    if not stamps:
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+    at_ns = np.concatenate(stamps)
+    whose = np.repeat(rows, [len(each) for each in stamps])
     if ((at_ns[1:] < at_ns[:-1]) & (whose[1:] == whose[:-1])).any():
-        order = np.lexsort((at_ns, whose))
-        at_ns = at_ns[order]
+        at_ns = at_ns[np.lexsort((at_ns, whose))]
     first = np.flatnonzero((np.diff(whose, prepend=-1) != 0) | (np.diff(at_ns, prepend=0) != 0))
     return whose[first], at_ns[first], np.diff(first, append=len(at_ns))
 
 
-def reads_of(requests: pd.DataFrame) -> list[tuple[Ints, Ints]]:
-    """Of each answer: when something with tokens arrived, and how many chunks with tokens came then: shape (k,)."""
-    if not {"token_ns", "chunk_tokens"} <= set(requests.columns):
-        return [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(requests)
-    out = []
-    for stamps, tokens in zip(requests["token_ns"], requests["chunk_tokens"], strict=True):
-        at, each = (np.asarray(one if np.ndim(one) else (), np.int64) for one in (stamps, tokens))
-        out.append(np.unique(at[np.cumsum(each) - each], return_counts=True))
-    return out
+def _ints(cell: Any) -> Ints:
+    """A cell's array; a missing one is empty."""
+    return np.asarray(cell if np.ndim(cell) else (), np.int64)
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
