@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Ints
-from gapmeter.analysis.ledger.critical_path import Intervals, Times, covered, overlaps, pieces, union
+from gapmeter.analysis.ledger.critical_path import Intervals, Times, at_least, covered, outside, overlaps, pieces, union
 from gapmeter.analysis.ledger.schedstat import busiest, read_sums, spread_waits
 from gapmeter.analysis.ledger.switches import ANOTHER, Watched, read_watched
 from gapmeter.records import RecordFile, Span
@@ -70,7 +70,8 @@ class Stretches:
 class CoreUse:
     """By kind of thread and process id: what kept it, and when.
 
-    Kinds within a stage: of an API server ``loop`` and ``pool``; of an engine ``engine`` (the thread that steps it),
+    Kinds within a stage: of an API server ``loop``, ``loop turn`` (where a request may be waiting for its turn on the
+    loop) and ``pool``; of an engine ``engine`` (the thread that steps it),
     ``receiver`` and ``sender`` (beside it), ``worker`` (the stepping thread or a worker process's, at Python code) and
     ``forward`` (the same at computing). Between two threads' stamps, by who should take the message: ``loop woken``,
     ``pool woken``, ``engine woken`` (its receiver or sender).
@@ -105,6 +106,7 @@ _BESIDE: dict[str, dict[Span, str]] = {
     "api": {Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize"},
     "engine": {Span.OUTPUT_SEND: "output", Span.CORE_RECEIVE: "handoff"},
 }
+_TO_POOL = (Span.TEMPLATE, Span.TOKENIZE)
 _POOLED = tuple(_BESIDE["api"].values())
 _IN_LOOP = (Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS)
 _KIND = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}
@@ -123,7 +125,9 @@ def core_use(telemetry: Path | None, files: Sequence[RecordFile], cores: Sequenc
     work = {int(f.process["pid"]): _loop_work(f) for f in files if _KIND[str(f.process["role"])] == "api"}
     of = {("loop woken", pid): _all_of(1, spans) for pid, spans in work.items()}
     for pid, spans in work.items():
-        of["loop", pid] = _all_of(0, spread_waits([sums[pid]] if pid in sums else [], spans))
+        own = spread_waits([sums[pid]] if pid in sums else [], spans)
+        of["loop", pid] = _all_of(0, own)
+        of["loop turn", pid] = _in_order([own, spans])
     for file in (f for f in files if f.process["role"] in ("core", "engine") and sums):
         pid, steps = int(file.process["pid"]), file.spans[file.spans["code"] == Span.LOOP]
         main = [sums[tid] for tid in (busiest(sums, pid),) if tid in sums]
@@ -137,12 +141,26 @@ def _all_of(reason: int, times: Times) -> Stretches:
     return Stretches(*times, np.full(len(times[0]), reason))
 
 
-def _loop_work(file: RecordFile) -> Times:
-    """What an API server's event loop did for anybody."""
+def _in_order(reasons: Sequence[Times]) -> Stretches:
+    """Where several hold, the first; each one's place is its number."""
+    rows = [Intervals(np.zeros(len(start), np.int64), start, end, np.full(len(start), number))
+            for number, (start, end) in enumerate(reasons)]  # fmt: skip
+    whole = pieces(Intervals.join(rows), 1, len(reasons))
+    return Stretches(whole.start, whole.end, whole.cls)
+
+
+def _loop_work(file: RecordFile, also: Sequence[Span] = _IN_LOOP) -> Times:
+    """What an API server's event loop did for anybody: templates and tokenizing that no pool does, and ``also``."""
     spans = file.spans
-    inline = np.isin(spans["code"], (Span.TEMPLATE, Span.TOKENIZE)) & (spans["queued_ns"] == spans["start_ns"])
-    rows = spans[inline | np.isin(spans["code"], _IN_LOOP)]
+    inline = np.isin(spans["code"], _TO_POOL) & (spans["queued_ns"] == spans["start_ns"])
+    rows = spans[inline | np.isin(spans["code"], also)]
     return union(np.where(rows["code"] == Span.DETOKENIZE, rows["queued_ns"], rows["start_ns"]), rows["end_ns"])
+
+
+def _pool_full(file: RecordFile, threads: int) -> Times:
+    """When every one of a pool's threads was at a template or at tokenizing."""
+    spans = file.spans[np.isin(file.spans["code"], _TO_POOL) & (file.spans["queued_ns"] != file.spans["start_ns"])]
+    return at_least(max(threads, 1), spans["start_ns"], spans["end_ns"])
 
 
 def _engine(file: RecordFile) -> int:
@@ -172,14 +190,26 @@ class _Use:
         number = {int(f.process["pid"]): _engine(f) for f in self.files if f.process["role"] == "core"}
         engines = [pid for pid, kind in self.kind.items() if kind == "engine" and self._schedules(pid)]
         of: dict[tuple[str, int], Stretches] = {}
-        for pid in (pid for pid, kind in self.kind.items() if kind == "api"):
+        for file in (file for file in self.files if file.process["role"] == "api"):
+            pid = int(file.process["pid"])
             main, pool = [self.main[pid]], self._beside(pid, *_POOLED)
             running, pooled = self._on_core(main), self._on_core(pool)
+            preempted, locked = self._preempted(main), self._locked(main, pool)
             held = self._all_held(~np.isin(self.tid, [*main, *pool]))
-            of["loop", pid] = self._join(self._preempted(main), lock=self._locked(main, pool))
+            # Who sleeps in the middle of a call takes no message, whoever has the cores.
+            called, full = _loop_work(file, (Span.DETOKENIZE,)), _pool_full(file, len(pool))
+            of["loop", pid] = self._join(preempted, lock=locked)
+            of["loop turn", pid] = self._join(preempted, lock=locked, work=_loop_work(file))
             of["pool", pid] = self._join(self._preempted(pool), lock=self._locked(pool, main))
-            of["loop woken", pid] = self._join(self._preempted(main), held, lock=pooled, work=running)
-            of["pool woken", pid] = self._join(self._preempted(pool), held, lock=running)
+            of["loop woken", pid] = self._join(
+                preempted,
+                held.outside(*called),
+                lock=pooled,
+                work=union(*map(np.concatenate, zip(running, called, strict=True))),
+            )
+            of["pool woken", pid] = self._join(
+                self._preempted(pool), held.outside(*full), lock=outside(*running, *full)[1:], work=full
+            )
         for pid in engines:
             main, sender, receiver = [self.main[pid]], self._beside(pid, "output"), self._beside(pid, "handoff")
             computing = [self.main[one] for one in sorted(workers) if workers[one] == number.get(pid)] or main
@@ -353,13 +383,7 @@ class _Use:
         Threads of the server that carry messages don't count: they may bring the very one that is waited for.
         """
         held = np.flatnonzero(rows & ~self._carries & np.isin(self.cpu, self.cores))
-        time = np.concatenate([self.work.start[held], self.work.end[held]])
-        step = np.repeat([1, -1], len(held))
-        order = np.lexsort((step, time))
-        full = np.cumsum(step[order]) >= len(self.cores)
-        moments = time[order]
-        whole = np.flatnonzero(full[:-1] & (np.diff(moments) > 0))
-        start, end = union(moments[whole], moments[whole + 1])
+        start, end = at_least(len(self.cores), self.work.start[held], self.work.end[held])
         return Intervals.join([self._instead(start, end, np.full(len(start), self.cores[0])), self._at_limit])
 
     @cached_property

@@ -10,6 +10,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 
 _CHUNK = 400_000
+FAR = np.iinfo(np.int64).max // 2
 Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
 
@@ -38,6 +39,11 @@ class Intervals:
         kept = end > start
         return Intervals(self.event[kept], start[kept], end[kept], self.cls[kept])
 
+    def outside(self, start: Ints, end: Ints) -> Intervals:
+        """The parts of these rows that lie in none of given stretches (in order, none overlapping)."""
+        row, low, high = outside(self.start, self.end, start, end)
+        return Intervals(self.event[row], low, high, self.cls[row])
+
     def within(self, start: Ints, end: Ints, cls: int) -> Intervals:
         """The parts of these rows that lie in given stretches (in order, none overlapping), as rows of ``cls``."""
         row, _, low, high = overlaps(self.start, self.end, start, end)
@@ -50,6 +56,13 @@ def overlaps(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> 
     row, nth = each_of(np.maximum(np.searchsorted(stretch_start, end) - first, 0))
     at = nth + first[row]
     return row, at, np.maximum(start[row], stretch_start[at]), np.minimum(end[row], stretch_end[at])
+
+
+def outside(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> tuple[Ints, Ints, Ints]:
+    """What stretches (in order, none overlapping) leave of intervals: which interval, from, to."""
+    row, _, low, high = overlaps(start, end, np.append(-FAR, stretch_end), np.append(stretch_start, FAR))
+    kept = high > low
+    return row[kept], low[kept], high[kept]
 
 
 def covered(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> Ints:
@@ -66,6 +79,15 @@ def union(start: Ints, end: Ints) -> Times:
     start, end = start[order], np.maximum.accumulate(end[order])
     first = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]]))
     return start[first], end[np.append(first[1:] - 1, len(end) - 1)]
+
+
+def at_least(count: int, start: Ints, end: Ints) -> Times:
+    """When ``count`` or more of these intervals were going on at once."""
+    time, step = np.concatenate([start, end]), np.repeat([1, -1], len(start))
+    order = np.lexsort((step, time))
+    moments, enough = time[order], np.cumsum(step[order]) >= count
+    whole = np.flatnonzero(enough[:-1] & (np.diff(moments) > 0))
+    return union(moments[whole], moments[whole + 1])
 
 
 def sweep(

@@ -26,7 +26,7 @@ class Class:
 
     ``transit``: between two stamps with nothing stamped between. ``enclosing``: within a stamped call, where no stamp
     says what it did. ``thread``: whose thread had to run (a kind of CoreUse). ``busy``: whose time it is when that one,
-    which should take a message, was at work.
+    which should take a message or go on with this, was at work at another.
     """
 
     name: str
@@ -52,8 +52,8 @@ CLASSES: tuple[Class, ...] = (
     Class("tokenize", "tokenize", thread="pool"),
     Class("template_inline", "template", thread="loop"),
     Class("tokenize_inline", "tokenize", thread="loop"),
-    Class("template_wait", "template", transit=True, thread="pool woken"),
-    Class("tokenize_wait", "tokenize", transit=True, thread="pool woken"),
+    Class("template_wait", "template", transit=True, thread="pool woken", busy="template"),
+    Class("tokenize_wait", "tokenize", transit=True, thread="pool woken", busy="tokenize"),
     Class("detokenize", "detokenize", thread="loop"),
     Class("engine_code", "scheduling", thread="engine"),
     Class("handoff", "handoff", thread="loop"),
@@ -61,10 +61,10 @@ CLASSES: tuple[Class, ...] = (
     Class("output_put", "output", thread="engine"),
     Class("output_send", "output", thread="sender"),
     Class("output_receive", "output", thread="loop"),
-    Class("ingress_part", "ingress", thread="loop"),
-    Class("ingress", "ingress", enclosing=True, thread="loop"),
+    Class("ingress_part", "ingress", thread="loop turn", busy="accept_wait"),
+    Class("ingress", "ingress", enclosing=True, thread="loop turn", busy="accept_wait"),
     Class("egress", "egress", thread="loop"),
-    Class("egress_turn", "egress", enclosing=True, thread="loop"),
+    Class("egress_turn", "egress", enclosing=True, thread="loop turn", busy="accept_wait"),
     Class("connect", "connect"),
     Class("generator_lag", "generator_lag"),
     Class("retry", "retry"),

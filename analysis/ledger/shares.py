@@ -9,13 +9,12 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import LOCK, WORK, CoreUse, Culprit, Reason
-from gapmeter.analysis.ledger.critical_path import Intervals, overlaps
+from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps
 from gapmeter.analysis.ledger.intervals import CLASSES, DEVICE_CLASSES, Causes, Class
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.stages import STAGES
 
 _STAGE = {stage.name: number for number, stage in enumerate(STAGES)}
-_FAR = np.iinfo(np.int64).max // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _reasons(use: CoreUse, causes: Causes, owned: Intervals, exempt: frozenset[s
         left &= ~mine
         at = np.flatnonzero(mine)
         inside = (stretches.start, stretches.end, stretches.reason)
-        holes = (np.append(-_FAR, stretches.end), np.append(stretches.start, _FAR), np.full(len(stretches.end) + 1, -1))
+        holes = (np.append(-FAR, stretches.end), np.append(stretches.start, FAR), np.full(len(stretches.end) + 1, -1))
         for begins, ends, reasons in (inside, holes):
             of, one, low, high = overlaps(owned.start[at], owned.end[at], begins, ends)
             kept = high > low
