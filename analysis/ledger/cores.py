@@ -108,7 +108,7 @@ _BESIDE: dict[str, dict[Span, str]] = {
 }
 _TO_POOL = (Span.TEMPLATE, Span.TOKENIZE)
 _POOLED = tuple(_BESIDE["api"].values())
-_IN_LOOP = (Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS)
+_IN_LOOP = (Span.REQUEST, Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS)
 _KIND = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}
 
 

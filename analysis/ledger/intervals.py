@@ -54,6 +54,8 @@ CLASSES: tuple[Class, ...] = (
     Class("tokenize_inline", "tokenize", thread="loop"),
     Class("template_wait", "template", transit=True, thread="pool woken", busy="template"),
     Class("tokenize_wait", "tokenize", transit=True, thread="pool woken", busy="tokenize"),
+    Class("template_back", "template", transit=True, thread="loop woken", busy="accept_wait"),
+    Class("tokenize_back", "tokenize", transit=True, thread="loop woken", busy="accept_wait"),
     Class("detokenize", "detokenize", thread="loop"),
     Class("engine_code", "scheduling", thread="engine"),
     Class("handoff", "handoff", thread="loop"),
@@ -80,6 +82,7 @@ CLASSES: tuple[Class, ...] = (
 )
 CLASS = {c.name: number for number, c in enumerate(CLASSES)}
 DEVICE_CLASSES = frozenset({"prefill", "decode", "other_step"})
+_INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
 FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
 HOST_CLASSES = np.array([CLASS[n] for n in ("engine_code", "input_prep", "sampling", "output_put", "output_send")])
 
@@ -188,13 +191,14 @@ class _Maker:
     def api_side(self) -> None:
         self.joined &= self.ingress["start"] != MISSING
         self.add("ingress", self.ingress["start"], self.ingress["end"])
-        for part in (self.index.of_request(code)[self.events.request] for code in (Span.HTTP, Span.APPLICATION)):
+        for part in (self.index.of_request(code)[self.events.request] for code in _INGRESS):
             self.add("ingress_part", part["start"], part["end"])
         for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
             span = self.index.of_request(code)[self.events.request]
             inline = span["queued"] == span["start"]
             self.add(f"{name}_wait", span["queued"], span["start"])
             self.add(name, np.where(inline, MISSING, span["start"]), span["end"])
+            self.add(f"{name}_back", np.where(inline, MISSING, span["end"]), span["end"] + span["n"])
             self.add(f"{name}_inline", np.where(inline, span["start"], MISSING), span["end"])
         self.arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
         self.add("output_receive", self.receive["start"], self.receive["end"])

@@ -57,7 +57,8 @@ class Span(IntEnum):
 
     ``queued_ns`` is when work that waits for a pool was submitted, and equals ``start_ns`` elsewhere.
     ``n`` on DETOKENIZE and EGRESS is the request's output tokens so far, this chunk's included, so that a chunk
-    joins the emission that made it by counting.
+    joins the emission that made it by counting. On TEMPLATE and TOKENIZE it is the ns until the event loop went on with
+    the request, where a pool did it.
     """
 
     # API server; ref = request
@@ -69,6 +70,7 @@ class Span(IntEnum):
     DETOKENIZE = 6  # queued: batch processing starts; start .. end: this request's ids -> text, stop checks
     HTTP = 8  # of INGRESS: first bytes .. the application is called
     APPLICATION = 9  # of INGRESS: routing, JSON, validation
+    REQUEST = 10  # of INGRESS: the engine's request is made from prompt and parameters
     EGRESS = 7  # start: chunk handed to the HTTP layer; end: write call returned; queued: formatting starts
     # engine core; ref = request
     CORE_RECEIVE = 20  # engine's input thread has the message .. it is on the engine's input queue

@@ -243,6 +243,19 @@ def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothin
     assert ledger.rows.iloc[0]["unexplained_ns"] == 0
 
 
+def test_within_ingress_what_the_event_loop_does_for_others_is_a_wait_for_it(tmp_path: Path) -> None:
+    def api(writer: RecordWriter) -> None:
+        _api(writer)
+        other = writer.request("engine-z", "somebody else's")
+        writer.span(Span.TOKENIZE, other, 1310, 1340)  # in the loop, before this one's template
+        writer.span(Span.TOKENIZE, other, 1600, 1700)  # beneath this one's own
+
+    row = _row(tmp_path, "first_token", api)
+    assert row["accept_wait_ns"] == 30
+    assert row["ingress_ns"] == FIRST["ingress"] - 30
+    assert row["tokenize_ns"] == FIRST["tokenize"]
+
+
 def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited_for_that(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
         _api(writer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from asyncio import Future
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -27,6 +28,7 @@ _ENDPOINTS = (
     "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion",
     "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion.create_completion",
 )
+_MOST = 2**32 - 1  # of a span's n
 _POOLED = {"safe_apply_chat_template": codes.TEMPLATE, "_tokenize_prompt": codes.TOKENIZE}
 
 
@@ -66,7 +68,7 @@ class Call:
         self.served_ns = 0  # the endpoint's own code is called
         self.sent_ns = 0  # the message to the engine is with its socket
         self.client_id = client_id
-        self.stages: list[tuple[int, list[int]]] = []  # code, [queued, start, end]
+        self.stages: list[tuple[int, list[int]]] = []  # code, [queued, start, end, the event loop goes on]
         self.generations: list[Generation] = []
         self.engine_ids: list[str] = []
         self.opened = False  # a chunk with a token has been written
@@ -134,7 +136,8 @@ class ApiProbe(Probe):
             *(Hook((f"{m}:RequestResponseCycle.send",), (), self._wrap_send) for m in _HTTP),
             Hook((f"{_HTTP[0]}:RequestResponseCycle.run_asgi", f"{_HTTP[1]}:RequestResponseCycle.run_asgi"),
                  (*ingress, *egress), _as_it_is),
-            Hook(("vllm.renderers.hf:safe_apply_chat_template",), ("template",), self._wrap_inline),
+            Hook(("vllm.renderers.hf:safe_apply_chat_template",), ("template",), self._inline(codes.TEMPLATE)),
+            Hook(("vllm.v1.engine.input_processor:InputProcessor.process_inputs",), (), self._inline(codes.REQUEST)),
             Hook(("vllm.renderers.hf:make_async",), (), self._wrap_pool),
             Hook(("vllm.renderers.base:make_async",), ("tokenize",), self._wrap_pool),
             *(self.before(endpoint, (), _serving) for endpoint in _ENDPOINTS),
@@ -224,24 +227,29 @@ class ApiProbe(Probe):
         self.writer.span(codes.HTTP, ref, call.begun_ns, call.running_ns)
         if call.served_ns:
             self.writer.span(codes.APPLICATION, ref, call.running_ns, call.served_ns)
-        for code, (queued, start, end) in call.stages:
+        for code, (queued, start, end, back) in call.stages:
             if end:
-                self.writer.span(code, ref, start, end, 0, queued)
+                self.writer.span(code, ref, start, end, min(max(back - end, 0), _MOST), queued)
 
-    def _wrap_inline(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A stage that runs on the event loop itself, in the request's own context."""
+    @staticmethod
+    def _inline(code: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Stamps a stage that runs on the event loop itself, in the request's own context."""
 
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            call = _current.get()
-            if call is None:
-                return original(*args, **kwargs)
-            start = now()
-            result = original(*args, **kwargs)
-            call.stages.append((codes.TEMPLATE, [start, start, now()]))
-            return result
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def called(*args: Any, **kwargs: Any) -> Any:
+                call = _current.get()
+                if call is None:
+                    return original(*args, **kwargs)
+                start = now()
+                result = original(*args, **kwargs)
+                end = now()
+                call.stages.append((code, [start, start, end, end]))
+                return result
 
-        return called
+            return called
+
+        return wrap
 
     def _wrap_pool(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """vLLM's make_async: what it makes submits to a pool of threads; submit, start and end are stamped apart."""
@@ -262,11 +270,18 @@ class ApiProbe(Probe):
             submit = original(in_thread, *args, **kwargs)
 
             def submitted(*given: Any, **named: Any) -> Any:
-                stamps = [now(), 0, 0]
+                stamps = [now(), 0, 0, 0]
                 call = _current.get()
                 if call is not None:
                     call.stages.append((code, stamps))
-                return submit(stamps, *given, **named)
+                made = submit(stamps, *given, **named)
+                if isinstance(made, Future):  # its own callback comes right before whoever awaits it
+
+                    def back(_: Any) -> None:
+                        stamps[3] = now()
+
+                    made.add_done_callback(back)
+                return made
 
             return submitted
 
