@@ -222,7 +222,7 @@ def test_the_way_in_is_in_causal_order(run: Run) -> None:
         assert len(stages) == (1 if client == "plain" else 2)
         for stage in stages:
             assert ingress["start_ns"] <= stage["queued_ns"] and stage["end_ns"] <= ingress["end_ns"]
-            assert stage["queued_ns"] < stage["start_ns"] and 0 < stage["n"], "by the pool, and back on the event loop"
+            assert stage["queued_ns"] < stage["start_ns"] and stage["n"] > 0, "by the pool, and back on the event loop"
         (made,) = spans(api, Span.REQUEST, ref)
         ready = max(int(stage["end_ns"] + stage["n"]) for stage in stages)
         assert ready <= made["start_ns"] < made["end_ns"] <= handoff["start_ns"]
