@@ -215,8 +215,10 @@ def build_figures(
         failing = None
         if not succeeded(measured).all():
             failing = figures_of(metric_series(measured, metric, origin, failures=True), per_request)
-        whole = MetricDistribution(**dict(figures_of(values, per_request)), with_failures=failing)
-        return fig.refuse(whole, partial(lateness.refused_ns, metric))
+        late_ns = partial(lateness.refused_ns, metric)
+        whole = MetricDistribution(**dict(figures_of(values, per_request)))
+        failing = failing and fig.refused(failing, late_ns)
+        return fig.refused(whole, late_ns).model_copy(update={"with_failures": failing})
 
     def stages(rows: pd.DataFrame) -> dict[str, StageDistribution]:
         """By stage; empty without a ledger."""

@@ -302,10 +302,11 @@ def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Block]:
 def _sides(table: SideTable) -> Section:
     keys, rows = list(table.rows[0].figures), list[Row]()
     for row in table.rows:
-        figures: list[Words] = [
-            Figure(one.value_ms, text=f"{duration(one.value_ms)} ({bounds(*one.ci_ms)})" if one.ci_ms else "")
-            for one in row.figures.values()
-        ]
+        figures: list[Words] = []
+        for one in row.figures.values():
+            text = f"{duration(one.value_ms)} ({bounds(*one.ci_ms)})" if one.ci_ms else ""
+            late = "" if one.late_ms is None else f"refused: {duration(one.late_ms)} late"
+            figures.append(Figure(one.value_ms, hint=one.why, text=late or text))
         rows.append([row.name, row.device, row.engine, count(row.requests), *figures, *_rare(row)])
     headers: doc.Headers = ["", "device", "engine", "n", *in_ms(*map(_figure_head, keys)), *_RARE]
     blocks = [Table("All sides", headers, rows, words=3, css="dense"), *_notes(table, "quiet")]

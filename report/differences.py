@@ -117,14 +117,20 @@ def change_sentence(pair: PairComparison) -> str:
 
 def not_estimable(pair: PairComparison) -> str:
     """Which percentiles nothing can be said of, and why, once for all of a metric; "" where there are none."""
-    told = []
+    small, late = list[str](), list[str]()
     for metric, known in pair.metrics.items():
         missing = [(key, figure) for key, figure in known.percentiles.items() if figure.difference_ms is None]
-        if missing:
-            names = ", ".join(key.replace("p999", "p99.9") for key, _ in missing)
-            reason = (missing[0][1].why or "not estimable").partition(" do not support")[0].rstrip(",")
-            told.append(f"{NAMES[metric]} {names} ({reason})")
-    return f"Not estimable, the samples being too small: {'; '.join(told)}." if told else ""
+        for told, is_late in ((small, False), (late, True)):
+            own = [(key, figure) for key, figure in missing if (figure.late_ms is not None) is is_late]
+            if own:
+                names = ", ".join(key.replace("p999", "p99.9") for key, _ in own)
+                reason = own[0][1].why or "not estimable"
+                if is_late:
+                    reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"
+                told.append(f"{NAMES[metric]} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
+    said = [f"Not estimable, the samples being too small: {'; '.join(small)}."] if small else []
+    said += [f"Refused, since so much may be the load tester's own lateness: {'; '.join(late)}."] if late else []
+    return " ".join(said)
 
 
 # --- figures
@@ -133,7 +139,7 @@ def not_estimable(pair: PairComparison) -> str:
 def change_of(name: str, figure: DifferenceFigure) -> str:
     """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2 ms), +4.7 %``."""
     if figure.difference_ms is None or figure.ci_ms is None:
-        return f"{name} not estimable"
+        return f"{name} refused" if figure.late_ms is not None else f"{name} not estimable"
     values = f"{name} {duration(figure.a_ms)} -> {duration(figure.b_ms)}"
     text = f"{values}, {signed(figure.difference_ms)} ({between(*figure.ci_ms)})"
     return text if figure.relative is None else f"{text}, {signed_share(figure.relative)}"
@@ -159,6 +165,8 @@ def between(low_ms: float, high_ms: float) -> str:
 
 def difference(figure: DifferenceFigure) -> str:
     """``+14.1 ms``, a dash where it is not estimable."""
+    if figure.late_ms is not None:
+        return "refused"
     return DASH if figure.difference_ms is None else signed(figure.difference_ms)
 
 

@@ -20,7 +20,7 @@ from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import Run
-from gapmeter.report.words import METRICS, UNTIL, about_minutes
+from gapmeter.report.words import METRICS, UNTIL, about_minutes, late_words
 
 _BETWEEN = ("itl", "tpot")  # two tokens, so that it makes no difference when the request was sent
 _LEAD = (
@@ -85,7 +85,7 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
         if isinstance(found, CensoredDistribution) and name in found.over_ms:
             hint, text = "so many requests failed", over(found.over_ms[name])
         elif one.late_ms is not None:
-            hint, text = f"up to {duration(one.late_ms)} of it may be the load tester's own lateness", "refused"
+            hint, text = late_words(one.late_ms), "refused"
         elif one.infinite:
             hint, text = "so many requests were never answered", "∞"
         elif one.needs:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from gapmeter.analysis.numbers import DASH, significant
+from gapmeter.analysis.numbers import DASH, duration, significant
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import SweepManifest
 from gapmeter.analysis.results.sweep import (
@@ -43,7 +43,7 @@ from gapmeter.report.document import (
 from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import Curves, PointByPoint
-from gapmeter.report.words import METRICS, as_sentence, both, interval, reproduce, tone
+from gapmeter.report.words import METRICS, as_sentence, both, interval, late_words, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)
@@ -126,6 +126,8 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
     level = sweep.levels[metric]
     found = point.metrics[metric].at_level(level)
     key = f"sweep.points.{point.index}.metrics.{metric}.{level_key(level)}_ms"
+    if found.value_ms is None and (late_ms := found.late_ms or point.metrics[metric].late_ms) is not None:
+        return Figure(None, "ms", key, late_words(late_ms), "refused"), f"{duration(late_ms)} late"
     return Figure(found.value_ms, "ms", key), interval(found.ci_ms)
 
 

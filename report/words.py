@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gapmeter.analysis.numbers import bounds, share
+from gapmeter.analysis.numbers import bounds, duration, share
 from gapmeter.analysis.results.capacity import FAILS, HOLDS
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
@@ -52,6 +52,11 @@ def interval(ends_ms: Interval) -> str:
     """``1.31 .. 1.58 ms``, or ``not estimable``."""
     low, high = ends_ms or (None, None)
     return bounds(low, high)
+
+
+def late_words(ms: float) -> str:
+    """Why a figure is refused."""
+    return f"up to {duration(ms)} of it may be the load tester's own lateness"
 
 
 def shares(ends: Interval, between: str = " to ") -> str:

@@ -14,6 +14,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.trial import (
     Count,
+    Look,
     Outcome,
     Promise,
     Trial,
@@ -26,6 +27,8 @@ from gapmeter.analysis.capacity.trial import (
     worth_of_clusters,
     worth_of_slow,
 )
+from gapmeter.analysis.judge.lateness import ToldLateness, shortens
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.metrics import (
     good_requests,
     limits_of,
@@ -36,15 +39,15 @@ from gapmeter.analysis.requests.metrics import (
     succeeded,
 )
 from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.results.manifest import SearchManifest, Slo, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, Check
 from gapmeter.analysis.stats.series import share_of
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
-CLIENT_RULES = ("delivered", "dispersion", "lag", "loop_lag", "client_cpu", "token_rate", "request_rate")
+CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
 FIRST_LOOK = 20  # an overloaded server is told from so few
 BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
-_LATENESS, _LATE_SHARE = ("lag", "loop_lag"), 0.1
 _OTHER_RULES = ("requests", "records", "rate")
 
 
@@ -93,12 +96,18 @@ def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outc
     if note.ended < len(note.looks):  # what came after the look that ended it is no part of its verdict
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
-    invalid, client = validity(result.checks, slos)
+    lateness = ToldLateness((result,))
+    counts = count_all(slos, measured, note.rate)
+    looks = plan_looks(promises_of(slos), note.looks[-1], note.looks[0])
+    invalid, client = validity(result.checks)
+    if not invalid and len(measured):
+        invalid = _late(slos, measured, note.rate, looks[min(note.ended, len(looks)) - 1], lateness)
+        client = bool(invalid)
     took = request_values_ns(measured, "e2e")
     known = bool(len(took)) and not np.isnan(took).any()  # one that failed may have stayed long, or not at all
     due = stamps_ns(measured, "due_ns").astype(float)
     outcome = Outcome(
-        count_all(slos, measured, note.rate), result.counts.issued, len(measured), note.seconds,
+        tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)), result.counts.issued, len(measured), note.seconds,
         good=good, good_n_eff=worth, looks=note.ended, served=served_by(due, due + took) if known else None,
         in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
@@ -107,23 +116,48 @@ def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outc
     return outcome, result
 
 
-def validity(checks: Sequence[Check], slos: Sequence[Slo]) -> tuple[str, bool]:
+def validity(checks: Sequence[Check]) -> tuple[str, bool]:
     """Why a trial is no measurement ("" if it is one), and whether that is the load tester's own limit.
 
-    Errors of the server do not make a trial invalid: they count against the SLOs. Lateness of the load tester is
-    inside every latency that a verdict was made from, so it is weighed against the SLOs' limits, not against what
-    happened to be measured: beyond a tenth of the tightest it may be what fails.
+    Errors of the server do not make a trial invalid: they count against the SLOs. Lateness is judged with them.
     """
-    tightest = min((float(slo.limit_ns) for slo in slos if slo.limit_ns), default=0.0)
-    broken = [
-        check
-        for check in checks
-        if check.status == BROKEN and not (check.rule in _LATENESS and (check.value or 0.0) <= _LATE_SHARE * tightest)
-    ]
     for rules, client in ((_OTHER_RULES, False), (CLIENT_RULES, True)):
-        if texts := [check.text for check in broken if check.rule in rules]:
+        if texts := [check.text for check in checks if check.status == BROKEN and check.rule in rules]:
             return "; ".join(texts), client
     return "", False
+
+
+def _kept(count: Count, slo: Slo, lateness: ToldLateness) -> Count:
+    """Without the percentile of a figure that is refused: the curve must not run through it."""
+    is_refused = slo.percentile is not None and lateness.refused_ns(slo.metric, slo.percentile) is not None
+    return replace(count, log_level=None) if is_refused else count
+
+
+def _late(slos: Sequence[Slo], requests: pd.DataFrame, rate: float, look: Look, lateness: ToldLateness) -> str:
+    """Why a trial's finding may be the load tester's own lateness, as of a run's SLOs (``judge.verdict``); "" if not.
+
+    What fails, or leans to it on a refused figure, must do so without it; what holds must hold in spite of it.
+    """
+    promises = promises_of(slos)
+    found = find(promises, count_all(slos, requests, rate), look)
+    if found.verdict == UNDECIDED and found.leaning == HOLDS:
+        return ""  # it only adds
+    late_ns, moved = 0.0, []
+    for slo in slos:
+        late = 0.0
+        if slo.percentile is not None:
+            late = lateness.refused_ns(slo.metric, slo.percentile) or 0.0
+            if found.verdict == FAILS:
+                late = late or lateness.may_be_ns(slo.metric, slo.percentile)
+            elif found.verdict == HOLDS:
+                late = -late if shortens(slo.metric, slo.percentile) else 0.0
+        late_ns = max(late_ns, abs(late))
+        moved.append(slo.model_copy(update={"limit_ns": slo.limit_ns + round(late)}) if slo.limit_ns else slo)
+    again = find(promises, count_all(moved, requests, rate), look)
+    if (again.verdict, again.leaning) == (found.verdict, found.leaning):
+        return ""
+    text = slos[found.promise].text
+    return f"{text} is not judged: up to {duration(late_ns / 1e6)} of it may be the load tester's own lateness"
 
 
 def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:

@@ -10,7 +10,7 @@ from gapmeter.analysis.compare import claims, protocol
 from gapmeter.analysis.compare.claims import Claim, Verdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import Protocol
-from gapmeter.analysis.compare.sides import AnalysedRun, Side
+from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.provenance import hardware_words
@@ -231,6 +231,7 @@ def _figure(found: Difference) -> DifferenceFigure:
         p=found.p,
         df=found.df,
         why=found.why,
+        late_ms=_ms(found.late),
     )
 
 
@@ -331,6 +332,8 @@ def _row(letter: str, side: Side) -> SideRow:
 
 
 def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
+    if (late := late_ns([each.run for each in side.runs], metric, percentile)) is not None:
+        return SideEstimate(value_ms=None, ci_ms=None, why=why_refused(late), late_ms=late / 1e6)
     found = pooled([each.run.series(metric) for each in side.runs]).percentile(percentile)
     if not found.supported:
         return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")

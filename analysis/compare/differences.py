@@ -19,17 +19,17 @@ than any success. A percentile that reaches such requests is "at least so much".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run
+from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_ns, why_refused
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import binned, harrell_davis, pooled_harrell_davis
@@ -192,7 +192,7 @@ def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]
     pooled = np.concatenate([run.gaps_at_least_ns() for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
     values, table = binned(pooled, owner, int(firsts[-1]))
-    tables = [table[low:high] for low, high in pairwise(firsts)]
+    tables = [table[low:high] for low, high in itertools.pairwise(firsts)]
     return values, [tables[: len(sides[0])], tables[len(sides[0]) :]]
 
 
@@ -268,8 +268,10 @@ class _Judge:
         self._blocks = min(blocks) - 1 if pair.paired else sum(blocks) - 2
 
     def percentile(self, metric: str, part: int) -> Difference:
-        """One percentile of one metric; unsupported where either side's sample does not reach it."""
+        """One percentile of one metric; unsupported where either side's sample does not reach it, or it is refused."""
         percentile = self._pair.percentiles[metric][part]
+        if (late := late_ns(itertools.chain(*self._pair.sides), metric, percentile)) is not None:
+            return Difference(None, None, why=why_refused(late), late=late)
         series = [pooled(side, "values on a side") for side in self._pair.series[metric]]
         short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:

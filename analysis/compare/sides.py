@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.judge.lateness import ToldLateness
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import gaps_of, measured_requests, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, RunResult
@@ -32,7 +34,8 @@ class Run:
     token); ``given_ns``: how long a request that failed was given, which it took at least; ``gaps_ns`` and
     ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``, infinite for those that a failed
     request owes; ``ledgers[event]``: shape (n, stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN
-    columns where a stage is unmeasured. ``open_loop``: arrivals did not wait for answers.
+    columns where a stage is unmeasured. ``open_loop``: arrivals did not wait for answers. ``lateness``: None where the
+    load tester had none.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Run:
     gap_at_ns: Ints
     gap_owner: Ints
     ledgers: Mapping[str, Floats]
+    lateness: ToldLateness | None = None
 
     @property
     def count(self) -> int:
@@ -84,7 +88,7 @@ class Run:
             self.name, self.open_loop, self.planned[keep], self.good[keep], self.given_ns[keep],
             {metric: values[keep] for metric, values in self.values.items()},
             self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
-            {event: table[keep] for event, table in self.ledgers.items()},
+            {event: table[keep] for event, table in self.ledgers.items()}, self.lateness,
         )  # fmt: skip
 
 
@@ -141,7 +145,18 @@ def read_run(path: Path) -> AnalysedRun:
         ledger = None
     plan = manifest.plan
     run = run_of(requests, ledger, path.name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
-    return AnalysedRun(run, manifest, result)
+    return AnalysedRun(replace(run, lateness=ToldLateness((result,))), manifest, result)
+
+
+def late_ns(runs: Iterable[Run], metric: str, percentile: float) -> float | None:
+    """How much of a percentile of these runs together may be lateness, where one of them refuses its own."""
+    told = (run.lateness.refused_ns(metric, percentile) for run in runs if run.lateness is not None)
+    return max((each for each in told if each is not None), default=None)
+
+
+def why_refused(late: float) -> str:
+    """In words; ns."""
+    return f"refused: up to {duration(late / 1e6)} of a side may be the load tester's own lateness"
 
 
 def run_of(

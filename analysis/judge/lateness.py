@@ -12,6 +12,7 @@ so some figures are refused that lateness did not touch, and none is kept that i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,12 +30,14 @@ from gapmeter.analysis.requests.metrics import (
     receive_waits_ns,
     succeeded,
 )
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.hdr import nearest_rank
 
 LateRule = Literal["lag", "loop_lag"]
 SHARES = (0.02, 0.10)  # of a figure: worth a warning, refused
 FLOORS_NS: dict[LateRule, tuple[float, float]] = {"lag": (1e6, 2e6), "loop_lag": (0.5e6, 1e6)}  # less harms nobody
 STAMPED_SHARE = 0.99  # of pieces with the kernel's stamp, from which arrivals are the kernel's
+_SLOW = 90.0  # from this percentile on, tokens read at once make a gap longer, never shorter
 _GRID = np.linspace(0.002, 0.998, 250)
 
 
@@ -105,6 +108,36 @@ class Lateness:
         part = float(np.median(self.per_token)) if metric == "tpot" and len(self.per_token) else 1.0
         warn, refused = (max(part * floor, share * value) for floor, share in zip(FLOORS_NS[rule], SHARES, strict=True))
         return warn, refused
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLateness:
+    """What results of runs tell of it, the most of any: for figures that are made of several runs, or of a part of one.
+
+    A percentile that they do not tell counts as refused where the nearest that they tell, on either side, is.
+    """
+
+    runs: Sequence[RunResult]
+
+    def refused_ns(self, metric: str, percentile: float) -> float | None:
+        """What of a refused figure may be lateness; None where it stands."""
+        late: dict[float, float] = {}
+        for run in self.runs:
+            for told, figure in run.metrics[metric].percentiles.items():
+                late[told] = max(late.get(told, 0.0), 1e6 * (figure.late_ms or 0.0))
+        below = max((told for told in late if told <= percentile), default=None)
+        above = min((told for told in late if told >= percentile), default=None)
+        return max((late[near] for near in (below, above) if near is not None), default=0.0) or None
+
+    def may_be_ns(self, metric: str, percentile: float) -> float:
+        """What of a figure that stands may be lateness worth speaking of, as far as an SLO names it; else 0."""
+        named = [a for run in self.runs for a in run.slo if (a.metric, a.percentile) == (metric, percentile)]
+        return max((1e6 * (answer.may_be_late or 0.0) for answer in named), default=0.0)
+
+
+def shortens(metric: str, percentile: float | None) -> bool:
+    """Whether lateness may also have made a figure smaller: it ends, or begins, with what was read late."""
+    return metric == "tpot" or (metric == "itl" and percentile is not None and percentile < _SLOW)
 
 
 def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None) -> Lateness:

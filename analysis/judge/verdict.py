@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.judge.lateness import Lateness
+from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded, window_s
@@ -47,13 +47,12 @@ from gapmeter.analysis.stats.series import Series, share_of
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
 _ENOUGH = 100  # requests; in fewer, half of them may well be one burst
-_SLOW = 90.0  # from this percentile on, tokens read at once make it longer, never shorter
 EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
 
 
 def judge(
     slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None,
-    lateness: Lateness | None = None, outage: Outage | None = None,
+    lateness: Lateness | ToldLateness | None = None, outage: Outage | None = None,
 ) -> tuple[SloAnswer, ...]:  # fmt: skip
     """Every SLO's answer, in the order given; INVALID for a metric that never occurred, or that lateness may decide.
 
@@ -103,8 +102,9 @@ def not_judged(answer: SloAnswer) -> str:
 
 
 def _judge_latency(
-    slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float, lateness: Lateness | None
-) -> SloAnswer:
+    slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float,
+    lateness: Lateness | ToldLateness | None,
+) -> SloAnswer:  # fmt: skip
     if slo.metric not in METRICS:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(METRICS)} and errors")
     if slo.limit_ns is None or slo.percentile is None:
@@ -113,14 +113,13 @@ def _judge_latency(
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
     n_eff, estimate = values.n_eff(percentile), values.percentile(percentile)
     over, over_half = _beyond(values, limit)
-    found, late_ns = decide(values, percentile, limit), None
+    found, late_ns, may_be_ns = decide(values, percentile, limit), None, 0.0
     if lateness is not None and found.status != INVALID:
         refused_ns = lateness.refused_ns(slo.metric, percentile)
         may_be_ns = refused_ns or lateness.may_be_ns(slo.metric, percentile)
         if found.status == PASS and refused_ns is not None:
             # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
-            shortens = slo.metric == "tpot" or (slo.metric == "itl" and percentile < _SLOW)
-            if shortens and decide(values, percentile, limit - refused_ns).status != PASS:
+            if shortens(slo.metric, percentile) and decide(values, percentile, limit - refused_ns).status != PASS:
                 late_ns = refused_ns
         elif found.status == INCONCLUSIVE:
             late_ns = refused_ns
@@ -160,6 +159,7 @@ def _judge_latency(
         beyond_half=over_half if found.far else None,
         far=found.far,
         late=None if late_ns is None else late_ns / 1e6,
+        may_be_late=may_be_ns / 1e6 or None,
     )
 
 

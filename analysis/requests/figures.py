@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,6 @@ from gapmeter.analysis.results.distribution import (
     AtMost,
     CensoredDistribution,
     Distribution,
-    MetricDistribution,
     Needs,
     Percentile,
     percentile_key,
@@ -27,6 +27,8 @@ from gapmeter.analysis.results.distribution import (
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.stats.series import Series
+
+D = TypeVar("D", bound=Distribution)
 
 LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}  # the event to which a metric's ledgers reach
 
@@ -64,18 +66,10 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
     return Percentile(ci_ms=ends, needs=needs, at_most=at_most_ms(values, percentile))
 
 
-def refuse(found: MetricDistribution, late_ns: Callable[[float], float | None]) -> MetricDistribution:
+def refused(found: D, late_ns: Callable[[float], float | None]) -> D:
     """Without the percentiles of which too much may be lateness: ``late_ns`` says how much then, else None."""
-    late = {p: ns / 1e6 for p in found.percentiles if (ns := late_ns(p)) is not None}
-    if not late:
-        return found
-
-    def kept(each: Distribution) -> dict[float, Percentile]:
-        return {p: Percentile(late_ms=late[p]) if p in late else one for p, one in each.percentiles.items()}
-
-    failing = found.with_failures
-    failing = failing and failing.model_copy(update={"percentiles": kept(failing)})
-    return found.model_copy(update={"percentiles": kept(found), "with_failures": failing})
+    late = {p: Percentile(late_ms=ns / 1e6) for p in found.percentiles if (ns := late_ns(p)) is not None}
+    return found.model_copy(update={"percentiles": {**found.percentiles, **late}}) if late else found
 
 
 def at_most_ms(values: Series, percentile: float) -> AtMost | None:

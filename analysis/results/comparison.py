@@ -83,7 +83,7 @@ class FigureName(Result):
 
 
 class DifferenceFigure(Result):
-    """B minus A of one figure with its 95 % interval; ``why`` there is none.
+    """B minus A of one figure with its 95 % interval; ``why`` there is none. ``late_ms``: it is refused for so much.
 
     ``relative`` is B / A - 1; its interval is that of log(B / A), so A's own error is in it too. ``p`` is two-sided,
     with ``df`` degrees of freedom.
@@ -98,6 +98,7 @@ class DifferenceFigure(Result):
     p: Number
     df: Number
     why: str
+    late_ms: Number = left_out()
 
 
 class ClaimedFigure(DifferenceFigure):
@@ -215,11 +216,12 @@ class PairComparison(Result):
 
 
 class SideEstimate(Result):
-    """A percentile of all runs of a side, with its order-statistic interval."""
+    """A percentile of all runs of a side, with its order-statistic interval. ``late_ms``: it is refused for so much."""
 
     value_ms: Number
     ci_ms: Interval | None
     why: str
+    late_ms: Number = left_out()
 
 
 class SidePart(Result):

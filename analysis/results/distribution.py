@@ -102,6 +102,11 @@ class Distribution(Result):
         return self.at(percentile).value_ms
 
     @property
+    def late_ms(self) -> float | None:
+        """Most of any refused percentile; a mean is then none to compare by, since lateness has moved it as well."""
+        return max((each.late_ms for each in self.percentiles.values() if each.late_ms is not None), default=None)
+
+    @property
     def p50_ms(self) -> float | None:
         return self.ms(50.0)
 

@@ -68,8 +68,8 @@ class SloAnswer(Result):
     ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
     ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half`` and ``far``: how
     many requests exceeded half the limit, or that part of it which tells most, where that decided. ``late``: what of
-    the value may be the load tester's own lateness, where it is not judged for that. ``outage``: what
-    decided, where that is the basis.
+    the value may be the load tester's own lateness, where it is not judged for that; ``may_be_late``: the same wherever
+    it is worth speaking of. ``outage``: what decided, where that is the basis.
     """
 
     text: str
@@ -97,6 +97,7 @@ class SloAnswer(Result):
     beyond_half: int | None = left_out()
     far: FarBelow | None = left_out()
     late: Number = left_out()
+    may_be_late: Number = left_out()
     outage: Outage | None = left_out()
 
     @property

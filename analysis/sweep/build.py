@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import pandas as pd
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
+from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
-from gapmeter.analysis.requests.figures import distribution
+from gapmeter.analysis.requests.figures import distribution, refused
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
@@ -108,9 +110,11 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
 def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
     """The highest of p99, p95, p90 and p50 that every valid point's sample supports.
 
-    None where there is none: then means are compared, which need less.
+    None where there is none: then means are compared, which need less. A point whose every percentile is refused, or
+    unsupported, has nothing to compare.
     """
-    shown = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
+    known = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
+    shown = [one for one in known if one.late_ms is None or any(one.ms(level) is not None for level in LEVELS)]
     return next((level for level in LEVELS if shown and all(each.ms(level) is not None for each in shown)), None)
 
 
@@ -176,9 +180,12 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     results, manifest = [run.result for run in used], used[0].manifest
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
     seconds = sum(result.load.window_s for result in results)
-    metrics = {metric: _distribution(frames, metric, asked, seconds) for metric in METRICS}
-    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds)  # between repeats other points were run
+    lateness = ToldLateness(results)
+    metrics = {metric: _distribution(frames, metric, asked, seconds, lateness) for metric in METRICS}
+    # Between repeats other points were run.
+    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness)
     reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
+    reasons = reasons or tuple(verdict.not_judged(answer) for answer in answers if answer.status == INVALID)
     judged = verdict.overall(answers, reasons)
     ledgers = {metric: getattr(frames, name) for metric, name in EVENT_OF.items()}
     stages = {metric: means_ms(rows) for metric, rows in ledgers.items()}
@@ -208,10 +215,15 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     )  # fmt: skip
 
 
-def _distribution(frames: Frames, metric: str, asked: Iterable[float], seconds: float) -> PointDistribution:
+def _distribution(
+    frames: Frames, metric: str, asked: Iterable[float], seconds: float, lateness: ToldLateness
+) -> PointDistribution:
+    """Without the percentiles that one of the runs refuses, and without a mean then."""
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
-    found = distribution(values, asked, each, lasts)
+    found = refused(distribution(values, asked, each, lasts), partial(lateness.refused_ns, metric))
+    if found.late_ms is not None:
+        return PointDistribution(**dict(found.model_copy(update={"mean_ms": None})), mean_ci_ms=None)
     mean = mean_level(frames, metric)
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 

@@ -343,4 +343,7 @@ def _growth(
     found = with_sentences(judge_regression(result, slos, limit, names, str(folder)), result)
     if not quiet:
         tell(f"{found.status} against {baseline}: {found.sentence}")
-    return found, {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(found.status, errors.OK)
+    code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(found.status, errors.OK)
+    if code == errors.OK and any(row.late_ms is not None for row in found.rows):
+        code = errors.NOT_VALID  # nobody knows what was asked
+    return found, code
