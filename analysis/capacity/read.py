@@ -107,7 +107,8 @@ def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outc
     known = bool(len(took)) and not np.isnan(took).any()  # one that failed may have stayed long, or not at all
     due = stamps_ns(measured, "due_ns").astype(float)
     outcome = Outcome(
-        tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)), result.counts.issued, len(measured), note.seconds,
+        tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)),
+        result.counts.issued, len(measured), note.seconds,
         good=good, good_n_eff=worth, looks=note.ended, served=served_by(due, due + took) if known else None,
         in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
