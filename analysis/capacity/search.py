@@ -88,6 +88,17 @@ class Goal:
     first_look: int = FIRST_LOOK
 
 
+def least_budget_s(goal: Goal) -> float:
+    """What a search from the first rate takes, where the second trial overloads the server, and all goes well then.
+
+    An overload at four times what the server can do lasts four times as long as its arrivals. Then follow two trials
+    for the curve and one that is to hold.
+    """
+    brief_s = min(max(BRIEF_S, _FEWEST / goal.start), _LONGEST_BRIEF_S)
+    to_hold = max(values_to_hold(promise, is_far=True) for promise in goal.promises) / goal.start
+    return 5 * brief_s + 2 * _LEAST_S + max(_LEAST_S, to_hold) + 5 * goal.lost_s
+
+
 def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     """The trial to run next, or how the search has ended."""
     if not trials:

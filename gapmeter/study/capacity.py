@@ -76,6 +76,12 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
     """All trials; how they ended is in the manifest. Raises UserError where there could not be one."""
     budget_s = study.manifest.capacity.budget_s
     study.options.say(f"capacity of {scenario.name}, within {budget_s:g} s of trials: {study.path}")
+    least_s = 10 * math.ceil(search.least_budget_s(goal_of(study.manifest)) / 10)
+    if budget_s < least_s and not study.manifest.capacity.trials:
+        study.options.say(
+            f"--budget {budget_s:g}s is short: one overload may use it up, and then only a rate that is too high is "
+            f"known; from {study.manifest.capacity.start:g} req/s a search takes --budget {least_s}s at least"
+        )
     earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
     home = study.path / (f"server-{earlier + 1}" if earlier else "server")
     try:

@@ -114,6 +114,9 @@ def test_a_search_says_an_interval_and_servers_can_be_reported_again_and_taken_u
 ) -> None:
     done = searched
     assert done.left == []
+    told = " ".join(done.err.split())
+    assert "--budget 30s is short" in told
+    assert "from 80 req/s a search takes --budget 70s at least" in told
     assert done.out.strip() == str(done.folder.path)
     found = done.summary["capacity"]
     assert done.code == done.summary["exit_code"] in (0, 98), done.err
