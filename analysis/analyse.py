@@ -100,7 +100,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
         warnings=[
             *doubts.recording_warnings(trace, ledger, manifest, requests),
             *doubts.telemetry_warnings(telemetry, manifest),
-            *doubts.growth_warning(state), *doubts.streaming_warnings(measured),
+            *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.streaming_warnings(measured),
         ],
     )  # fmt: skip
     ledgers = fig.ledgers_by_metric(rows, gaps, measured)
@@ -203,6 +203,7 @@ def build_figures(
     counts = load.count_requests(requests, measured, evidence)
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     request_s = window_s(measured) / len(measured) if len(measured) else 0.0
+    asked_load = load.describe_load(measured, evidence)
 
     def figures_of(values: Floats | Series, per_request: float = 1.0) -> Distribution:
         series = values if isinstance(values, Series) else Series(values)
@@ -243,7 +244,7 @@ def build_figures(
         slo=answers,
         device=device,
         confidence=Confidence(interval=CONFIDENCE, verdict=CONFIDENCE),
-        load=load.describe_load(measured, evidence),
+        load=asked_load,
         counts=counts,
         metrics=metrics,
         # Gaps and TPOT know no difference between due and sent.
@@ -269,6 +270,7 @@ def build_figures(
             *doubts.outage_warning(outage),
             *validity.warnings_of(checks, evidence, measured),
             *doubts.warmup_warning(warmup),
+            *doubts.cached_warning(asked_load),
             *warnings,
             *doubts.attempts_warning(counts.attempts, len(measured)),
         ),

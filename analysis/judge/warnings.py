@@ -15,7 +15,7 @@ from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import reads_of, stamps_ns, succeeded
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.requests import Attempts, Outage
+from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
 from gapmeter.analysis.results.run import APPROXIMATE, Supported
 from gapmeter.analysis.results.trust import QueueSlope, RunWarning, Steady
 from gapmeter.analysis.stages import column
@@ -24,6 +24,8 @@ from gapmeter.records import Span
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _STARVED = 0.03  # of all time to first tokens, waited for a core
 _WORTH_SAYING = 0.01  # of the answers
+_CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
+_MOST_STREAM = 0.9  # of the answers
 _SEVERAL = 1.05  # tokens a chunk, over all of them
 _GATHERED = 1.5  # chunks a read, or tokens a chunk where they are not counted
 _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
@@ -156,6 +158,37 @@ def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
     yield _warning("warmup", text, "compilation, cold caches or an empty queue at the start", "--set load.warmup=0")
 
 
+def short_warmup_warning(steady: Steady) -> Iterator[RunWarning]:
+    """Where latency still changed after the warm-up that the scenario fixes: nothing was left out for it."""
+    seen = steady.methods.mser5
+    if seen is None or seen.applied or seen.state == "steady":
+        return
+    metric = seen.metric.upper()
+    if seen.state == "unsteady":
+        text = f"no steady state: {metric} kept changing after the warm-up (MSER-5)"
+        yield _warning("unsteady", text, "more is offered than the server can do, or the warm-up was far too short")
+        return
+    text = (
+        f"the warm-up was too short: {metric} of the first {count(seen.excluded_requests)} requests after it was "
+        f"{seen.ratio or 0:.2g} times that of the rest (MSER-5), and they count"
+    )
+    cause = "compilation, cold caches or a queue that was still filling; write a longer one, or have it found"
+    yield _warning("short-warmup", text, cause, "--set load.warmup=auto")
+
+
+def cached_warning(load: LoadFacts) -> Iterator[RunWarning]:
+    """Where the server found more of the prompts in its cache than this load repeats."""
+    if load.cached_share is None or load.prefix_share is None:
+        return
+    if load.cached_share > load.prefix_share + _CACHED_BEYOND:
+        text = (
+            f"{share(load.cached_share)} of the prompts' tokens were in the server's prefix cache, where the workload "
+            f"repeats {share(load.prefix_share)}: their prefill was spared, and TTFT is shorter than fresh prompts'"
+        )
+        cause = "an earlier run with this seed sent the same prompts; or a chat template is most of each"
+        yield _warning("cached", text, cause, "--set seed=N with another N, or start the server anew", ("ttft", "e2e"))
+
+
 def growth_warning(steady: Steady) -> Iterator[RunWarning]:
     """Where the queue grew through the run."""
     slope = steady.methods.queue_slope
@@ -215,6 +248,8 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             "their TTFT is their E2E, and they have no ITL and no TPOT"
         )
         cause = "the server does not stream, or something before it holds the stream back until it is complete"
+        if whole < _MOST_STREAM * len(good):  # the others were streamed by the same server
+            cause = "a cache of whole answers (then try another seed), or a stream that is held back at times"
         yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
     unknown = int(np.isnan(tokens).sum())
     if unknown > _WORTH_SAYING * len(good):
