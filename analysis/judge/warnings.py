@@ -12,7 +12,7 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import reads_of, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import reads_of, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
@@ -25,7 +25,7 @@ _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _STARVED = 0.03  # of all time to first tokens, waited for a core
 _WORTH_SAYING = 0.01  # of the answers
 _CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
-_MOST_STREAM = 0.9  # of the answers
+_TOO_FAST = 0.5  # of the time to a first token: a whole answer does not come sooner from a server that computes it
 _SEVERAL = 1.05  # tokens a chunk, over all of them
 _GATHERED = 1.5  # chunks a read, or tokens a chunk where they are not counted
 _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
@@ -161,13 +161,9 @@ def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
 def short_warmup_warning(steady: Steady) -> Iterator[RunWarning]:
     """Where latency still changed after the warm-up that the scenario fixes: nothing was left out for it."""
     seen = steady.methods.mser5
-    if seen is None or seen.applied or seen.state == "steady":
+    if seen is None or seen.applied or seen.state != "warmed":
         return
     metric = seen.metric.upper()
-    if seen.state == "unsteady":
-        text = f"no steady state: {metric} kept changing after the warm-up (MSER-5)"
-        yield _warning("unsteady", text, "more is offered than the server can do, or the warm-up was far too short")
-        return
     text = (
         f"the warm-up was too short: {metric} of the first {count(seen.excluded_requests)} requests after it was "
         f"{seen.ratio or 0:.2g} times that of the rest (MSER-5), and they count"
@@ -248,8 +244,9 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             "their TTFT is their E2E, and they have no ITL and no TPOT"
         )
         cause = "the server does not stream, or something before it holds the stream back until it is complete"
-        if whole < _MOST_STREAM * len(good):  # the others were streamed by the same server
-            cause = "a cache of whole answers (then try another seed), or a stream that is held back at times"
+        ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
+        if not at_once.all() and np.median(e2e[at_once]) < _TOO_FAST * np.median(ttft[~at_once]):
+            cause = "sooner than others' first tokens: a cache of answers; other prompts (--set seed=N) tell"
         yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
     unknown = int(np.isnan(tokens).sum())
     if unknown > _WORTH_SAYING * len(good):

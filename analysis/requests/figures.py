@@ -1,7 +1,7 @@
 """Distributions as results and HDR logs hold them: percentiles with intervals, of anything in nanoseconds.
 
-A percentile's value is the one that HdrHistogram gives for the same data (its rank, its rounding to 3 significant
-figures), so summary and ``hdr/*.hlog`` agree to the last digit; ends of intervals are rounded the same way.
+A percentile's rank is HdrHistogram's. Its value is the sample's own, the same that SLOs are judged by: ``hdr/*.hlog``,
+which keep three significant digits, say up to 0.1 % more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def distribution(
     finite = values.ordered[np.isfinite(values.ordered)]
     return Distribution(
         percentiles={p: _percentile(values, p, per_request, seconds_per_request) for p in percentiles},
-        max_ms=_rounded_ms(float(finite[-1])) if len(finite) else None,
+        max_ms=finite_ms(float(finite[-1])) if len(finite) else None,
         mean_ms=float(finite.mean()) / 1e6 if len(finite) else None,
         count=values.count,
         n_eff=values.worth.tail,
@@ -56,9 +56,9 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
     found = values.percentile(percentile)
     ends = None
     if found.low is not None and found.high is not None and not math.isinf(found.low):
-        ends = _rounded_ms(found.low), _rounded_ms(found.high)
+        ends = finite_ms(found.low), finite_ms(found.high)
     if found.supported:
-        return Percentile(value_ms=_rounded_ms(found.value), ci_ms=ends, infinite=found.value == math.inf)
+        return Percentile(value_ms=finite_ms(found.value), ci_ms=ends, infinite=found.value == math.inf)
     more = values.more_values(percentile)
     more = math.ceil(more / per_request) if per_request else more
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
@@ -75,11 +75,7 @@ def refused(found: D, late_ns: Callable[[float], float | None]) -> D:
 def at_most_ms(values: Series, percentile: float) -> AtMost | None:
     """What bounds a percentile of values in ns from above."""
     bound = values.at_most(percentile)
-    return None if bound is None else AtMost(ms=hdr.rounded_up(bound.value) / 1e6, confidence=bound.confidence)
-
-
-def _rounded_ms(ns: float | None) -> float | None:
-    return None if ns is None or math.isinf(ns) else hdr.rounded_up(ns) / 1e6
+    return None if bound is None else AtMost(ms=bound.value / 1e6, confidence=bound.confidence)
 
 
 def finite_ms(ns: float | None) -> float | None:

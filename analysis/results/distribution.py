@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 
 from gapmeter.analysis.results.codec import Ends, Number, Result, left_out
 
+_MOST_LATE = 0.1  # of a mean, as of a percentile
 _KEY = re.compile(r"p(\d+)")
 _NUMBER = {"type": ["number", "null"]}
 _ENDS = {"type": ["array", "null"], "items": _NUMBER, "minItems": 2, "maxItems": 2}
@@ -102,9 +103,13 @@ class Distribution(Result):
         return self.at(percentile).value_ms
 
     @property
-    def late_ms(self) -> float | None:
-        """Most of any refused percentile; a mean is then none to compare by, since lateness has moved it as well."""
-        return max((each.late_ms for each in self.percentiles.values() if each.late_ms is not None), default=None)
+    def mean_late_ms(self) -> float | None:
+        """What of the mean the refused percentiles may have brought, where that is more than a tenth of it."""
+        brought, before = 0.0, 0.0
+        for percentile, each in sorted(self.percentiles.items()):
+            brought += (percentile - before) / 100 * (each.late_ms or 0.0)
+            before = percentile
+        return brought if brought > _MOST_LATE * (self.mean_ms or 0.0) else None
 
     @property
     def p50_ms(self) -> float | None:

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from gapmeter.records.histograms import new_histogram
 
-_SUB_BUCKET_BITS = 11  # 2,048 counters a bucket: the least power of two that resolves 3 significant figures
 PERCENTILES: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 
@@ -57,18 +56,6 @@ def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
 def nearest_rank(percentile: float, count: int) -> int:
     """The 1-based rank that HdrHistogram reads for a percentile of ``count`` values."""
     return min(count, max(1, int(percentile * count / 100 + 0.5)))
-
-
-def rounded_up(value_ns: float) -> float:
-    """The value by which a histogram represents ``value_ns``: the highest that shares its counter.
-
-    Monotone, so that the ends of an interval and the percentile between them keep their order. Infinity stays.
-    """
-    if not math.isfinite(value_ns):
-        return value_ns
-    whole = int(value_ns)
-    shift = max(0, whole.bit_length() - _SUB_BUCKET_BITS)
-    return float((((whole >> shift) + 1) << shift) - 1)
 
 
 def write_hlog(

@@ -114,7 +114,7 @@ def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
     unsupported, has nothing to compare.
     """
     known = [point.metrics[metric] for point in points if isinstance(point, Point) and point.on_curves]
-    shown = [one for one in known if one.late_ms is None or any(one.ms(level) is not None for level in LEVELS)]
+    shown = [one for one in known if one.mean_late_ms is None or any(one.ms(level) is not None for level in LEVELS)]
     return next((level for level in LEVELS if shown and all(each.ms(level) is not None for each in shown)), None)
 
 
@@ -222,7 +222,7 @@ def _distribution(
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
     found = refused(distribution(values, asked, each, lasts), partial(lateness.refused_ns, metric))
-    if found.late_ms is not None:
+    if found.mean_late_ms is not None:
         return PointDistribution(**dict(found.model_copy(update={"mean_ms": None})), mean_ci_ms=None)
     mean = mean_level(frames, metric)
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)

@@ -244,7 +244,7 @@ def seen(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | No
 
 def _compared(point: Point, frames: Frames, metric: str, level: float | None) -> Level | None:
     if level is None:
-        return mean_level(frames, metric) if point.metrics[metric].late_ms is None else None
+        return mean_level(frames, metric) if point.metrics[metric].mean_late_ms is None else None
     found = point.metrics[metric].at(level)
     low, high = found.ci_ms or (None, None)
     if found.value_ms is None or low is None or high is None or low <= 0:

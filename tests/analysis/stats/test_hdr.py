@@ -84,8 +84,7 @@ def test_a_percentile_by_its_rank_is_the_one_that_the_package_reads(values: list
     ordered = sorted(values)
     for each in asked:
         exact = ordered[hdr.nearest_rank(each, len(values)) - 1]
-        assert histogram.get_value_at_percentile(each) == int(hdr.rounded_up(exact))
-        assert exact <= hdr.rounded_up(exact) <= exact * 1.001
+        assert exact <= histogram.get_value_at_percentile(each) <= exact * 1.001
 
 
 def test_a_stage_that_took_no_time_reads_zero_not_one_unit() -> None:
