@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.false_alarms import _run as queue_run
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
-from gapmeter.analysis.judge.warnings import growth_warning
+from gapmeter.analysis.judge.warnings import growth_warning, short_warmup_warning
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.report.trust import steady_sentence
 from tests.kit.runs import timed
@@ -107,6 +107,11 @@ def test_a_start_that_a_fixed_warm_up_keeps_is_said() -> None:
     told = steady.describe_steady(requests, None, loop="open", searched=True)
     assert told.state == "steady"
     assert "are kept, as load.warmup says" in said(requests, told)
+    (warning,) = short_warmup_warning(told)
+    assert warning.text.startswith("the warm-up was too short: TTFT of the first ")
+    assert warning.flag == "--set load.warmup=auto"
+    found = steady.describe_steady(requests, detect_warmup(requests), loop="open", searched=True)
+    assert not list(short_warmup_warning(found)), "they were left out"
 
 
 @pytest.mark.parametrize(

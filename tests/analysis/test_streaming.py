@@ -41,13 +41,13 @@ def gathered(each: int) -> list[bytes]:
     return [b"".join(events[k : k + each]) for k in range(0, 16, each)] + sse("[DONE]")
 
 
-def table(folder: Path, *answers: list[bytes], attempt: int = 0) -> pd.DataFrame:
+def table(folder: Path, *answers: list[bytes], attempt: int = 0, first_ms: int = 40) -> pd.DataFrame:
     """Each answer's pieces arrive 10 ms apart, from 40 ms after it was due."""
     run = RunFolder(folder)
     records = []
     for index, pieces in enumerate(answers):
         due = (100 + index) * MS
-        at = [due + (40 + 10 * k) * MS for k in range(len(pieces))]
+        at = [due + (first_ms + 10 * k) * MS for k in range(len(pieces))]
         records.append(RequestRecord(
             index=index, request_id=f"r-{index}", worker=0, attempt=attempt, due_ns=due, write_ns=due, sent_ns=due + 1,
             end_ns=due + 200 * MS, status=200, outcome=Outcome.OK, prompt_tokens=7, output_tokens=2,
@@ -128,6 +128,16 @@ def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> N
 )
 def test_what_a_stream_does_not_tell_is_said(tmp_path: Path, answers: list[list[bytes]], want: list[str]) -> None:
     assert codes(table(tmp_path, *answers)) == want
+
+
+@pytest.mark.parametrize(("first_ms", "is_cache"), [(5, True), (40, False)])
+def test_whole_answers_that_come_sooner_than_others_first_tokens_are_a_caches(
+    tmp_path: Path, first_ms: int, is_cache: bool
+) -> None:
+    parts = [table(tmp_path / "a", *[COUNTED] * 5), table(tmp_path / "b", *[WHOLE] * 3, first_ms=first_ms)]
+    (warning,) = streaming_warnings(pd.concat(parts, ignore_index=True))
+    assert warning.code == "not-streamed"
+    assert ("a cache of answers" in warning.cause) is is_cache
 
 
 def test_requests_that_were_sent_twice_are_told(tmp_path: Path) -> None:

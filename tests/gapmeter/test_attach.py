@@ -27,11 +27,11 @@ INSIDE = ("tokenize", "queue", "prefill", "sampling", "detokenize")
 
 
 @contextlib.contextmanager
-def simulated(folder: Path, env: dict[str, str]) -> Iterator[str]:
+def simulated(folder: Path, env: dict[str, str], **flags: bool) -> Iterator[str]:
     """A server that somebody else has started; its address."""
     port = free_port()
     model = resolve_model("builtin:tiny")
-    spec = simulated_command(sys.executable, model, "served", port, 8, "float32", {})
+    spec = simulated_command(sys.executable, model, "served", port, 8, "float32", flags)
     url = f"http://127.0.0.1:{port}"
     with launch(spec.command, spec.env | env, (), folder / "server.log", f"{url}/health", 60):
         yield url
@@ -50,6 +50,15 @@ def probed(runs: Path) -> Done:
         assert found.code in (0, 98), found.err
         named = ("--probe-dir", str(probe), "--tokenizer", str(resolve_model("builtin:tiny")), "--model", "served")
         return gapmeter(*ATTACH, "--url", url, *named, runs=runs)
+
+
+def met_before(runs: Path) -> Done:
+    """The same prompts twice, of a server that keeps what it has met."""
+    with simulated(runs.parent / "caching-server", {}, prefix_caching=True) as url:
+        words = (*ATTACH, "--set", "workload.prompt_tokens=96", "--url", url)
+        first = gapmeter(*words, runs=runs.parent / "fresh")
+        assert "cached" not in [warning["code"] for warning in first.summary["warnings"]]
+        return gapmeter(*words, runs=runs)
 
 
 def uncounted(runs: Path) -> Done:
@@ -96,7 +105,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Done]]]:
     tmp = tmp_path_factory.mktemp("attach")
-    every = {"bare": bare, "probed": probed, "uncounted": uncounted} | {
+    every = {"bare": bare, "probed": probed, "uncounted": uncounted, "met": met_before} | {
         name: scene for name, (scene, _, _) in REFUSALS.items()
     }
     scenes = {name: partial(scene, tmp / f"runs-{number}") for number, (name, scene) in enumerate(every.items())}
@@ -114,6 +123,13 @@ def test_a_server_that_cannot_be_measured_is_refused_before_anything_is_recorded
     assert says in done.err
     assert "Traceback" not in done.err
     assert not list(done.runs.glob("*"))
+
+
+def test_prompts_that_the_server_has_met_in_an_earlier_run_are_told(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["met"].result()
+    (told,) = [warning for warning in done.summary["warnings"] if warning["code"] == "cached"]
+    assert done.summary["load"]["cached_share"] > 0.5 > 0.1 > done.summary["load"]["prefix_share"]
+    assert "--set seed=N" in told["flag"]
 
 
 def ledger(done: Done) -> pd.DataFrame:
