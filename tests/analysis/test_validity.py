@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.capacity.read import promises_of, read_outcome
+from gapmeter.analysis.capacity.trial import Trial, find, plan_looks
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, floor_of
 from gapmeter.analysis.judge.lateness import lateness_of
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.judge.verdict import judge, not_judged
-from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
+from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
 from gapmeter.report.trust import floor_sentence
 from tests.kit.results import manifest
+from tests.kit.results import result as made_of
 from tests.kit.runs import slo
 
 MS = 1_000_000
@@ -183,6 +188,29 @@ def test_a_limit_that_is_missed_by_less_than_the_lateness_is_not_judged() -> Non
     answers = judge(limits, requests, {}, lateness=lateness_of(requests, None))
     assert [answer.status for answer in answers] == ["FAIL", "INVALID", "PASS"]
     assert not_judged(answers[1]) == "p99 TTFT is not judged: up to 30.1 ms of it may be the load tester's own lateness"
+
+
+@pytest.mark.parametrize(("limit_ms", "verdict"), [(310, "fails"), (335, "invalid"), (400, "holds")])
+def test_a_trial_that_lateness_may_have_failed_is_no_measurement(tmp_path: Path, limit_ms: int, verdict: str) -> None:
+    """The same run as a capacity trial: at 335 ms what is beyond the limit is beyond it by less than the lag."""
+    requests = poisson_run()
+    requests["first_token_ns"] = requests["sent_ns"] + np.resize([320 * MS, 300 * MS], len(requests))
+    late = np.where(np.arange(len(requests)) % 10, 0, 30 * MS)
+    for name in ("sent_ns", "first_token_ns", "last_token_ns"):
+        requests[name] += late
+    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
+    slos = (slo("ttft", 99, limit_ms),)
+    figures = build_figures(requests, None, None, slos, POISSON)
+    made_of(figures).write(tmp_path)
+    requests.to_parquet(tmp_path / "requests.parquet")
+    looks = plan_looks(promises_of(slos), len(requests), 20)
+    counts = tuple(look.count for look in looks)
+    note = TrialNote(rate=20.0, folder=".", looks=counts, ended=len(looks), from_ns=0, seconds=75.0)
+    outcome, _ = read_outcome(tmp_path, slos, note)
+    found = find(promises_of(slos), outcome.counts, looks[-1])
+    assert Trial(20.0, outcome, found).verdict == verdict
+    assert outcome.client_limit is (verdict == "invalid")
+    assert ("may be the load tester's own lateness" in outcome.invalid) is (verdict == "invalid")
 
 
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
