@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -119,16 +120,18 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
             f"{file.path}:{file.entries[int(which[worst])].line}: prompt and answer have {int(needed[worst])} tokens; "
             f"they do not fit server.max_model_len {context}"
         )
+    alike = np.unique([json.dumps(ask) for ask in asks], return_inverse=True)[1]  # the file may hold one twice
+    firsts, repeated = np.unique(alike[which], return_index=True)[1], once[which].copy()
+    repeated[firsts] = 0
     notes = []
-    if count > len(file.entries):
+    if count > len(firsts):
+        held = f"{len(firsts)} {'different ' * (len(firsts) < min(count, len(file.entries)))}prompts"
         notes.append(
-            f"{file.path} holds {len(file.entries)} prompts for {count} requests: they come round again, and a prefix "
-            "cache knows them then"
+            f"{file.path} holds {held} for {count} requests: they come round again, and a prefix cache knows them then"
         )
     return Content(
         CHAT if file.chat else COMPLETION, [asks[index] for index in which], once[which], output,
-        tokenizer is not None, np.where(np.arange(count) < len(file.entries), 0, once[which]),
-        _notes(tokenizer, notes),
+        tokenizer is not None, repeated, _notes(tokenizer, notes),
     )  # fmt: skip
 
 

@@ -48,6 +48,13 @@ def test_messages_are_asked_as_they_stand_and_come_round_again(tmp_path: Path, t
     assert plan.prefix_share == pytest.approx(sum(counts[2:]) / sum(counts))
 
 
+def test_a_prompt_that_the_file_holds_twice_is_a_repeated_one(tmp_path: Path, tokenizer: PromptTokenizer) -> None:
+    plan = planned(tmp_path, [*TEXT, TEXT[0]], tokenizer, "load.requests=3")
+    (note,) = plan.notes
+    assert "holds 2 different prompts for 3 requests" in note
+    assert plan.prefix_share == pytest.approx(plan.prompt_tokens[2] / plan.prompt_tokens.sum())
+
+
 def test_prompts_are_completions(tmp_path: Path, tokenizer: PromptTokenizer) -> None:
     plan = planned(tmp_path, TEXT, tokenizer, "load.requests=2")
     assert plan.path == "/v1/completions"
