@@ -63,7 +63,7 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
         return ""
     name = f"p{anatomy.percentile:g} {METRICS[metric]}"
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
-    said = f"typical {_SLOW.get(metric, 'requests')} take {typical} of the {at} at {name}"
+    said = f"typical {_SLOW.get(metric, 'requests')} take {typical} of the {at} around {name}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.at_ms)
     if anatomy.payer is not None and anatomy.payer != UNEXPLAINED_OWNER:
         return f"{said}: most of what every request pays is {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
