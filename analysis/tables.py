@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import Trace
@@ -30,6 +33,7 @@ _ROW = [
     *_COUNTS, "outcome", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns", "engine_metrics",
     "receive_wait_ns",
 ]  # fmt: skip
+_ROWS = 500_000  # of a table that are written at once
 _NO_TOKEN = "the answer ended without a token"
 
 
@@ -143,7 +147,7 @@ def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
         "chunk_tokens": answer.chunk_tokens,
         "censored_ns": None if outcome is Outcome.OK else max((record.end_ns or 0) - record.due_ns, timeout_ns),
         "engine_metrics": answer.request_metrics,
-        "receive_wait_ns": record.chunk_wait_ns if len(record.chunk_wait_ns) else None,
+        "receive_wait_ns": record.chunk_wait_ns.copy() if len(record.chunk_wait_ns) else None,  # not all of the record
     }
 
 
@@ -203,8 +207,28 @@ def steps_table(trace: Trace) -> pd.DataFrame:
 
 
 def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[str, str] | None = None) -> None:
-    """Each table as ``<name>.parquet`` in the run's folder; ``about`` is kept in its ``attrs``."""
+    """Each table as ``<name>.parquet`` in the run's folder; ``about`` is kept in its ``attrs``.
+
+    By blocks, since a table of gaps is most of a large run's memory; but one with a column of objects at once, whose
+    type all of its rows tell. Categories are written as texts.
+    """
     for name, table in tables.items():
-        table = table.copy(deep=False)
-        table.attrs = {"provenance": dict(about)} if about else {}
-        table.to_parquet(folder / f"{name}.parquet", index=False)
+        rows = max(len(table), 1) if (table.dtypes == object).any() else _ROWS
+        schema = _schema(_plain(table[:rows]), about)
+        with pq.ParquetWriter(folder / f"{name}.parquet", schema) as writer:
+            for at in range(0, max(len(table), 1), rows):
+                writer.write_table(pa.Table.from_pandas(_plain(table[at : at + rows]), schema, preserve_index=False))
+
+
+def _plain(table: pd.DataFrame) -> pd.DataFrame:
+    """With texts in place of categories."""
+    return table.astype({name: "str" for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)})
+
+
+def _schema(table: pd.DataFrame, about: Mapping[str, str] | None) -> pa.Schema:
+    """As pandas would write the table, with ``about`` as its ``attrs``."""
+    table = table.copy(deep=False)
+    table.attrs = {"provenance": dict(about)} if about else {}
+    written = io.BytesIO()
+    table.to_parquet(written, index=False)
+    return pq.read_schema(written)

@@ -219,6 +219,13 @@ def _lengths(texts: list[bytes]) -> list[int]:
     together = b"".join(texts)
     if together.isascii() and not _UNPLAIN.search(together):
         return [len(text) for text in texts]
+    if b'"' not in together:  # so that a backslash at a text's end can only make strings of the array fewer
+        try:
+            strings = json.loads('["' + b'","'.join(texts).decode(errors="replace") + '"]')
+        except ValueError:
+            strings = []
+        if len(strings) == len(texts):
+            return [len(string) for string in strings]
     lengths = []
     for text in texts:
         try:

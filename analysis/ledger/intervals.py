@@ -116,12 +116,17 @@ class Causes:
     request: Ints  # whose token each event is: of a request with several choices, the choice
 
 
-def build(trace: Trace | None, client: Client, events: Events, dropped: frozenset[str]) -> Causes:
+def build(
+    trace: Trace | None, client: Client, events: Events, dropped: frozenset[str], index: Index | None = None
+) -> Causes:
     """All activities that led to the events, as intervals within each event's window.
 
     ``dropped`` names the classes that may not own time because a stage inside them could not be stamped.
+    ``index``: the trace's, where there is one already.
     """
-    maker = _Maker(trace, client, events)
+    if index is None and trace is not None:
+        index = Index(trace, len(client.due))
+    maker = _Maker(trace, index, client, events)
     maker.client_side()
     if trace is not None:
         maker.api_side()
@@ -137,7 +142,7 @@ def build(trace: Trace | None, client: Client, events: Events, dropped: frozense
 class _Maker:
     """Collects the intervals of one set of events; each method adds one part of the way."""
 
-    def __init__(self, trace: Trace | None, client: Client, events: Events) -> None:
+    def __init__(self, trace: Trace | None, index: Index | None, client: Client, events: Events) -> None:
         self.client, self.events, self.trace, self.row = client, events, trace, events.request
         self.parts: list[tuple[str, Intervals]] = []
         self.gaps: dict[str, Ints] = {}
@@ -145,8 +150,8 @@ class _Maker:
         self.low = self.step = np.full(len(events), MISSING)
         self.all = np.arange(len(events))
         self.api = self.engine = np.full(len(events), MISSING)
-        if trace is not None:
-            self.index = Index(trace, len(client.due))
+        if index is not None:
+            self.index = index
             self.events = events = self.index.located(events)
             self.ingress = self.index.of_request(Span.INGRESS)[events.request]
             self.api = self.ingress["process"]

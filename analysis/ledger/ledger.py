@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
@@ -16,7 +18,7 @@ from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CL
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.shares import share_out
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Trace
+from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
@@ -37,6 +39,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
 _FEWEST_STEPS = 20
+_BLOCK = 500_000  # gaps whose ledgers are made at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +98,18 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     gap_events, gap_index = _gap_events(requests, good)
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
-    tables = [_table(trace, client, events, unmeasured, fit) for events in (to_first, to_last, gap_events)]
-    for (table, *_), event in zip(tables, ("first_token", "last_token"), strict=False):
+    index = Index(trace, len(requests)) if trace is not None else None
+    tables = [_table(trace, index, client, events, unmeasured, fit) for events in (to_first, to_last)]
+    blocks = [gap_events.rows(at, at + _BLOCK) for at in range(0, max(len(gap_events), 1), _BLOCK)]
+    gaps = [_table(trace, index, client, events, unmeasured, fit)[0] for events in blocks]
+    for (table, *_), event in zip(tables, ("first_token", "last_token"), strict=True):
         table.insert(0, "request_id", requests["request_id"].to_numpy()[good])
         table.insert(1, "event", event)
     support = support_of(trace) if trace is not None else ()
-    refused, clipped = _checks(trace, [causes for _, causes, _ in tables[:2]], support)
+    refused, clipped = _checks(trace, [causes for _, causes, _ in tables], support)
     return Ledger(
-        rows=pd.concat([table for table, *_ in tables[:2]], ignore_index=True),
-        gaps=pd.concat([gap_index, tables[2][0]], axis=1),
+        rows=pd.concat([table for table, *_ in tables], ignore_index=True),
+        gaps=pd.DataFrame(gap_index | _joined(gaps, {column(name) for name in unmeasured}), copy=False),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
         clipped=clipped,
@@ -196,7 +202,7 @@ def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
     return np.asarray(counted.fillna(pd.Series(came, counted.index, dtype="Int64")), dtype=np.int64)
 
 
-def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, pd.DataFrame]:
+def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, Any]]:
     """The gaps between the moments at which tokens of one answer arrived, and what names them."""
     answered = np.zeros(len(requests), np.bool_)
     answered[good] = True
@@ -207,20 +213,31 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, pd.DataFram
     counts = np.bincount(row[later], minlength=len(requests))[good]
     whose, nth = each_of(counts)
     index = {
-        "request_id": requests["request_id"].to_numpy()[good[whose]],
+        "request_id": pd.Categorical.from_codes(whose.astype(np.int32), requests["request_id"].iloc[good]),
         "k": nth + 1,
         "tokens": n - before,
         "end_ns": end,
         "gap_ns": end - start,
     }
-    return Events(good[whose], n, start, end), pd.DataFrame(index)
+    return Events(good[whose], n, start, end), index
+
+
+def _joined(blocks: list[pd.DataFrame], unmeasured: set[str]) -> dict[str, NDArray[Any]]:
+    """The columns of several tables, which are emptied; what is ``unmeasured`` is one NaN, and takes no memory."""
+    count, names = sum(map(len, blocks)), list(blocks[0])
+    none = np.broadcast_to(np.array(np.nan), count)
+    return {
+        name: none if name in unmeasured else np.concatenate([block.pop(name).to_numpy() for block in blocks])
+        for name in names
+    }
 
 
 def _table(
-    trace: Trace | None, client: Client, events: Events, unmeasured: set[str], fit: Interference | None
-) -> tuple[pd.DataFrame, Causes, Mapping[Culprit, int]]:
+    trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
+    fit: Interference | None,
+) -> tuple[pd.DataFrame, Causes, Mapping[Culprit, int]]:  # fmt: skip
     spoilt, dropped = _dropped(unmeasured)
-    causes = build(trace, client, events, dropped)
+    causes = build(trace, client, events, dropped, index)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
     shares = share_out(trace, causes, owned)
     total = events.end - events.start

@@ -343,6 +343,10 @@ class Events:
     def __len__(self) -> int:
         return len(self.request)
 
+    def rows(self, low: int, high: int) -> Events:
+        """Some of them."""
+        return Events(self.request[low:high], self.n[low:high], self.start[low:high], self.end[low:high])
+
 
 class Index:
     """Looks a trace's rows up by request and code, by request and token, by step and code."""

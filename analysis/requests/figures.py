@@ -24,7 +24,7 @@ from gapmeter.analysis.results.distribution import (
     Percentile,
     percentile_key,
 )
-from gapmeter.analysis.stages import GROUPS, STAGES, column
+from gapmeter.analysis.stages import GROUPS, STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.stats.series import Series
 
@@ -141,7 +141,10 @@ def ledgers_by_metric(
     """TTFT's and E2E's ledgers of these requests, and ITL's, which are those of token gaps, where there are any."""
     ledgers = {metric: ledgers_of(ledger, requests, event) for metric, event in LEDGER_OF.items()}
     if gaps is not None and len(gaps):
-        ledgers["itl"] = gaps[gaps["request_id"].isin(requests["request_id"]).to_numpy(bool)]
+        times = [name for stage in (*(s.name for s in STAGES), UNEXPLAINED) if (name := column(stage)) in gaps]
+        known = [name for name in times if gaps[name].notna().any()]
+        mine = gaps["request_id"].isin(requests["request_id"]).to_numpy(bool)
+        ledgers["itl"] = gaps.loc[mine, [*(name for name in ("end_ns",) if name in gaps), "total_ns", *known]]
     return ledgers
 
 
