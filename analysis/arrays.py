@@ -18,4 +18,7 @@ def each_of(counts: Ints) -> tuple[Ints, Ints]:
 
 def ranks(values: Floats) -> Ints:
     """How many values are smaller than each; of equal ones the earlier counts as smaller."""
-    return np.argsort(np.argsort(values, kind="stable"), kind="stable")
+    order = np.argsort(values, kind="stable")
+    smaller = np.empty_like(order)
+    smaller[order] = np.arange(len(order))
+    return smaller

@@ -213,7 +213,7 @@ def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[s
     type all of its rows tell. Categories are written as texts.
     """
     for name, table in tables.items():
-        rows = max(len(table), 1) if (table.dtypes == object).any() else _ROWS
+        rows = max(len(table), 1) if len(table.select_dtypes("object").columns) else _ROWS
         schema = _schema(_plain(table[:rows]), about)
         with pq.ParquetWriter(folder / f"{name}.parquet", schema) as writer:
             for at in range(0, max(len(table), 1), rows):

@@ -1,7 +1,7 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
 Parts: client, residual, agreement, attribution, probe_pairs, compare; and, only when they are named, peers, streams,
-soak, sampler, coverage, gate, capacity, generators, report, probe_parts. A part's figures are in
+soak, sampler, coverage, gate, capacity, generators, growth, probe_parts. A part's figures are in
 ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds the tables of all
 parts that have been measured.
 """
@@ -26,10 +26,10 @@ from bench import (
     compare,
     coverage,
     generators,
+    growth,
     peers,
     probe_pairs,
     probe_parts,
-    report,
     residual,
     sampler,
     soak,
@@ -49,7 +49,7 @@ ON_REQUEST = (
     "gate",
     "capacity",
     "generators",
-    "report",
+    "growth",
     "probe_parts",
 )
 RESULTS = Path("docs/results")
@@ -199,15 +199,15 @@ def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
 
-def _report(_: argparse.Namespace, folder: Path) -> Any:
-    return report.measure(folder)
+def _growth(_: argparse.Namespace, folder: Path) -> Any:
+    return growth.measure(folder)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "client": _client, "residual": _residual, "agreement": _agreement, "attribution": _attribution,
     "probe_pairs": _pairs, "peers": _peers,
     "streams": _streams, "soak": _soak, "sampler": _sampler, "coverage": _coverage, "compare": _compare,
-    "gate": _gate, "capacity": _capacity, "generators": _generators, "report": _report,
+    "gate": _gate, "capacity": _capacity, "generators": _generators, "growth": _growth,
     "probe_parts": _parts,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
@@ -218,7 +218,7 @@ TABLES: dict[str, Callable[[Any], list[str]]] = {
     "sampler": sampler.table,
     "coverage": coverage.table, "compare": compare.table,
     "gate": compare.gate_table,
-    "capacity": capacity.table, "generators": generators.table, "report": report.table,
+    "capacity": capacity.table, "generators": generators.table, "growth": growth.table,
 }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
     Times are microseconds from due (of a request) or from the first due time (of a step). ``sharing``: who was in them.
     """
     stretches = dict(list(run.timeline[run.timeline["request_id"].isin(names)].groupby("request_id")))
-    requests, sums = run.requests.set_index("request_id"), _sums(run)
+    requests, sums = run.requests.set_index("request_id"), _sums(run, names)
     shown, steps = _steps(run, names)
     return {
         "stages": STAGE_NAMES,
@@ -166,12 +166,13 @@ def _request(
     }
 
 
-def _sums(run: Run) -> dict[str, list[Any]]:
+def _sums(run: Run, requests: Sequence[str]) -> dict[str, list[Any]]:
     """Per request: the ledgers to the first and to the last token, ns by stage, null where unmeasured."""
     names = [column(name) for name in STAGE_NAMES]
     out: dict[str, list[Any]] = {}
     for event in ("first_token", "last_token"):
         rows = run.of_event(event)
+        rows = rows[rows["request_id"].isin(requests)]
         table = rows.reindex(columns=names).to_numpy(np.float64, na_value=np.nan)
         for name, values in zip(rows["request_id"], table, strict=True):
             out.setdefault(name, []).append([None if np.isnan(v) else int(v) for v in values])

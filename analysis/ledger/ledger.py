@@ -102,13 +102,15 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     tables = [_table(trace, index, client, events, unmeasured, fit) for events in (to_first, to_last)]
     blocks = [gap_events.rows(at, at + _BLOCK) for at in range(0, max(len(gap_events), 1), _BLOCK)]
     gaps = [_table(trace, index, client, events, unmeasured, fit)[0] for events in blocks]
-    for (table, *_), event in zip(tables, ("first_token", "last_token"), strict=True):
-        table.insert(0, "request_id", requests["request_id"].to_numpy()[good])
-        table.insert(1, "event", event)
+    ids = requests["request_id"].to_numpy()[good]
+    rows = [
+        pd.DataFrame({"request_id": ids, "event": event} | table)
+        for (table, *_), event in zip(tables, ("first_token", "last_token"), strict=True)
+    ]
     support = support_of(trace) if trace is not None else ()
     refused, clipped = _checks(trace, [causes for _, causes, _ in tables], support)
     return Ledger(
-        rows=pd.concat([table for table, *_ in tables], ignore_index=True),
+        rows=pd.concat(rows, ignore_index=True),
         gaps=pd.DataFrame(gap_index | _joined(gaps, {column(name) for name in unmeasured}), copy=False),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
@@ -222,20 +224,19 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, A
     return Events(good[whose], n, start, end), index
 
 
-def _joined(blocks: list[pd.DataFrame], unmeasured: set[str]) -> dict[str, NDArray[Any]]:
-    """The columns of several tables, which are emptied; what is ``unmeasured`` is one NaN, and takes no memory."""
-    count, names = sum(map(len, blocks)), list(blocks[0])
+def _joined(blocks: list[dict[str, NDArray[Any]]], unmeasured: set[str]) -> dict[str, NDArray[Any]]:
+    """The columns of several blocks, which are emptied; what is ``unmeasured`` is one NaN, and takes no memory."""
+    count, names = sum(len(block["total_ns"]) for block in blocks), list(blocks[0])
     none = np.broadcast_to(np.array(np.nan), count)
     return {
-        name: none if name in unmeasured else np.concatenate([block.pop(name).to_numpy() for block in blocks])
-        for name in names
+        name: none if name in unmeasured else np.concatenate([block.pop(name) for block in blocks]) for name in names
     }
 
 
 def _table(
     trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
     fit: Interference | None,
-) -> tuple[pd.DataFrame, Causes, Mapping[Culprit, int]]:  # fmt: skip
+) -> tuple[dict[str, NDArray[Any]], Causes, Mapping[Culprit, int]]:  # fmt: skip
     spoilt, dropped = _dropped(unmeasured)
     causes = build(trace, client, events, dropped, index)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
@@ -267,7 +268,7 @@ def _table(
         "first_step": causes.first_seq,
         "last_step": causes.last_seq,
     }
-    return pd.DataFrame(table), causes, shares.held
+    return table, causes, shares.held
 
 
 def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:

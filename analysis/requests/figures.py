@@ -161,7 +161,8 @@ def write_histograms(
     samples: dict[str, Floats] = {}
     for metric in METRICS:
         samples[metric] = metric_series(requests, metric).ordered
-        samples[f"{metric}-from-sent"] = metric_series(requests, metric, "sent").ordered
+        sent = metric_series(requests, metric, "sent").ordered if metric in LEDGER_OF else samples[metric]
+        samples[f"{metric}-from-sent"] = sent
     to_last, to_first = (ledgers_of(ledger, requests, event) for event in ("last_token", "first_token"))
     for ledgers, suffix in ((to_last, ""), (to_first, "-to-first-token")):
         samples |= {f"stage-{name}{suffix}": own for name, own in stage_values_ns(ledgers).items() if len(own)}

@@ -193,13 +193,14 @@ def good_requests(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> Boo
 
 def own_itl_p99_ns(requests: pd.DataFrame) -> Floats:
     """Each request's 99th percentile of its own gaps (its longest, up to 50 gaps); NaN without a gap."""
-    gaps = token_gaps(requests, np.ones(len(requests), np.bool_))
-    order = np.lexsort((gaps.gap_ns, gaps.row))
-    row, first, counts = np.unique(gaps.row[order], return_index=True, return_counts=True)
+    whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), np.bool_))
+    later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+    row, gap_ns = whose[later], at_ns[later] - at_ns[later - 1]
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    counts = np.diff(first, append=len(row))
+    ranks = np.array([nearest_rank(99, count) - 1 for count in counts.tolist()], np.int64)
     own = np.full(len(requests), np.nan)
-    own[row] = gaps.gap_ns[order][
-        first + np.array([nearest_rank(99, count) - 1 for count in counts.tolist()], np.int64)
-    ]
+    own[row[first]] = gap_ns[np.lexsort((gap_ns, row))][first + ranks]
     return own
 
 

@@ -138,12 +138,12 @@ def first_cosines(residuals: Floats) -> Floats:
     return np.asarray(fft.dct(residuals, type=2, norm="ortho"), dtype=np.float64)[1 : cosines + 1]
 
 
-def neighbours_alike(series: Floats, clusters: NDArray[np.int64] | None) -> bool:
+def neighbours_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
     """Whether neighbours have nearer ranks than chance gives them, by Bartels' ratio and its normal approximation.
 
-    Of pooled values, neighbouring clusters' mean ranks. False where there is no order to find: under four, all equal.
+    ``ranks`` of a series' values, equal ones sharing theirs. Of pooled values, neighbouring clusters' mean ranks. False
+    where there is no order to find: under four, all equal.
     """
-    ranks = stats.rankdata(series)
     if clusters is not None:
         sizes = np.bincount(clusters)
         ranks = stats.rankdata((np.bincount(clusters, weights=ranks) / np.maximum(sizes, 1))[sizes > 0])

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.stats.dependence import autocorrelation_time, exceedances, first_cosines, neighbours_alike
@@ -92,6 +93,10 @@ class Series:
     def ordered(self) -> Floats:
         """The values, ascending."""
         return np.sort(self.values)
+
+    @functools.cached_property
+    def _ranks(self) -> Floats:
+        return np.asarray(stats.rankdata(self.values), dtype=np.float64)
 
     @functools.cached_property
     def worth(self) -> Worth:
@@ -202,7 +207,7 @@ class Series:
         at = {level: exceedances(self.values, self._at(level), clusters) for level in _LEVELS}
         lasting = {level: at[level].long() for level in (50.0, 95.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
-        if not neighbours_alike(self.values, clusters):
+        if not neighbours_alike(self._ranks, clusters):
             return lasting[50.0], lasting[50.0], min(lasting.values()), *plain
         short = {level: at[level].short() for level in _LEVELS}
 
