@@ -101,7 +101,10 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     index = Index(trace, len(requests)) if trace is not None else None
     tables = [_table(trace, index, client, events, unmeasured, fit) for events in (to_first, to_last)]
     blocks = [gap_events.rows(at, at + _BLOCK) for at in range(0, max(len(gap_events), 1), _BLOCK)]
-    gaps = [_table(trace, index, client, events, unmeasured, fit)[0] for events in blocks]
+    gaps = [
+        {name: _folded(values) for name, values in _table(trace, index, client, events, unmeasured, fit)[0].items()}
+        for events in blocks
+    ]
     ids = requests["request_id"].to_numpy()[good]
     rows = [
         pd.DataFrame({"request_id": ids, "event": event} | table)
@@ -111,7 +114,7 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     refused, clipped = _checks(trace, [causes for _, causes, _ in tables], support)
     return Ledger(
         rows=pd.concat(rows, ignore_index=True),
-        gaps=pd.DataFrame(gap_index | _joined(gaps, {column(name) for name in unmeasured}), copy=False),
+        gaps=pd.DataFrame(gap_index | _joined(gaps), copy=False),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
         clipped=clipped,
@@ -224,13 +227,23 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, A
     return Events(good[whose], n, start, end), index
 
 
-def _joined(blocks: list[dict[str, NDArray[Any]]], unmeasured: set[str]) -> dict[str, NDArray[Any]]:
-    """The columns of several blocks, which are emptied; what is ``unmeasured`` is one NaN, and takes no memory."""
-    count, names = sum(len(block["total_ns"]) for block in blocks), list(blocks[0])
-    none = np.broadcast_to(np.array(np.nan), count)
-    return {
-        name: none if name in unmeasured else np.concatenate([block.pop(name) for block in blocks]) for name in names
-    }
+def _folded(values: NDArray[Any]) -> NDArray[Any]:
+    """A column that is one value throughout as that value repeated, which takes no memory."""
+    repeated = np.broadcast_to(values[:1].copy(), values.shape) if len(values) else values
+    return repeated if np.array_equal(values, repeated, equal_nan=True) else values
+
+
+def _joined(blocks: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """The columns of several blocks, which are emptied."""
+    whole = {}
+    for name in list(blocks[0]):
+        parts = [block.pop(name) for block in blocks]
+        ends = np.concatenate([part[:1] for part in parts])
+        if not any(part.strides[0] for part in parts) and not _folded(ends).strides[0]:
+            whole[name] = np.broadcast_to(ends[:1], sum(map(len, parts)))
+        else:
+            whole[name] = np.concatenate(parts)
+    return whole
 
 
 def _table(
