@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pandas.api.types import is_object_dtype
 
 from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import Trace
@@ -33,7 +34,7 @@ _ROW = [
     *_COUNTS, "outcome", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns", "engine_metrics",
     "receive_wait_ns",
 ]  # fmt: skip
-_ROWS = 500_000  # of a table that are written at once
+_ROWS = 200_000  # of a table that are written at once
 _NO_TOKEN = "the answer ended without a token"
 
 
@@ -213,7 +214,7 @@ def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[s
     type all of its rows tell. Categories are written as texts.
     """
     for name, table in tables.items():
-        rows = max(len(table), 1) if len(table.select_dtypes("object").columns) else _ROWS
+        rows = max(len(table), 1) if any(map(is_object_dtype, table.dtypes)) else _ROWS
         schema = _schema(_plain(table[:rows]), about)
         with pq.ParquetWriter(folder / f"{name}.parquet", schema) as writer:
             for at in range(0, max(len(table), 1), rows):

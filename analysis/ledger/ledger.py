@@ -39,7 +39,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
 _FEWEST_STEPS = 20
-_BLOCK = 500_000  # gaps whose ledgers are made at once
+_BLOCK = 200_000  # gaps whose ledgers are made at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,11 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
     index = Index(trace, len(requests)) if trace is not None else None
-    tables = [_table(trace, index, client, events, unmeasured, fit) for events in (to_first, to_last)]
+    own = _own_times(trace, fit, unmeasured)
+    tables = [_table(trace, index, client, events, unmeasured, own) for events in (to_first, to_last)]
     blocks = [gap_events.rows(at, at + _BLOCK) for at in range(0, max(len(gap_events), 1), _BLOCK)]
     gaps = [
-        {name: _folded(values) for name, values in _table(trace, index, client, events, unmeasured, fit)[0].items()}
+        {name: _folded(values) for name, values in _table(trace, index, client, events, unmeasured, own)[0].items()}
         for events in blocks
     ]
     ids = requests["request_id"].to_numpy()[good]
@@ -212,7 +213,8 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, A
     answered = np.zeros(len(requests), np.bool_)
     answered[good] = True
     row, at_ns, tokens = arrivals_of(requests, answered)
-    so_far = np.cumsum(tokens) - (np.cumsum(tokens) - tokens)[np.searchsorted(row, row)]
+    so_far = np.cumsum(tokens)
+    so_far -= (so_far - tokens)[np.searchsorted(row, row)]
     later = np.flatnonzero(row[1:] == row[:-1]) + 1
     start, end, before, n = at_ns[later - 1], at_ns[later], so_far[later - 1], so_far[later]
     counts = np.bincount(row[later], minlength=len(requests))[good]
@@ -248,7 +250,7 @@ def _joined(blocks: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 
 def _table(
     trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
-    fit: Interference | None,
+    own: Mapping[str, _OwnSteps],
 ) -> tuple[dict[str, NDArray[Any]], Causes, Mapping[Culprit, int]]:  # fmt: skip
     spoilt, dropped = _dropped(unmeasured)
     causes = build(trace, client, events, dropped, index)
@@ -257,14 +259,13 @@ def _table(
     total = events.end - events.start
     by_stage = shares.sums(len(events))
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
-    if fit is not None and trace is not None:
-        excess = _own_sum(trace, fit.seqs, fit.excess_ns, False, causes.request, causes.first_seq, causes.last_seq)
+    if "interference" in own:
+        excess = own["interference"].sums(causes)
         stages["interference"] = np.minimum(excess, stages["decode"])
         stages["decode"] = stages["decode"] - stages["interference"]
-    if trace is not None and "launch_gap" not in unmeasured and (waits := launch_waits(trace)) is not None:
-        for name, prompt in (("prefill", True), ("decode", False)):
-            waited = _own_sum(trace, *waits, prompt, causes.request, causes.first_seq, causes.last_seq)
-            waited = np.minimum(waited, stages[name])
+    for name in ("prefill", "decode"):
+        if name in own:
+            waited = np.minimum(own[name].sums(causes), stages[name])
             stages["launch_gap"] += waited
             stages[name] = stages[name] - waited
     for name in unmeasured | {cls.stage for cls in CLASSES if cls.name in spoilt and cls.stage != "scheduling"}:
@@ -332,21 +333,39 @@ def _least_squares(design: Floats, values: Floats) -> Floats:
     return best
 
 
-def _own_sum(trace: Trace, seqs: Ints, ns: Ints | Floats, prompt: bool, request: Ints, low: Ints, high: Ints) -> Floats:
-    """Sum of ``ns`` over own steps of ``seqs`` with a sequence number in ``[low, high]``, per event.
+@dataclass(frozen=True, slots=True)
+class _OwnSteps:
+    """What ``ns`` of a request's own steps add up to: ``total`` until before each step, by ``key`` of both."""
 
-    ``prompt``: those that carry the prompt, else those that make tokens. ``request`` is whose token the event is,
-    shapes all (events,); ``seqs`` are in order.
-    """
+    key: Ints
+    total: Ints | Floats
+
+    def sums(self, causes: Causes) -> Floats:
+        """Over the steps behind each event."""
+        low, high, request = causes.first_seq, causes.last_seq, causes.request
+        begin = np.searchsorted(self.key, request * FAR + np.maximum(low, 0), side="left")
+        end = np.searchsorted(self.key, request * FAR + high, side="right")
+        return np.where(high >= low, self.total[np.maximum(end, begin)] - self.total[begin], 0).astype(np.float64)
+
+
+def _own_steps(trace: Trace, seqs: Ints, ns: Ints | Floats, *, prompt: bool) -> _OwnSteps:
+    """Of steps ``seqs``, in order, ``ns`` each; ``prompt``: where they carry the prompt, else where they decode."""
     entries = trace.entries
     wanted = np.isin(entries["step"], seqs) & (((entries["flags"] & EntryFlag.PROMPT) != 0) == prompt)
     own = entries[wanted & (entries["tokens"] > 0) & (entries["request"] >= 0)]
     own = own[np.lexsort((own["step"], own["request"]))]
     total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, own["step"])])])
-    key = own["request"] * FAR + own["step"]
-    begin = np.searchsorted(key, request * FAR + np.maximum(low, 0), side="left")
-    end = np.searchsorted(key, request * FAR + high, side="right")
-    return np.where(high >= low, total[np.maximum(end, begin)] - total[begin], 0).astype(np.float64)
+    return _OwnSteps(own["request"] * FAR + own["step"], total)
+
+
+def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: set[str]) -> dict[str, _OwnSteps]:
+    """What is taken from stages by own steps: ``interference``, and of each forward what it waited for its launch."""
+    own: dict[str, _OwnSteps] = {}
+    if trace is not None and fit is not None:
+        own["interference"] = _own_steps(trace, fit.seqs, fit.excess_ns, prompt=False)
+    if trace is not None and "launch_gap" not in unmeasured and (waits := launch_waits(trace)) is not None:
+        own |= {"prefill": _own_steps(trace, *waits, prompt=True), "decode": _own_steps(trace, *waits, prompt=False)}
+    return own
 
 
 def _checks(
