@@ -159,4 +159,5 @@ def _moments(intervals: Intervals, events: int, classes: int) -> Iterator[tuple[
         length[:-1][np.diff(event) != 0] = 0
         running = active > 0
         kept = running.any(axis=1) & (length > 0)
-        yield event[kept], time[kept], length[kept], np.argmax(running, axis=1)[kept], running[kept]
+        if kept.any():
+            yield event[kept], time[kept], length[kept], np.argmax(running, axis=1)[kept], running[kept]

@@ -163,7 +163,7 @@ def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Cas
     assert (case.rows["unexplained_ns"] / case.rows["total_ns"]).quantile(0.75) < 0.002
 
 
-ONCE = ("template", "tokenize", "engine_wait", "queue", "preempted", "egress")
+ONCE = ("template", "tokenize", "engine_wait", "queue", "preempted")
 EACH_STEP = ("prefill", "decode", "input_prep", "sampling", "host")
 
 
@@ -189,6 +189,15 @@ def found(case: Case, stage: str) -> pd.Series[float]:
 def test_the_ledger_gives_a_stage_what_the_truth_gives_it(case: Case, stage: str) -> None:
     error = (found(case, stage) - case.truth[stage]).abs()[(case.truth[stage] > 0) | (found(case, stage) > 0)]
     assert error.empty or error.median() < AGREE_NS
+
+
+def test_from_its_text_to_its_write_a_chunk_is_at_its_egress_or_waits_until_the_loop_is_done_with_others(
+    case: Case,
+) -> None:
+    egress, truth = found(case, "egress"), case.truth["egress"]
+    assert (egress - truth).median() < AGREE_NS
+    assert (truth - egress - found(case, "accept_wait")).median() < AGREE_NS
+    assert egress.median() > 0.5 * 50_000  # what a write takes here, at the median
 
 
 @pytest.mark.parametrize("stage", EACH_STEP)
