@@ -1,7 +1,7 @@
 """``python -m bench [PART ...]``: measure, print the tables, and keep them under docs/results.
 
 Parts: client, residual, agreement, attribution, probe_pairs, compare; and, only when they are named, peers, streams,
-soak, sampler, coverage, gate, capacity, generators, growth, probe_parts. A part's figures are in
+soak, sampler, coverage, gate, capacity, generators, growth, probe_parts, first_runs. A part's figures are in
 ``docs/results/PART.json`` with the machine that they come from; ``docs/results/figures.md`` holds the tables of all
 parts that have been measured.
 """
@@ -25,6 +25,7 @@ from bench import (
     client,
     compare,
     coverage,
+    first_runs,
     generators,
     growth,
     peers,
@@ -51,6 +52,7 @@ ON_REQUEST = (
     "generators",
     "growth",
     "probe_parts",
+    "first_runs",
 )
 RESULTS = Path("docs/results")
 _RUNS = Path("runs")
@@ -64,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--engine", choices=ENGINES, help="only this engine (default: both)")
     parser.add_argument("--seconds", type=float, default=120.0, help="of load for the pairs with and without the probe")
-    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with other load testers")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of the comparison with other load testers; first runs of each engine"
+    )
     parser.add_argument("--add", action="store_true", help="after what is kept already")
     parser.add_argument("--soak", type=soak.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
@@ -199,6 +203,10 @@ def _client_table(figures: dict[str, list[float]]) -> list[str]:
     return ["```", *client.table(figures).splitlines(), "```"]
 
 
+def _first_runs(options: argparse.Namespace, folder: Path) -> Any:
+    return [first_runs.measure(engine, folder / engine, options.rounds) for engine in _engines(options)]
+
+
 def _growth(_: argparse.Namespace, folder: Path) -> Any:
     return growth.measure(folder)
 
@@ -208,7 +216,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
     "probe_pairs": _pairs, "peers": _peers,
     "streams": _streams, "soak": _soak, "sampler": _sampler, "coverage": _coverage, "compare": _compare,
     "gate": _gate, "capacity": _capacity, "generators": _generators, "growth": _growth,
-    "probe_parts": _parts,
+    "probe_parts": _parts, "first_runs": _first_runs,
 }  # fmt: skip
 TABLES: dict[str, Callable[[Any], list[str]]] = {
     "client": _client_table, "residual": residual.table, "agreement": agreement.table,
@@ -219,6 +227,7 @@ TABLES: dict[str, Callable[[Any], list[str]]] = {
     "coverage": coverage.table, "compare": compare.table,
     "gate": compare.gate_table,
     "capacity": capacity.table, "generators": generators.table, "growth": growth.table,
+    "first_runs": first_runs.table,
 }  # fmt: skip
 
 
