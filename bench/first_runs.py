@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
 from gapmeter.study.study import run_scenario
@@ -58,8 +59,8 @@ def _pooled(folders: Sequence[Path], metric: str) -> float:
 
 
 def _values_ms(run: Path, metric: str) -> Any:
-    requests = pd.read_parquet(run / "requests.parquet")
-    good = requests[(requests["outcome"] == "ok") & requests["counted"]]
+    requests = measured_requests(pd.read_parquet(run / "requests.parquet"))
+    good = requests[requests["outcome"] == "ok"]
     if metric == "ttft":
         return ((good["first_token_ns"] - good["due_ns"]) / 1e6).to_numpy(float)
     gaps = pd.read_parquet(run / "gaps.parquet", columns=["request_id", "gap_ns"])
