@@ -617,13 +617,13 @@ def test_the_shipped_scenarios_parse_by_name_from_anywhere(
 @pytest.mark.parametrize(
     ("overrides", "duration_s", "longest_s"),
     [
-        ((), 100, 130),
+        ((), 110, 140),
         (("load.duration=20s",), 20, 20),
         (("load.duration=20s", "load.patience=60s"), 20, 60),
-        (("load.patience=5m",), 100, 300),
-        (("load.patience=10s",), 100, 100),
+        (("load.patience=5m",), 110, 300),
+        (("load.patience=10s",), 110, 110),
         (("load.requests=48",), None, None),
-        (("load.arrivals=ramp", "load.ramp={from: 2, to: 20}", "load.patience=5m"), 100, 100),
+        (("load.arrivals=ramp", "load.ramp={from: 2, to: 20}", "load.patience=5m"), 110, 110),
     ],
 )
 def test_a_length_that_is_asked_for_later_than_a_patience_is_exact(
