@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 _AT_ONCE = 64  # chats tokenized together: a long plan needs no more memory than its bodies
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
 _NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
+_FEW = 0.01  # of the prompts: so many that were lengthened change no percentile that is read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +78,7 @@ def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int,
             f"together have up to {longest_both} tokens; they do not fit server.max_model_len {context}"
         )
     notes = []
-    if prompts.lengthened:
+    if prompts.lengthened > _FEW * count:
         notes.append(
             f"{prompts.lengthened} of {count} prompts were asked shorter than the shortest that the chat template "
             f"allows; they have {prompts.words.shortest} tokens"
