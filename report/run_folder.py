@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gapmeter.analysis.results.run import Provenance, RunResult
 from gapmeter.records import RunFolder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """Frames have the columns that docs/exports.md lists; without a probe some are empty."""
 
@@ -42,7 +43,7 @@ class Run:
         """What computed the forwards: GPU or CPU."""
         return self.manifest.device
 
-    @property
+    @cached_property
     def origin_ns(self) -> int:
         """The earliest due time: second 0 of every time axis."""
         return int(self.requests["due_ns"].min()) if len(self.requests) else 0

@@ -30,7 +30,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.dependence import autocorrelation_time
@@ -121,7 +120,9 @@ def _pelt(values: Floats, penalty: float) -> list[int]:
 def slope_of(level: Floats, seconds: Floats, arrivals: float) -> Slope:
     """Of ``level``, the number in flight at moments evenly apart; so many ``arrivals`` came in a step."""
     moments = len(level)
-    per_s, intercept, _, _ = stats.theilslopes(level, seconds)
+    earlier, later = np.triu_indices(moments, 1)  # Theil and Sen's line: the median of the slopes between all pairs
+    per_s = np.median((level[later] - level[earlier]) / (seconds[later] - seconds[earlier]))
+    intercept = np.median(level) - per_s * np.median(seconds)
     steps = np.diff(level)
     spread = float(steps.var(ddof=1)) * autocorrelation_time(steps)
     span = float(seconds[-1] - seconds[0])

@@ -39,8 +39,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-from scipy import fft, special, stats
+from scipy import fft, special
 
 from gapmeter.analysis.arrays import Floats
 
@@ -138,6 +139,11 @@ def first_cosines(residuals: Floats) -> Floats:
     return np.asarray(fft.dct(residuals, type=2, norm="ortho"), dtype=np.float64)[1 : cosines + 1]
 
 
+def ranks_of(values: Floats) -> Floats:
+    """Of each value, from 1; equal ones share their mean rank."""
+    return pd.Series(values).rank().to_numpy(np.float64)
+
+
 def neighbours_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
     """Whether neighbours have nearer ranks than chance gives them, by Bartels' ratio and its normal approximation.
 
@@ -146,7 +152,7 @@ def neighbours_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
     """
     if clusters is not None:
         sizes = np.bincount(clusters)
-        ranks = stats.rankdata((np.bincount(clusters, weights=ranks) / np.maximum(sizes, 1))[sizes > 0])
+        ranks = ranks_of((np.bincount(clusters, weights=ranks) / np.maximum(sizes, 1))[sizes > 0])
     n = len(ranks)
     centred = ranks - ranks.mean()
     if n < 4 or not centred.any():

@@ -37,10 +37,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
-from gapmeter.analysis.stats.dependence import autocorrelation_time, exceedances, first_cosines, neighbours_alike
+from gapmeter.analysis.stats.dependence import (
+    autocorrelation_time,
+    exceedances,
+    first_cosines,
+    neighbours_alike,
+    ranks_of,
+)
 from gapmeter.analysis.stats.estimate import LEAST_SURE, MOST_SURE, NORMAL, TAIL, Bound, Estimate, t_quantile
 from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
 from gapmeter.analysis.stats.hdr import nearest_rank
@@ -96,7 +101,7 @@ class Series:
 
     @functools.cached_property
     def _ranks(self) -> Floats:
-        return np.asarray(stats.rankdata(self.values), dtype=np.float64)
+        return ranks_of(self.values)
 
     @functools.cached_property
     def worth(self) -> Worth:
