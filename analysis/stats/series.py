@@ -8,7 +8,9 @@ dependence.py measures that count, from the indicator "above the quantile", by t
 that is strong (short) and of the one that lasts (long). A quantile further in is met more often and so knows its
 dependence better:
 
-- from p95 on, short at the 90th and the 95th, long at the 95th;
+- from p99 on, short at the 90th and the 95th, long at the 99th: what lasts, such as a machine that is slower for half
+  a minute, moves the body of a queue's latencies more than what its longest bursts bring;
+- from p95, the same with long at the 95th;
 - from p75, short at the 90th, long at the 50th; below, both at the 50th. A run that met fewer than a hundred spells
   above the 90th (or the 50th) does not know how long these are: then short at the 50th, 75th, 90th and 95th counts too.
 
@@ -59,7 +61,8 @@ _ABOVE, _BELOW = (75.0, 95.0), (50.0, 90.0)
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """How many independent values a series is worth: ``tail`` from p95 on, ``body`` from p75, ``middle`` below.
+    """How many independent values a series is worth: ``far`` from p99 on (None: as ``tail``), ``tail`` from p95,
+    ``body`` from p75, ``middle`` below.
 
     ``plain_body`` and ``plain_tail``: the same by the autocorrelation time alone, which a longer run of the kind would
     come near; for forecasts only.
@@ -68,6 +71,7 @@ class Worth:
     middle: float
     body: float
     tail: float
+    far: float | None = None
     plain_body: float = 0.0
     plain_tail: float = 0.0
 
@@ -116,6 +120,8 @@ class Series:
 
     def n_eff(self, percentile: float) -> float:
         """How many independent values this percentile rests on."""
+        if percentile >= 99 and self.worth.far is not None:
+            return self.worth.far
         if percentile >= 95:
             return self.worth.tail
         return self.worth.body if percentile >= 75 else self.worth.middle
@@ -207,26 +213,29 @@ class Series:
         worth = f", worth {independent}," if n_eff < 0.95 * self.count else ""
         return f"{self.count:,} {self.what}{worth} do not support p{percentile:g}"
 
-    def _worth(self, clusters: Ints | None) -> tuple[float, float, float, float, float]:
+    def _worth(self, clusters: Ints | None) -> tuple[float, ...]:
         """As ``Worth`` has them, by one way of clustering."""
-        at = {level: exceedances(self.values, self._at(level), clusters) for level in _LEVELS}
-        lasting = {level: at[level].long() for level in (50.0, 95.0)}
+        at = {level: exceedances(self.values, self._at(level), clusters) for level in (*_LEVELS, 99.0)}
+        lasting = {level: at[level].long() for level in (50.0, 95.0, 99.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
         if not neighbours_alike(self._ranks, clusters):
-            return lasting[50.0], lasting[50.0], min(lasting.values()), *plain
+            tail, far = (min(lasting[50.0], lasting[level]) for level in (95.0, 99.0))
+            return lasting[50.0], lasting[50.0], tail, far, *plain
         short = {level: at[level].short() for level in _LEVELS}
 
         def below_p95(level: float) -> float:
             worth = min(short[level], lasting[50.0])
             return worth if at[level].spells(worth) >= _FEW_SPELLS else min(worth, *short.values())
 
-        return below_p95(50.0), below_p95(90.0), min(short[90.0], short[95.0], lasting[95.0]), *plain
+        tail, far = (min(short[90.0], short[95.0], lasting[level]) for level in (95.0, 99.0))
+        return below_p95(50.0), below_p95(90.0), tail, far, *plain
 
 
 def pooled(series: Sequence[Series], what: str = "values") -> Series:
     """Several runs' values as one series: worth what they are worth together."""
     worths = [each.worth for each in series]
-    known = Worth(sum(w.middle for w in worths), sum(w.body for w in worths), sum(w.tail for w in worths))
+    far = sum(each.n_eff(99.0) for each in series)
+    known = Worth(sum(w.middle for w in worths), sum(w.body for w in worths), sum(w.tail for w in worths), far)
     return Series(np.concatenate([each.values for each in series]), known=known, what=what)
 
 
