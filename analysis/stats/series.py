@@ -61,9 +61,9 @@ _ABOVE, _BELOW = (75.0, 95.0), (50.0, 90.0)
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """How many independent values a series is worth: ``far`` from p99 on (None: as ``tail``), ``tail`` from p95,
-    ``body`` from p75, ``middle`` below.
+    """How many independent values a series is worth.
 
+    ``far`` from p99 on (None: as ``tail``), ``tail`` from p95, ``body`` from p75, ``middle`` below.
     ``plain_body`` and ``plain_tail``: the same by the autocorrelation time alone, which a longer run of the kind would
     come near; for forecasts only.
     """
