@@ -61,11 +61,18 @@ def drawn_means(values: Floats, member: Bools, stretch: Ints, seed: int = 0) -> 
     if np.count_nonzero(counts) < FEWEST_STRETCHES:
         return None
     sums = np.zeros((blocks, values.shape[1]))
-    np.add.at(sums, stretch[member], values[member])
-    times = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float64)
+    for column, each in enumerate(values[member].T):
+        sums[:, column] = np.bincount(stretch[member], weights=each, minlength=blocks)
+    times = _times_drawn(blocks, seed).astype(np.float64)
     drawn = (times @ counts)[:, None]
     empty = np.full((DRAWS, values.shape[1]), np.nan)
     return np.asarray(np.divide(times @ sums, drawn, out=empty, where=drawn > 0), dtype=np.float64)
+
+
+@functools.lru_cache(maxsize=1)
+def _times_drawn(blocks: int, seed: int) -> NDArray[np.uint16]:
+    """How often each stretch is in each draw, shape (draws, blocks); groups of one run ask for it one after another."""
+    return np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.uint16)
 
 
 def with_draws(value: float, drawn: Floats | None) -> Estimate:
