@@ -1,11 +1,11 @@
-"""What the load generator itself costs and how exact it is, against the null server's log: ``python -m bench.client``.
+"""What the load generator itself costs and how exact it is, against the null server's log.
 
 Server on one core, generator on another, repeated; each figure is the median of the rounds, with lowest and highest.
+``generators``: asyncio and Locust side by side at 200 requests/s, in turn.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -15,15 +15,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.peer_tools import TOOLS, Load
-from gapmeter.machine.instrument import Cores, Timing, departures, equal_plan, errors, issue, null_server, poisson
+from gapmeter.loadgen.worker import GENERATORS
+from gapmeter.machine.instrument import (
+    Cores,
+    Timing,
+    departures,
+    equal_plan,
+    errors,
+    issue,
+    kept_to,
+    null_server,
+    poisson,
+)
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.models import resolve_model
 
@@ -76,46 +88,27 @@ FIGURES = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.client", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--server-core", type=int, default=0)
-    parser.add_argument("--client-core", type=int, default=max(os.sched_getaffinity(0)))
-    parser.add_argument("--only", choices=sorted(PARTS), nargs="*", default=[])
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    options = parser.parse_args(arguments)
-    cores = Cores((options.server_core,), (options.client_core,))
-    os.sched_setaffinity(0, cores.server)
-    rounds = [measure(cores, options.only or sorted(PARTS), seed) for seed in range(options.rounds)]
-    figures = {name: [found[name] for found in rounds] for name in FIGURES if name in rounds[0]}
-    print(table(figures))
-    if options.json is not None:
-        options.json.write_text(
-            json.dumps({"cores": [options.server_core, options.client_core], "figures": figures}, indent=1) + "\n"
-        )
-    return 0
+def measure(rounds: int = 3) -> dict[str, list[float]]:
+    """Each figure, one value a round. Raises NotMeasured."""
+    cores, found = Cores.apart(), []
+    with kept_to(cores.server):
+        for seed in range(rounds):
+            found.append({name: value for part in PARTS for name, value in part(cores, seed).items()})
+    return {name: [figures[name] for figures in found] for name in FIGURES if name in found[0]}
 
 
-def table(figures: dict[str, list[float]]) -> str:
+def table(figures: dict[str, list[float]]) -> list[str]:
     """One line a figure: median, lowest and highest, and what is aimed at."""
-    lines = []
+    lines = ["```"]
     for name, values in figures.items():
         text, aim = FIGURES[name]
         middle, low, high = (_figure(f(values)) for f in (np.median, min, max))
         lines.append(f"{text:<92} {middle:>9}  {low:>9} .. {high:<9} {aim}")
-    return "\n".join(lines)
+    return [*lines, "```"]
 
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def measure(cores: Cores, parts: list[str], seed: int) -> dict[str, float]:
-    """One round of the parts asked for."""
-    found: dict[str, float] = {}
-    for part in parts:
-        found |= PARTS[part](cores, seed)
-    return found
 
 
 def chunk_cost(cores: Cores, seed: int) -> dict[str, float]:
@@ -148,8 +141,8 @@ def chunk_floor(cores: Cores, seed: int) -> dict[str, float]:
 
 def server_limit(cores: Cores, seed: int) -> dict[str, float]:
     """The same load taken in by a reader that does nothing but read."""
-    with null_server(cores, Timing(gap_ms=0.1), log=None, most_tokens=MOST_TOKENS) as port:
-        return {"reader_tokens_per_s": bare_reader(cores, port)}
+    with null_server(cores, Timing(gap_ms=0.1), log=None, most_tokens=MOST_TOKENS) as port, kept_to(cores.client):
+        return {"reader_tokens_per_s": bare_reader(port)}
 
 
 def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = False) -> dict[str, float]:
@@ -223,24 +216,23 @@ def closed(cores: Cores, seed: int) -> dict[str, float]:
     return found | {"closed_vllm_tokens_per_s": CLOSED.requests * CLOSED.tokens / span_s}
 
 
-PARTS: dict[str, Callable[[Cores, int], dict[str, float]]] = {
-    "chunk": chunk_cost,
-    "floor": chunk_floor,
-    "intake": intake,
-    "limit": server_limit,
-    "rate20": lambda cores, seed: exactness(cores, seed, 20, 25),
-    "rate200": lambda cores, seed: exactness(cores, seed, 200, 8),
-    "busy20": lambda cores, seed: exactness(cores, seed, 20, 25, busy=True),
-    "busy200": lambda cores, seed: exactness(cores, seed, 200, 8, busy=True),
-    "closed": closed,
-}
+PARTS: tuple[Callable[[Cores, int], dict[str, float]], ...] = (
+    chunk_cost,
+    chunk_floor,
+    intake,
+    server_limit,
+    lambda cores, seed: exactness(cores, seed, 20, 25),
+    lambda cores, seed: exactness(cores, seed, 200, 8),
+    lambda cores, seed: exactness(cores, seed, 20, 25, busy=True),
+    lambda cores, seed: exactness(cores, seed, 200, 8, busy=True),
+    closed,
+)
 
 
-def bare_reader(cores: Cores, port: int) -> float:
+def bare_reader(port: int) -> float:
     """Tokens a second that leave the server when nothing but recv happens on the other side."""
     body = json.dumps({"model": "null", "messages": [], "stream": True, "max_tokens": MOST_TOKENS}).encode()
     request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    os.sched_setaffinity(0, cores.client)
     poll, left, space, begun = select.epoll(), {}, bytearray(1 << 18), 0
     for _ in range(STREAMS):
         sock = socket.create_connection(("127.0.0.1", port))
@@ -259,7 +251,6 @@ def bare_reader(cores: Cores, port: int) -> float:
     for sock, _ in left.values():
         sock.close()
     poll.close()
-    os.sched_setaffinity(0, cores.server)
     return STREAMS * MOST_TOKENS / elapsed * 1e9
 
 
@@ -269,5 +260,46 @@ def _dispersion(at_ns: Ints) -> float:
     return float(counts.var() / counts.mean())
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+_RATE, _TOKENS = 200, 64
+_TEXTS = {
+    "lag_p50_ms": "generator lag p50, ms",
+    "lag_p99_ms": "generator lag p99, ms",
+    "ttft_p50_ms": "TTFT error p50, ms",
+    "ttft_p99_ms": "TTFT error p99, ms",
+    "chunk_us": "CPU per streamed chunk, µs",
+}
+
+
+def generators(rounds: int = 3, seconds: float = 20.0) -> dict[str, Any]:
+    """Each generator issues the round's plan from one process on one core, the null server has the other.
+
+    They take turns at going first. The figures are one list a generator, one value a round. Raises NotMeasured.
+    """
+    cores = Cores.apart()
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in GENERATORS}
+    with kept_to(cores.server):
+        for number in range(rounds):
+            for name in GENERATORS if number % 2 == 0 else reversed(GENERATORS):
+                found[name].append(_at_200(name, cores, number, seconds))
+    return {"rate": _RATE, "seconds": seconds, "tokens": _TOKENS, "rounds": found}
+
+
+def _at_200(name: str, cores: Cores, seed: int, seconds: float) -> dict[str, float]:
+    due = poisson(_RATE, round(_RATE * seconds), [seed, _RATE])
+    run = issue(cores, equal_plan(due, _TOKENS), Timing(), generator=name, warm=4 * STREAMS, measure_cpu=True)
+    seen = errors(run)
+    found = {
+        f"{metric}_p{p}_ms": float(np.percentile(getattr(seen, metric), p)) / 1e6
+        for metric in ("lag", "ttft")
+        for p in (50, 99)
+    }
+    return found | {"chunk_us": run.cpu_ns / sum(len(record.chunk_ns) for record in run.records) / 1e3}
+
+
+def generators_table(found: Mapping[str, Any]) -> list[str]:
+    head = f"{found['rate']} requests/s, {found['tokens']} tokens 10 ms apart, {found['seconds']:g} s a round"
+    lines = [f"{head}; a value a round, in turn:", "", f"| | {' | '.join(found['rounds'])} |", "| --- | --- | --- |"]
+    for key, text in _TEXTS.items():
+        cells = [" / ".join(f"{one[key]:.3g}" for one in rounds) for rounds in found["rounds"].values()]
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    return lines

@@ -215,11 +215,11 @@ _GATE_REQUESTS, _GATE_RESAMPLES, _A_SIDE = 600, 50, 3
 _TTFT_NS, _TTFT_SPREAD, _GATE_LOAD, _WAIT = 100e6, 0.15, 0.5, 0.05
 
 
-def measure_gate(repeats: int = GATE_REPEATS, processes: int | None = None) -> dict[str, Any]:
+def measure_gate() -> dict[str, Any]:
     """Shares of answers by run-to-run spread and growth, and where B dropped requests, with their 95 % intervals."""
-    cells = [(share, count, repeats // 8) for share in DROPPED for count in (1, _A_SIDE)]
-    with multiprocessing.get_context("spawn").Pool(processes or len(os.sched_getaffinity(0))) as pool:
-        spreads = pool.starmap(gate_cell, [(spread, repeats) for spread in RUN_SPREADS], chunksize=1)
+    cells = [(share, count, GATE_REPEATS // 8) for share in DROPPED for count in (1, _A_SIDE)]
+    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
+        spreads = pool.starmap(gate_cell, [(spread, GATE_REPEATS) for spread in RUN_SPREADS], chunksize=1)
         dropped = pool.starmap(dropped_cell, cells, chunksize=1)
     return {"limit": LIMIT, "runs": _A_SIDE, "requests": _GATE_REQUESTS, "spreads": spreads, "dropped": dropped}
 

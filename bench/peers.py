@@ -51,8 +51,7 @@ def measure(folder: Path, rounds: int = 3, earlier: Mapping[str, Any] | None = N
 
     Its ``rounds`` hold one mapping a round, tool → figures or the reason why there are none.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    placed = Cores((cores[0],), (cores[-1],))
+    placed = Cores.apart()
     tokenizer = resolve_model("builtin:tiny")
     found: dict[str, Any] = {
         "versions": {tool.name: tool.version() for tool in TOOLS},

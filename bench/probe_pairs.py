@@ -5,6 +5,10 @@ same requests go to one and then to the other, in the order ABBA, while the othe
 of the machine, and its ratio is free of the drift between pairs. Over the logarithms of the pairs' ratios stand the
 Hodges-Lehmann estimate and the 95 % interval of Wilcoxon's signed ranks (Hollander, Wolfe, Chicken, Nonparametric
 Statistical Methods, 3.2 and 3.3): a burst that the machine disturbed is one rank, however long it took.
+
+*Parts*: one server, from which ``bench/parts/sitecustomize.py`` takes a part of the probe out between bursts and puts
+it back. The parts take turns, so each meets the same drift of the machine; two servers of the same kind differ by more
+than a part costs.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +32,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bench.engine import CHECKOUT, NAME, Engine, Setting, running
+from gapmeter.machine.instrument import Cores, kept_to
 from gapmeter.records import Kind, read_records
 from gapmeter.records.reader import frames
 
@@ -63,13 +69,9 @@ def measure(
     with (
         running(name, folder / "with", setting) as probed,
         running(name, folder / "without", setting, probe=False) as bare,
+        kept_to(Cores.apart().client),
     ):
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(mine)})
-        try:
-            pairs = asyncio.run(_pairs(probed, bare, seconds))
-        finally:
-            os.sched_setaffinity(0, mine)
+        pairs = asyncio.run(_pairs(probed, bare, seconds))
     result = {"engine": name, "version": probed.version, "pairs": len(pairs), **ratios(pairs)}
     return result | _records(folder / "with" / "probe", _costs(name, env))
 
@@ -206,3 +208,81 @@ def _how(result: dict[str, Any]) -> str:
 
 def interval(figure: dict[str, float]) -> str:
     return f"{figure['ratio'] - 1:+.2%} ({figure['low'] - 1:+.2%} to {figure['high'] - 1:+.2%})"
+
+
+PARTS = ("all", "API server", "engine", "worker", "none")
+_WARM_PARTS = 4
+_OBEYED_S = 5.0
+
+
+def measure_parts(name: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Rounds over all parts for ``seconds``. Raises ServerFailed when the server cannot be had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = folder / "part"
+    told.write_text("")
+    env = {"PYTHONPATH": str(CHECKOUT / "bench" / "parts"), "GAPMETER_PARTS": str(told.resolve())}
+    parts = [part for part in PARTS if name == "vllm" or part != "worker"]
+    with running(name, folder, Setting(max_batch=USERS, env=env)) as engine, kept_to(Cores.apart().client):
+        pairs = asyncio.run(_rounds(engine, told, parts, seconds))
+    found = {part: ratios(of_part) for part, of_part in pairs.items()}
+    return {"engine": name, "version": engine.version, "pairs": len(pairs["all"]), "parts": found}
+
+
+async def _rounds(
+    engine: Engine, told: Path, parts: Sequence[str], seconds: float
+) -> dict[str, list[tuple[Burst, Burst]]]:
+    pairs: dict[str, list[tuple[Burst, Burst]]] = {part: [] for part in parts}
+    number = 0
+    async with aiohttp.ClientSession() as session:
+
+        async def one(part: str) -> Burst:
+            nonlocal number
+            number += 1
+            _take_out(engine, told, "" if part == "none" else part)
+            return await burst(session, engine, number)
+
+        for _ in range(_WARM_PARTS):
+            await one("none")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline or len(pairs["all"]) % 2:
+            for part, done in pairs.items():
+                if len(done) % 2 == 0:
+                    whole = await one("none")
+                    done.append((whole, await one(part)))
+                else:
+                    without = await one(part)
+                    done.append((await one("none"), without))
+        _take_out(engine, told, "")
+    return pairs
+
+
+def _take_out(engine: Engine, told: Path, part: str) -> None:
+    """Tell every process that records, and wait until each has done it. Nothing else is going on meanwhile."""
+    assert engine.probe_dir is not None
+    pids = {int(path.name.split("-")[1]) for path in engine.probe_dir.glob("*.gap")}
+    answers = [told.with_name(f"{told.name}.{pid}") for pid in pids]
+    for answer in answers:
+        answer.unlink(missing_ok=True)
+    told.write_text(part)
+    deadline = time.monotonic() + _OBEYED_S
+    while not all(answer.exists() for answer in answers):
+        for pid in pids:  # again and again: a signal that comes just before a thread goes to sleep does not wake it
+            os.kill(pid, signal.SIGUSR2)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a server process did not take out {part!r}")
+        time.sleep(0.05)
+
+
+def parts_table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown rows: what is gained when a part is out, so what it takes."""
+    lines = [
+        "| engine | part | pairs | throughput, with over without | CPU a token | CPU a step, µs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        for part, found in result["parts"].items():
+            cpu = found["cpu_us_per_token"]
+            saved = (cpu["ratio"] - 1) * cpu["without"] * USERS
+            cells = f"{interval(found['tokens_per_s'])} | {interval(cpu)} | {saved:.0f}"
+            lines.append(f"| {result['engine']} {result['version']} | {part} | {result['pairs']} | {cells} |")
+    return lines

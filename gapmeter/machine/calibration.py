@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from gapmeter.machine.instrument import (
     equal_plan,
     errors,
     issue,
+    kept_to,
     poisson,
 )
 from gapmeter.options import Say, tell
@@ -161,7 +161,7 @@ def calibrate(generators: Sequence[str], *, quick: bool, say: Say) -> Calibratio
     effort = EFFORTS["quick" if quick else "full"]
     placement = place(1, local_server=True)
     found = {}
-    with _on(placement.server):
+    with kept_to(placement.server):  # off the generator's core
         for name in generators:
             say(f"{name}: error and cost at {_RATE:g} requests/s ({effort.rounds} times {effort.floor_s:g} s)")
             found[name] = _floor(name, placement, effort, say)
@@ -320,14 +320,3 @@ def _worst(seen: Errors) -> float:
 def _pace(at_ns: NDArray[np.int64], count: int) -> float:
     """So many things over the time from the first stamp to the last, per second."""
     return count / max(1.0, float(at_ns.max() - at_ns.min())) * 1e9
-
-
-@contextlib.contextmanager
-def _on(cores: tuple[int, ...]) -> Iterator[None]:
-    """This process keeps off the generator's core meanwhile."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,12 @@ class Cores:
 
     server: tuple[int, ...]
     client: tuple[int, ...]
+
+    @classmethod
+    def apart(cls) -> Cores:
+        """One core each, the first and the last of this process's."""
+        usable = sorted(os.sched_getaffinity(0))
+        return cls((usable[0],), (usable[-1],))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,17 @@ class NotMeasured(RuntimeError):
 
 class TooBusy(NotMeasured):
     """The machine's other work drowns what is to be measured."""
+
+
+@contextlib.contextmanager
+def kept_to(cores: Iterable[int]) -> Iterator[None]:
+    """This process runs on these cores meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def equal_plan(due_ns: Ints, tokens: int) -> Plan:

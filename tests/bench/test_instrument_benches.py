@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import peers, sampler, soak, streams
+from bench import peers, sampler, streams
 from bench.peer_tools import TOOLS
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.records.process import SPARE, too_few_files
@@ -34,19 +34,19 @@ STEADY: dict[str, Any] = {
     ],
 )
 def test_a_soak_fails_for_a_loss_for_growth_and_for_drift(change: dict[str, Any], expected: str) -> None:
-    assert expected in soak.verdict(STEADY | change)
-    assert soak.table(STEADY | change)[0].startswith("PASS" if expected == "PASS" else "FAIL")
+    assert expected in streams.soak_verdict(STEADY | change)
+    assert streams.soak_table(STEADY | change)[0].startswith("PASS" if expected == "PASS" else "FAIL")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("60m", 3600), ("1.5h", 5400)])
 def test_a_soaks_length_has_a_unit(text: str, expected: float) -> None:
-    assert soak.seconds(text) == expected
+    assert streams.seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["60", "m", "1d", "-1m"])
 def test_a_length_without_a_unit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration; write "):
-        soak.seconds(text)
+        streams.seconds(text)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_streams_that_this_machine_cannot_open_are_not_tried() -> None:
 def test_many_streams_at_once_lose_no_record() -> None:
     found = streams.measure(300)
     assert found["asked"] == found["recorded"] == found["whole"] == found["open_at_once"] == 300
-    assert streams.table(found)[0] == "PASS: 300 answers open at once from 1 process(es);"
+    assert streams.table(found)[0] == "PASS: 300 answers open at once from one process;"
 
 
 def test_a_tool_that_is_not_there_is_named_in_the_table_with_the_reason() -> None:
