@@ -141,7 +141,7 @@ def first_cosines(residuals: Floats) -> Floats:
 
 def ranks_of(values: Floats) -> Floats:
     """Of each value, from 1; equal ones share their mean rank."""
-    return pd.Series(values).rank().to_numpy(np.float64)
+    return np.asarray(pd.Series(values).rank(), dtype=np.float64)
 
 
 def neighbours_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
