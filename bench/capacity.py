@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import time
+import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -152,7 +153,9 @@ def one_search(cell: Cell, limit: float, seed: int) -> Found:
     promise = Promise(f"ttft p{cell.level}", "ttft", 1 - cell.level / 100)
     asked = replace(Asked(SERVERS[cell.server], (promise,), (limit,)), drift=cell.drift)
     goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s, first_look=20)
-    trials, ended = search(goal, VirtualOracle(asked, _FIRST_SEED + seed))
+    # By its cell too: else all cells of one drift would share the speeds that their trials met.
+    own = zlib.crc32(repr(cell).encode()) + _FIRST_SEED + seed
+    trials, ended = search(goal, VirtualOracle(asked, own))
     truth, known, held = cell.load * ceiling_of(cell.server), posterior(goal, trials), held_rate(trials)
     low, high = known.interval(goal.confidence) if known else (None, None)
     middle = known.quantile(0.5) if known else None

@@ -82,7 +82,9 @@ def _length(result: RunResult, manifest: Manifest) -> str:
         return ""
     asked = f"{load.duration_ns / 1e9:g} s at least, {load.longest_ns / 1e9:g} s at most"
     lasted = f"{result.load.window_s:.0f} s, of {asked}"
-    return lasted if result.shortened else f"{lasted}: its requests were never worth enough independent ones"
+    if result.shortened or not any(slo.estimable_with for slo in result.slo):
+        return lasted
+    return f"{lasted}: its requests were never worth enough independent ones"
 
 
 def _figure(result: RunResult, metric: str, percentile: float) -> Figure:
