@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from gapmeter.analysis.device.telemetry import describe_telemetry, measured_wind
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
-from gapmeter.analysis.judge.lateness import lateness_of
+from gapmeter.analysis.judge.lateness import Lateness, lateness_of
 from gapmeter.analysis.judge.outage import find_outage
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.ledger.explore import describe_pairs
@@ -58,7 +59,7 @@ from gapmeter.analysis.results.run import (
     ShortenedLoad,
     StepFit,
 )
-from gapmeter.analysis.results.trust import WARN, ReceiveWait, RunWarning, Trust
+from gapmeter.analysis.results.trust import WARN, Check, ReceiveWait, RunWarning, Trust
 from gapmeter.analysis.stages import BY_NAME
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.stats.hdr import PERCENTILES
@@ -202,39 +203,10 @@ def build_figures(
     decided = verdict.overall(answers, reasons)
     counts = load.count_requests(requests, measured, evidence)
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
-    request_s = window_s(measured) / len(measured) if len(measured) else 0.0
     asked_load = load.describe_load(measured, evidence)
-
-    def figures_of(values: Floats | Series, per_request: float = 1.0) -> Distribution:
-        series = values if isinstance(values, Series) else Series(values)
-        return fig.distribution(series, asked, per_request, request_s)
-
-    def metric_figures(metric: str, origin: str) -> MetricDistribution:
-        """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
-        values = metric_series(measured, metric, origin)
-        per_request = values.count / len(measured) if len(measured) else 1.0
-        failing = None
-        if not succeeded(measured).all():
-            failing = figures_of(metric_series(measured, metric, origin, failures=True), per_request)
-        late_ns = partial(lateness.refused_ns, metric)
-        whole = MetricDistribution(**dict(figures_of(values, per_request)))
-        failing = failing and fig.refused(failing, late_ns)
-        return fig.refused(whole, late_ns).model_copy(update={"with_failures": failing})
-
-    def stages(rows: pd.DataFrame) -> dict[str, StageDistribution]:
-        """By stage; empty without a ledger."""
-        return {
-            stage: StageDistribution(
-                owner=BY_NAME[stage].owner,
-                kind=BY_NAME[stage].kind if len(values) else "unmeasured",
-                **dict(figures_of(values)),
-            )
-            for stage, values in (fig.stage_values_ns(rows) if len(rows) else {}).items()
-        }
-
-    metrics = {metric: metric_figures(metric, "due") for metric in METRICS}
+    pools = _Pools(measured, lateness, asked)
+    metrics = {metric: pools.metric(metric, "due") for metric in METRICS}
     residual = Residual(first_token=_residual(ledgers["ttft"]), last_token=_residual(ledgers["e2e"]))
-    groups = fig.group_values_ns(ledgers["e2e"]) if len(ledgers["e2e"]) else {}
     bound = fig.bound_ns(measured)
     return RunFigures(
         name=name,
@@ -248,7 +220,7 @@ def build_figures(
         counts=counts,
         metrics=metrics,
         # Gaps and TPOT know no difference between due and sent.
-        metrics_from_sent=metrics | {metric: metric_figures(metric, "sent") for metric in fig.LEDGER_OF},
+        metrics_from_sent=metrics | {metric: pools.metric(metric, "sent") for metric in fig.LEDGER_OF},
         metrics_censored={metric: fig.censored(each.with_failures or each, bound) for metric, each in metrics.items()},
         turns=load.describe_turns(measured),
         closed_loop=load.describe_closed_loop(measured, evidence),
@@ -256,12 +228,9 @@ def build_figures(
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos)),
         throughput=load.describe_throughput(measured),
-        stages=stages(ledgers["e2e"]),
-        stages_to_first_token=stages(ledgers["ttft"]),
-        groups={
-            group: GroupDistribution(unmeasured=tuple(missing), **dict(figures_of(sums)))
-            for group, (sums, missing) in groups.items()
-        },
+        stages=pools.stages(ledgers["e2e"]),
+        stages_to_first_token=pools.stages(ledgers["ttft"]),
+        groups=pools.groups(ledgers["e2e"]),
         residual=residual,
         tail=describe_tail(anatomies, answers),
         upgrade=describe_upgrade(ledgers, device),
@@ -275,16 +244,69 @@ def build_figures(
             *doubts.attempts_warning(counts.attempts, len(measured)),
         ),
         floor=validity.describe_floor(evidence.floor, measured),
-        trust=Trust(
-            valid=not reasons,
-            lag_p99_ms=fig.finite_ms(percentile_of(generator_lag_ns(measured), 99)),
-            unexplained_p99_share=residual.last_token.unexplained.p99_share if residual.last_token else None,
-            strict_p99_share=residual.last_token.strict.p99_share if residual.last_token else None,
-            unstamped_p99_share=residual.last_token.unstamped.p99_share if residual.last_token else None,
-            client_cpu_share=evidence.client_cpu_share,
-            receive_wait=_receive_wait(measured),
-            strained=tuple(check.rule for check in checks if check.status == WARN),
-        ),
+        trust=_trust(measured, evidence, residual.last_token, checks, reasons),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """Values of the measured requests as distributions, at the percentiles asked for."""
+
+    measured: pd.DataFrame
+    lateness: Lateness
+    percentiles: Sequence[float]
+
+    def of(self, values: Floats | Series, per_request: float = 1.0) -> Distribution:
+        series = values if isinstance(values, Series) else Series(values)
+        request_s = window_s(self.measured) / len(self.measured) if len(self.measured) else 0.0
+        return fig.distribution(series, self.percentiles, per_request, request_s)
+
+    def metric(self, metric: str, origin: str) -> MetricDistribution:
+        """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
+        measured = self.measured
+        values = metric_series(measured, metric, origin)
+        per_request = values.count / len(measured) if len(measured) else 1.0
+        failing = None
+        if not succeeded(measured).all():
+            failing = self.of(metric_series(measured, metric, origin, failures=True), per_request)
+        late_ns = partial(self.lateness.refused_ns, metric)
+        whole = MetricDistribution(**dict(self.of(values, per_request)))
+        failing = failing and fig.refused(failing, late_ns)
+        return fig.refused(whole, late_ns).model_copy(update={"with_failures": failing})
+
+    def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:
+        """By stage; empty without a ledger."""
+        return {
+            stage: StageDistribution(
+                owner=BY_NAME[stage].owner,
+                kind=BY_NAME[stage].kind if len(values) else "unmeasured",
+                **dict(self.of(values)),
+            )
+            for stage, values in (fig.stage_values_ns(rows) if len(rows) else {}).items()
+        }
+
+    def groups(self, rows: pd.DataFrame) -> dict[str, GroupDistribution]:
+        """By group of stages; empty without a ledger."""
+        groups = fig.group_values_ns(rows) if len(rows) else {}
+        return {
+            group: GroupDistribution(unmeasured=tuple(missing), **dict(self.of(sums)))
+            for group, (sums, missing) in groups.items()
+        }
+
+
+def _trust(
+    measured: pd.DataFrame, evidence: Evidence, left: EventResidual | None, checks: Sequence[Check],
+    reasons: Sequence[str],
+) -> Trust:  # fmt: skip
+    return Trust(
+        valid=not reasons,
+        lag_p99_ms=fig.finite_ms(percentile_of(generator_lag_ns(measured), 99)),
+        unexplained_p99_share=left.unexplained.p99_share if left else None,
+        strict_p99_share=left.strict.p99_share if left else None,
+        unstamped_p99_share=left.unstamped.p99_share if left else None,
+        client_cpu_share=evidence.client_cpu_share,
+        receive_wait=_receive_wait(measured),
+        strained=tuple(check.rule for check in checks if check.status == WARN),
     )
 
 

@@ -7,7 +7,6 @@ come, first served, which prepares requests (template, tokenize) and forwards to
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -63,11 +62,6 @@ class Outcome:
         """When the last token was handed to the socket."""
         return self.token_ns[-1]
 
-    @property
-    def queue_ns(self) -> int:
-        """Time in the scheduler's queue until first scheduled."""
-        return self.scheduled_ns - self.added_ns
-
 
 def simulate(arrivals: Iterable[Arrival], settings: Settings, watch: Listener | None = None) -> list[Outcome]:
     """The outcome of each arrival, in the order given; none of them is refused for lack of room in the queue.
@@ -78,9 +72,7 @@ def simulate(arrivals: Iterable[Arrival], settings: Settings, watch: Listener | 
     """
     asked = list(arrivals)
     timeline = VirtualTimeline()
-    tracker = _Tracker(timeline)
-    for _ in asked:
-        tracker.add()
+    tracker = _Tracker(timeline, len(asked))
     durations = Durations(settings.times)
     scheduler = Scheduler(settings.limits)
     api = _ApiServer(durations, timeline, tracker)
@@ -92,44 +84,6 @@ def simulate(arrivals: Iterable[Arrival], settings: Settings, watch: Listener | 
         timeline.arrive(arrival.due_ns, lambda t, request=request: api.prepare(t, request, engine))  # type: ignore[misc]
     timeline.run()
     return [tracker.outcome(key, arrival) for key, arrival in enumerate(asked)]
-
-
-class VirtualServer:
-    """As ``simulate``, a stretch of time at once: for those who decide on the way how long to go on."""
-
-    def __init__(self, settings: Settings) -> None:
-        durations = Durations(settings.times)
-        self._timeline = VirtualTimeline()
-        self._tracker = _Tracker(self._timeline)
-        self._scheduler = Scheduler(settings.limits)
-        self._api = _ApiServer(durations, self._timeline, self._tracker)
-        self._engine = EngineLoop(self._scheduler, durations, self._timeline, [self._tracker], self._api.forward)
-        self._arrivals: list[Arrival] = []
-
-    def arrive(self, arrival: Arrival) -> int:
-        """Tell of an arrival, in the order of their times, before ``run`` has come there; returns its number.
-
-        Raises ValueError for one that could never run within the limits.
-        """
-        key = len(self._arrivals)
-        request = Request(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
-        self._scheduler.check(request)
-        self._arrivals.append(arrival)
-        self._tracker.add()
-        self._timeline.arrive(arrival.due_ns, lambda t: self._api.prepare(t, request, self._engine))
-        return key
-
-    def run(self, until_ns: int | None = None) -> None:
-        """Until nothing is due any more, or not before ``until_ns``."""
-        self._timeline.run(until_ns)
-
-    def token_ns(self, key: int) -> list[int]:
-        """When each token so far was, or will be, handed to the socket."""
-        return self._tracker.token_ns[key]
-
-    def outcome(self, key: int) -> Outcome:
-        """What came of an arrival, once it is complete."""
-        return self._tracker.outcome(key, self._arrivals[key])
 
 
 class VirtualTimeline:
@@ -154,17 +108,12 @@ class VirtualTimeline:
         """As ``at``, for what is known beforehand and given in the order of its times; first among equals."""
         self._arrivals.append((due_ns, action))
 
-    def run(self, until_ns: int | None = None) -> None:
-        """Until nothing is due any more, or not before ``until_ns``."""
+    def run(self) -> None:
+        """Until nothing is due any more."""
         due, arrivals, pop = self._due, self._arrivals, heapq.heappop
-        end = math.inf if until_ns is None else until_ns
         while due or arrivals:
             if arrivals and not (due and due[0][0] < arrivals[0][0]):
-                if arrivals[0][0] >= end:
-                    return
                 self._now, action = arrivals.popleft()
-            elif due[0][0] >= end:
-                return
             else:
                 self._now, _, action = pop(due)
             action(self._now)
@@ -200,21 +149,11 @@ class _ApiServer:
 class _Tracker(Listener):
     """Notes, as the engine's listener, the few times that make an outcome."""
 
-    def __init__(self, timeline: VirtualTimeline) -> None:
+    def __init__(self, timeline: VirtualTimeline, requests: int) -> None:
         self._timeline = timeline
-        self.token_ns: list[list[int]] = []
-        self._received: list[int] = []
-        self._added: list[int] = []
-        self._scheduled: list[int] = []
-        self._cached: list[int] = []
-        self._preemptions: list[int] = []
-
-    def add(self) -> None:
-        """One request more, numbered from 0."""
-        self.token_ns.append([])
-        self._scheduled.append(-1)
-        for notes in (self._received, self._added, self._cached, self._preemptions):
-            notes.append(0)
+        self.token_ns: list[list[int]] = [[] for _ in range(requests)]
+        self._scheduled = [-1] * requests
+        self._received, self._added, self._cached, self._preemptions = ([0] * requests for _ in range(4))
 
     def end(self, stage: Span, ref: int, meant_ns: int) -> None:
         """Note the ends of the two stages that lead to the queue."""

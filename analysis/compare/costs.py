@@ -20,94 +20,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Final, Literal
+from typing import Any
 
-from gapmeter.analysis.capacity.read import BURSTS
-from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
-from gapmeter.analysis.judge.evidence import CHANGING
-from gapmeter.analysis.numbers import rate as rate_words
-from gapmeter.analysis.pareto import merged, pace_limit, pareto, run_point
-from gapmeter.analysis.provenance import hardware_words
-from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, CapacityResult, Ended, Fleet
-from gapmeter.analysis.results.codec import Ends
-from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, NOT_COMPARABLE, Asked, Fact
-from gapmeter.analysis.results.cost import Cost, Interval, Price
-from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostRatio, CostRow, CostTable, Doubt, HeldRate
-from gapmeter.analysis.results.manifest import Hardware, SearchManifest, SweepManifest, read_manifest
-from gapmeter.analysis.results.pareto import Pareto
-from gapmeter.analysis.results.requests import LoadFacts
-from gapmeter.analysis.results.run import FAIL, Provenance, SloAnswer, Verdict
-from gapmeter.analysis.results.sweep import Point, SweepResult
-from gapmeter.analysis.results.trust import Steady
+from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by, differing, together, words
+from gapmeter.analysis.pareto import merged
+from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE, Asked, Fact
+from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostRatio, CostRow, CostTable, Doubt
+from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats.estimate import CONFIDENCE
-from gapmeter.analysis.sweep.read import MeasuredRun, read_runs
 
-# Two searches of one server, on the logarithmic scale: the standard deviation of one, from the two pairs that
-# docs/results/engines.md has (71.8 and 80.2 req/s; 65.0 and 71.0), sqrt(mean(difference^2) / 2).
-SEARCH_SPREAD: Final = 0.0708
 _SURE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-# Of a load, what the rate that holds depends on; a rate, a length and who sends it are not among them.
-_LOAD = ("arrivals", "burstiness", "onoff", "think_time", "timeout", "stall", "retries", "retry_pause")
-_POISSON: Mapping[str, Any] = {"arrivals": "poisson", "burstiness": None, "onoff": None}  # of a search without bursts
 _NO_SETTING = ("engine", "ready_timeout")  # told by itself; changes nothing
-_NO_RATE = "no rate was found at which the SLOs hold"
-_UNKNOWN: Mapping[Ended, str] = {
-    BUDGET: "the budget ended before a rate was found", NOT_MEASURED: "its trials were not valid as measurements",
-    CLIENT: "the load tester was the limit",
-}  # fmt: skip
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
-
-
-class NotOneSide(ValueError):
-    """Folders that were named as one side are not searches of one and the same thing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a search, a run, or the points of a sweep that differ in their rate alone, found.
-
-    ``scenario`` is as it was resolved, ``tokens`` the output tokens of a request; ``searches``: how many it rests on.
-    """
-
-    folders: tuple[str, ...]
-    kind: Literal["run", "sweep", "capacity"]
-    scenario: Mapping[str, Any]
-    slos: frozenset[str]
-    hardware: Hardware
-    provenance: Provenance
-    capacity: HeldRate
-    price: Price | None = None
-    why_no_price: str = ""
-    tokens: Interval | None = None
-    prompt_tokens: float | None = None
-    energy: float | None = None
-    energy_ci: Ends | None = None
-    binding: tuple[str | None, str | None] = (None, None)
-    fleet: Fleet | None = None
-    searches: int = 1
-    spread: float = SEARCH_SPREAD
-    pareto: Pareto | None = None
-
-    @property
-    def device(self) -> str:
-        """Of a server that somebody else runs it is the one that is paid for, where that was said."""
-        if self.scenario["server"]["engine"] != "attach":
-            return hardware_words(self.hardware.gpus, self.hardware.cpu, self.hardware.cores)
-        return f"{self.price.units} x {self.price.device}, as priced" if self.price else "unknown (attached)"
-
-
-def read_found(path: Path) -> list[Found]:
-    """What an analysed folder says: of a sweep once for each setting. Raises NotReadable, OSError."""
-    manifest = read_manifest(path)
-    if isinstance(manifest, SearchManifest):
-        return [_of_search(path, manifest, CapacityResult.read(path))]
-    if isinstance(manifest, SweepManifest):
-        return _of_sweep(path, manifest, SweepResult.read(path))
-    return [_of_run(path, manifest, RunResult.read(path))]
 
 
 def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(), command: str = "") -> CostTable:
@@ -118,7 +43,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
     found = [one for side in sides for one in (side[0] if len(side) == 1 else [together(side)])]
     names = [ascii_uppercase[at] if at < 26 else f"row {at + 1}" for at in range(len(found))]
     facts = [compared_by(one) for one in found]
-    differs = [_differing(facts[0], each, asked.factors) for each in facts]
+    differs = [differing(facts[0], each, asked.factors) for each in facts]
     rows = [
         _row(name, one, setting, different)
         for name, one, setting, different in zip(names, found, _settings(found, asked.factors), differs, strict=True)
@@ -150,202 +75,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
     )
 
 
-# --- what a folder says
-
-
-def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> Found:
-    search, cost, energy = result.capacity, result.cost, result.energy
-    tokens, load = result.tokens_per_request, manifest.scenario["load"]
-    return Found(
-        folders=(path.resolve().name,),
-        kind="capacity",
-        scenario={**manifest.scenario, "load": load if load["arrivals"] in BURSTS else {**load, **_POISSON}},
-        slos=frozenset(slo.text for slo in manifest.slo),
-        hardware=manifest.hardware,
-        provenance=result.provenance,
-        capacity=HeldRate(
-            rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
-            why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
-        ),
-        price=cost.price if isinstance(cost, Cost) else None,
-        why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
-        tokens=tokens.output if tokens else None,
-        prompt_tokens=tokens.prompt.value if tokens and tokens.prompt else None,
-        energy=energy.per_request_j if energy else None,
-        energy_ci=getattr(energy, "per_request_j_ci", None),
-        binding=(search.binding_slo, search.binding_stage),
-        fleet=search.planning,
-        pareto=search.pareto,
-    )  # fmt: skip
-
-
-def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
-    seen = _seen(result.verdict, result.slo, result.load, result.counts.measured, result.steady)
-    load = result.load.requested_rate
-    name = f"{result.load.concurrency} users" if load is None else rate_words(load)
-    point = run_point(path, name, path.resolve().name, result.verdict, result)
-    return replace(
-        _of_one(manifest, result), folders=(path.resolve().name,), capacity=seen, binding=_missed(result.slo),
-        pareto=pareto([point], hardware_units(manifest)[1], pace_limit(manifest.slo)),
-    )  # fmt: skip
-
-
-def _of_one(manifest: Manifest, result: RunResult) -> Found:
-    """What a run says beside the rate that it held."""
-    price, why = _price(manifest)
-    tokens = result.tokens_per_request
-    return Found(
-        folders=(),
-        kind="run",
-        scenario=manifest.scenario,
-        slos=frozenset(slo.text for slo in manifest.slo),
-        hardware=manifest.hardware,
-        provenance=result.provenance,
-        capacity=HeldRate(rate=None, low=None, high=None, held=None, confidence=CONFIDENCE, why=""),
-        price=price,
-        why_no_price=why,
-        tokens=tokens.output,
-        prompt_tokens=tokens.prompt.value if tokens.prompt else None,
-        energy=result.energy.per_request_j,
-        energy_ci=getattr(result.energy, "per_request_j_ci", None),
-    )
-
-
-def _of_sweep(path: Path, manifest: SweepManifest, result: SweepResult) -> list[Found]:
-    """Points that differ in their rate alone are one row: it holds the highest that passed, below all that failed."""
-    settings: dict[str, list[Point]] = {}
-    for point in result.sweep.points:
-        if isinstance(point, Point):
-            key = str(sorted((key, str(value)) for key, value in point.resolved.items() if key != "load.rate"))
-            settings.setdefault(key, []).append(point)
-    return [_of_points(path, manifest, result, points) for points in settings.values()]
-
-
-def _of_points(path: Path, manifest: SweepManifest, result: SweepResult, points: Sequence[Point]) -> Found:
-    runs = [[run for run in read_runs(path / point.folder) if isinstance(run, MeasuredRun)] for point in points]
-    seen = [_seen_at(point, own) for point, own in zip(points, runs, strict=True)]
-    highs = [(each.high, at) for at, each in enumerate(seen) if each.high is not None]
-    high, failed = min(highs, default=(None, None))
-    lows = [(each.low, at) for at, each in enumerate(seen) if each.low is not None and (not high or each.low < high)]
-    low, at = max(lows, default=(None, 0))
-    first = next((run for run in runs[at] if run.valid), runs[at][0])
-    swept, own = result.sweep.pareto, {point.folder for point in points}
-    return replace(
-        _of_one(first.manifest, first.result),
-        folders=(path.resolve().name,),
-        kind="sweep",
-        provenance=result.provenance,
-        capacity=seen[at].model_copy(update={"low": low, "high": high, "held": low}),
-        binding=_missed(points[failed].slo) if failed is not None else (None, None),
-        pareto=swept and pareto([each for each in swept.points if each.folder in own], swept.unit, swept.limit),
-    )
-
-
-def _seen_at(point: Point, runs: Sequence[MeasuredRun]) -> HeldRate:
-    """Of all repeats of a point; one without a steady state counts for all."""
-    first = next((run for run in runs if run.valid), runs[0]).result
-    unsteady = next((run.result.steady for run in runs if run.result.steady.state == "unsteady"), None)
-    return _seen(point.verdict, point.slo, first.load, first.counts.measured, unsteady)
-
-
-def _seen(
-    verdict: Verdict, answers: Sequence[SloAnswer], load: LoadFacts, measured: int, steady: Steady | None
-) -> HeldRate:
-    """One end of the capacity: a run that passed holds its rate, one that failed does not."""
-    rate = offered_rate(verdict, answers, load, measured, steady)
-    low, why = (None, str(rate)) if isinstance(rate, NoRate) else (rate.low, "")
-    of_one_rate = load.loop == "open" and load.arrivals not in CHANGING and load.unit == "requests"
-    high = load.requested_rate if verdict == FAIL and of_one_rate else None
-    return HeldRate(rate=None, low=low, high=high, held=low, confidence=CONFIDENCE, why=why)
-
-
-def _missed(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
-    """The first SLO that failed, with the stage that explains it."""
-    return next(((each.text, each.stage) for each in answers if each.status == FAIL), (None, None))
-
-
-def _price(manifest: Manifest) -> tuple[Price | None, str]:
-    try:
-        return price_of(manifest), ""
-    except NoPrice as missing:
-        return None, str(missing)
-
-
-def together(side: Sequence[Sequence[Found]]) -> Found:
-    """Several searches of one thing as one: the mean of their logarithms, with the error of a mean.
-
-    Where they lie further apart than searches of one server are known to, that is their spread. Without an estimate of
-    each, only what all of them say of either end. Raises NotOneSide.
-    """
-    found = [one for each in side for one in each]
-    first = found[0]
-    for one in found[1:]:
-        for fact in _differing(_identity(first), _identity(one), ()):
-            text = f"{first.folders[0]} and {one.folders[0]} are not of one thing: {fact.key}: {fact.a} | {fact.b}"
-            raise NotOneSide(f"{text}; name them as sides of their own")
-    return replace(
-        first,
-        folders=tuple(name for one in found for name in one.folders),
-        capacity=_mean([one.capacity for one in found]),
-        searches=len(found),
-        spread=max(SEARCH_SPREAD, _spread_of([one.capacity.rate for one in found])),
-        fleet=None,
-        pareto=merged([("", one.pareto) for one in found]),
-    )
-
-
-def _mean(rates: Sequence[HeldRate]) -> HeldRate:
-    lows, highs, estimates = ([getattr(each, name) for each in rates] for name in ("low", "high", "rate"))
-    held = min((each.held for each in rates if each.held is not None), default=None)
-    first = rates[0].model_copy(update={"held": held})
-    if None in lows or None in highs or None in estimates:
-        low, high = (None if None in lows else min(lows)), (None if None in highs else max(highs))
-        return first.model_copy(update={"rate": None, "low": low, "high": high})
-    rate = math.exp(statistics.mean(map(math.log, estimates)))
-    down = math.hypot(*(math.log(one / low) for one, low in zip(estimates, lows, strict=True))) / len(rates)
-    up = math.hypot(*(math.log(high / one) for one, high in zip(estimates, highs, strict=True))) / len(rates)
-    return first.model_copy(update={"rate": rate, "low": rate * math.exp(-down), "high": rate * math.exp(up)})
-
-
-def _spread_of(rates: Sequence[float | None]) -> float:
-    known = [math.log(rate) for rate in rates if rate]
-    return statistics.stdev(known) if len(known) > 1 else 0.0
-
-
-# --- may they be compared?
-
-
-def compared_by(found: Found) -> dict[str, Any]:
-    """What rows must share, by key: the SLA, the workload, the arrivals, and how much of a capacity is planned."""
-    scenario = found.scenario
-    load = {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
-    workload = {f"workload.{key}": value for key, value in scenario["workload"].items()}
-    planned = {"cost.utilisation": scenario["cost"]["utilisation"]}
-    return {"slo": "; ".join(sorted(found.slos)), **workload, **load, **planned}
-
-
-def _identity(found: Found) -> dict[str, Any]:
-    """What searches of one and the same thing share beside that."""
-    price = (found.price.device, found.price.usd_per_hour) if found.price else None
-    return {
-        **compared_by(found), "kind": found.kind, "device": found.device, "price": price,
-        **{f"server.{key}": value for key, value in found.scenario["server"].items()},
-    }  # fmt: skip
-
-
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequence[str]) -> tuple[Fact, ...]:
-    def declared(key: str) -> bool:
-        return any(key == factor or key.startswith(f"{factor}.") for factor in factors)
-
-    return tuple(
-        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=FACTOR if declared(key) else BLOCKS)
-        for key in dict.fromkeys((*one, *other))
-        if one.get(key) != other.get(key)
-    )
-
-
-def _words(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+# --- rows and ratios
 
 
 def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
@@ -355,7 +85,7 @@ def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
     varied = [key for key in keys if len({str(one.get(key)) for one in each}) > 1]
     engines = [str(one["engine"]) for one in each]
     return [
-        ", ".join([engine, *(f"{key.removeprefix('args.')} {_words(one.get(key))}" for key in varied)])
+        ", ".join([engine, *(f"{key.removeprefix('args.')} {words(one.get(key))}" for key in varied)])
         for engine, one in zip(engines, each, strict=True)
     ]
 
@@ -375,9 +105,6 @@ def _flat(server: Mapping[str, Any]) -> dict[str, Any]:
         **{key: value for key, value in server.items() if key != "args"},
         **{f"args.{key}": value for key, value in (server.get("args") or {}).items()},
     }
-
-
-# --- rows and ratios
 
 
 def _row(name: str, found: Found, setting: str, differs: tuple[Fact, ...]) -> CostRow:

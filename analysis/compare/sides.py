@@ -127,10 +127,6 @@ class Side:
     def failed(self) -> int:
         return sum(each.failed for each in self.runs)
 
-    @property
-    def failed_share(self) -> float:
-        return self.failed / max(1, self.requests)
-
 
 def read_run(path: Path) -> AnalysedRun:
     """A run's folder that has been analysed.

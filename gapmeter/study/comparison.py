@@ -26,7 +26,7 @@ from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import asks_for_model, resolve
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.compare.costs import Found
+    from gapmeter.analysis.compare.searches import Found
     from gapmeter.analysis.compare.sides import AnalysedRun
 
 DOCUMENT = "compare.json"
@@ -137,7 +137,8 @@ def opened(sides: Sequence[Sequence[str | Path]]) -> Iterator[list[list[Path]]]:
 
 def derive_costs(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[CostTable, str]:
     """A table of costs from the folders alone, and the version of gapmeter that made the first. Raises UserError."""
-    from gapmeter.analysis.compare.costs import NotOneSide, cost_table
+    from gapmeter.analysis.compare.costs import cost_table
+    from gapmeter.analysis.compare.searches import NotOneSide
 
     with opened(sides) as folders:
         found = [[_read_found(path) for path in side] for side in folders]
@@ -219,7 +220,7 @@ def _read(path: Path) -> AnalysedRun:
 
 
 def _read_found(path: Path) -> list[Found]:
-    from gapmeter.analysis.compare.costs import read_found
+    from gapmeter.analysis.compare.searches import read_found
 
     manifest_of(path)
     with _told(path):

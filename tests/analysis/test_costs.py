@@ -14,7 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gapmeter.analysis.compare.costs import SEARCH_SPREAD, Found, NotOneSide, cost_table, read_found
+from gapmeter.analysis.compare.costs import cost_table
+from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, NotOneSide, read_found
 from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked
 from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostTable
