@@ -49,7 +49,7 @@ def _bounds(result: RunResult, metric: str) -> dict[str, Any]:
     p99 = result.metrics[metric].at(_PERCENTILE)
     low, high = p99.ci_ms or (None, None)
     return {
-        "sample_ms": p99.value_ms, "low_ms": low, "high_ms": high, "n_eff": result.metrics[metric].n_eff,
+        "sample_ms": p99.value_ms, "low_ms": low, "high_ms": high,
         "at_most_ms": p99.at_most.ms if p99.at_most else None, "sure": p99.at_most.confidence if p99.at_most else None,
     }  # fmt: skip
 

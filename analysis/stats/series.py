@@ -56,7 +56,7 @@ _FEW_SPELLS = 100
 _LEAST_OF_SEVERAL = 0.6
 _LEVELS = (50.0, 75.0, 90.0, 95.0)
 # One percentile of each part of a series that has an n_eff of its own, whose bounds hold for those below or above it.
-_ABOVE, _BELOW = (75.0, 95.0), (50.0, 90.0)
+_ABOVE, _BELOW = (75.0, 95.0, 99.0), (50.0, 90.0, 95.0)
 
 
 @dataclass(frozen=True, slots=True)
