@@ -333,10 +333,10 @@ def _row(letter: str, side: Side) -> SideRow:
 
 def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
     found = pooled([each.run.series(metric) for each in side.runs]).percentile(percentile)
-    if not found.supported:
-        return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")
     if (late := late_ns([each.run for each in side.runs], metric, percentile)) is not None:
         return SideEstimate(value_ms=None, ci_ms=None, why=why_refused(late), late_ms=late / 1e6)
+    if not found.supported:
+        return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")
     if math.inf in found.known:
         return SideEstimate(value_ms=None, ci_ms=None, why="it reaches requests that failed")
     value, low, high = (ns / 1e6 for ns in found.known)

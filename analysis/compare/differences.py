@@ -268,14 +268,14 @@ class _Judge:
         self._blocks = min(blocks) - 1 if pair.paired else sum(blocks) - 2
 
     def percentile(self, metric: str, part: int) -> Difference:
-        """One percentile of one metric; unsupported where either side's sample does not reach it, or it is refused."""
+        """One percentile of one metric: none where a side refuses it, no interval where a sample is too small."""
         percentile = self._pair.percentiles[metric][part]
+        if (late := late_ns(itertools.chain(*self._pair.sides), metric, percentile)) is not None:
+            return Difference(None, None, why=why_refused(late), late=late)
         series = [pooled(side, "values on a side") for side in self._pair.series[metric]]
         short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:
             return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
-        if (late := late_ns(itertools.chain(*self._pair.sides), metric, percentile)) is not None:
-            return Difference(None, None, why=why_refused(late), late=late)
         if all(side.percentile(percentile).value == math.inf for side in series):
             return Difference(None, None, why="on both sides it is a request that failed")
         return self._difference(metric, part, _beyond(series, percentile))

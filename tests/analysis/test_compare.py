@@ -18,6 +18,7 @@ from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regressio
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
 from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
+from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
@@ -41,6 +42,7 @@ from gapmeter.analysis.results.comparison import (
     PairComparison,
     Regression,
 )
+from gapmeter.analysis.results.distribution import Distribution, Percentile
 from gapmeter.analysis.results.trust import FloorShares
 from gapmeter.analysis.stats.bootstrap import harrell_davis
 from gapmeter.analysis.stats.estimate import Difference, Spread
@@ -394,6 +396,15 @@ def test_a_percentile_that_is_a_failed_request_on_both_sides_cannot_be_compared(
     found = compare_sides([a], [b], PERCENTILES, resamples=50).metrics["ttft"]
     assert "failed" in found[90.0].why
     assert found[50.0].supported
+
+
+def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:
+    a, b = (virtual(1, service).rows(np.arange(40)) for service in (0, 1))
+    late = Distribution.model_construct(percentiles={99.0: Percentile.model_construct(late_ms=2.0)})
+    held = replace(a, lateness=ToldLateness((RunResult.model_construct(metrics=dict.fromkeys(NAMES, late)),)))
+    small, refused = (compare_sides([one], [b], PERCENTILES, resamples=20).metrics["ttft"][99.0] for one in (a, held))
+    assert (small.supported, small.late, refused.supported, refused.late) == (False, None, False, 2e6)
+    assert "worth" in small.why and refused.why.startswith("refused: up to 2.00 ms")
 
 
 def test_a_side_that_answers_the_rest_sooner_because_it_drops_requests_is_not_called_faster() -> None:
