@@ -236,6 +236,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     """``measured`` as from ``measured_requests``; only answers that succeeded are looked at, and all for ``resent``."""
     good = measured[succeeded(measured)]
     tokens = good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
+    chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     at_once = stamps_ns(good, "first_token_ns") == stamps_ns(good, "last_token_ns")
     whole = int(np.count_nonzero(at_once & (tokens > 1)))
     if whole > _WORTH_SAYING * len(good):
@@ -244,6 +245,8 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             "their TTFT is their E2E, and they have no ITL and no TPOT"
         )
         cause = "the server does not stream, or something before it holds the stream back until it is complete"
+        if np.median(chunks[at_once & (tokens > 1)]) > 1:  # it did send them token by token
+            cause = "the load tester read late, or something before the server holds the stream back"
         ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
         if not at_once.all() and np.median(e2e[at_once]) < _TOO_FAST * np.median(ttft[~at_once]):
             cause = "sooner than others' first tokens: a cache of answers; other prompts (--set seed=N) tell"
@@ -257,7 +260,6 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         cause = "the server sends no usage with a stream, though it was asked to (stream_options.include_usage)"
         yield _warning("tokens-unknown", text, cause, touches=("tpot", "throughput"))
     # ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says.
-    chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     streamed = (chunks > 1) & ~np.isnan(tokens)
     if streamed.any() and (each := float(tokens[streamed].sum() / chunks[streamed].sum())) >= _SEVERAL:
         text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"

@@ -140,6 +140,12 @@ def test_whole_answers_that_come_sooner_than_others_first_tokens_are_a_caches(
     assert ("a cache of answers" in warning.cause) is is_cache
 
 
+def test_a_stream_that_was_read_at_once_is_not_blamed_on_a_server_that_does_not_stream(tmp_path: Path) -> None:
+    parts = [table(tmp_path / name, *[answer] * 3) for name, answer in (("whole", WHOLE), ("late", gathered(16)))]
+    whole, late = (warning.cause for part in parts for warning in streaming_warnings(part))
+    assert ("does not stream" in whole, "does not stream" in late, "read late" in late) == (True, False, True)
+
+
 def test_requests_that_were_sent_twice_are_told(tmp_path: Path) -> None:
     (warning,) = streaming_warnings(table(tmp_path, COUNTED, COUNTED, attempt=1))
     assert (warning.code, warning.text[:20]) == ("resent", "2 requests (100 %) w")
