@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.judge.warnings import held_by
+from gapmeter.analysis.judge.warnings import STRANGERS, held_by
 from gapmeter.analysis.ledger.tail import UNEXPLAINED_OWNER
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
@@ -217,6 +217,8 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     anatomy = result.tail.of(metric) if metric else None
     if result.verdict == INVALID or anatomy is None:
         return []
+    if stranger := _stranger(result, anatomy):
+        return [doc.Paragraph(stranger)]
     all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
     gains = [
         (part.at_ms if all_pay else part.ms, part.stages) for part in anatomy.owners if part.owner != UNEXPLAINED_OWNER
@@ -233,6 +235,20 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             words = f"Try {key}={other} (now {now}), for {marks.words(stage)}. To prove it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
+
+
+def _stranger(result: RunResult, anatomy: Anatomy) -> str:
+    """What to do first where typical requests wait for cores that mostly something else than the server had; or ""."""
+    typical, held = anatomy.typical, (result.ledger.core_held or [None])[0]
+    waited = typical.stages_ms.get("core_wait", 0.0)
+    if held is None or held.process not in STRANGERS or waited < _NOTABLE * typical.total_ms:
+        return ""
+    who = held_by(held.process, held.stage, held.program)
+    return (
+        f"Try first {STRANGERS[held.process][1]}, before any setting: typical requests wait {duration(waited)} of "
+        f"{duration(typical.total_ms)} for a core, and {share(held.share)} of that time {who} had it; "
+        "queues grow behind it."
+    )
 
 
 def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:

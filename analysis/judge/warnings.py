@@ -106,7 +106,7 @@ _SHARED = (
     "more of them wanted to run than it has cores; a faster device would not shorten this",
     "give the server more cores",
 )
-_STRANGERS = {
+STRANGERS = {
     "another program": ("another program runs on the server's cores", "cores of its own for the server"),
     "load tester": (
         "the load tester runs on the server's cores",
@@ -131,7 +131,7 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
     whole = sum(held.values())
     most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
     names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
-    cause, flag = _STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
+    cause, flag = STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
     text = f"{share(part)} of the time to {event.replace('_', ' ')}s, the server's own processes waited for a CPU core"
     yield _warning("cores", text + (f" that others had: {names}" if names else ""), cause, flag, ("core_wait",))
 

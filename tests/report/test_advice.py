@@ -8,6 +8,7 @@ import pytest
 
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.why import advice, setting
@@ -56,6 +57,28 @@ def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any
     assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
     assert str(words.words).startswith("Try server.max_batch=16 (now 8), for queue.")
     assert command.text.endswith("--a server.max_batch=8 --b server.max_batch=16")
+
+
+@pytest.mark.parametrize(
+    ("process", "first"), [("another program", "Try first cores of its own"), ("engine", "Try server")]
+)
+def test_another_program_on_the_servers_cores_is_told_before_any_setting(
+    tmp_path: Any, process: str, first: str
+) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    told = result.tail.of("ttft")
+    assert told is not None
+    waits = {**told.typical.stages_ms, "core_wait": 0.4 * told.typical.total_ms}
+    typical = told.typical.model_copy(update={"stages_ms": waits})
+    holder = CoreHolder(process=process, stage="", share=0.7, mean_ms=5.0, program="cc1plus")
+    changed = result.model_copy(update={
+        "tail": result.tail.model_copy(update={"ttft": told.model_copy(update={"typical": typical})}),
+        "ledger": result.ledger.model_copy(update={"core_held": (holder,)}),
+    })  # fmt: skip
+    words = advice(changed, manifest)[0]
+    assert isinstance(words, doc.Paragraph) and str(words.words).startswith(first)
+    assert ("another program cc1plus" in str(words.words)) is (process == "another program")
 
 
 def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_path: Any) -> None:
