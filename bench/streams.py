@@ -1,7 +1,8 @@
 """Many answers open at once, and a steady rate for long, against the null server.
 
-*Streams*: ten thousand open at once; is a record lost, and what memory does each take? *Soak*: does the generator's
-memory grow, does its lag drift?
+*Streams*: ten thousand open at once; is a record lost, and what memory does each take? *Soak*: 200 requests a second
+by one process (two of Locust's), and a server that is ended and started anew in the middle: does the load go on, do the
+generators' memory or open files grow, does their lag drift?
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +22,32 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.process import allow_many_files, too_few_files
-from gapmeter.records.request import RequestRecord
 from gapmeter.records.stream import parse_answer
 from gapmeter.scenarios.values import read_duration
 
 _PER_S = 1000  # opened
 _GAP_S = 2.0
 _HELD_S = 10.0  # all are open
-_SOAK_RATE, _SOAK_TOKENS = 20, 32
+_SOAK_RATE, _SOAK_TOKENS = 200, 8
+_EVERY_S = 1.0
 _GROWTH_KIB = 4096.0  # beyond what it had after the first tenth
 _DRIFT_MS = 0.1  # of the median lag, last third against first
+_BACK_S = 2.0  # after a server's start its requests succeed
 
 
-def _issue(
-    plan: Plan, timing: Timing, generator: str, every_s: float, warm: int | None = None
-) -> tuple[list[RequestRecord], list[float], int]:
-    """From one process: the records, its own memory (KiB, before the start and then every so often), bytes on disk."""
-    cores, tokens = Cores.apart(), int(plan.output_tokens.max())
-    with tempfile.TemporaryDirectory(prefix="gapmeter-streams-") as folder:
-        path = Path(folder)
-        with null_server(cores, timing, log=None, most_tokens=tokens) as port:
-            url = f"http://127.0.0.1:{port}"
-            with make_fleet(plan, url, None, path, cores.client, 1, warm=warm, generator=generator) as fleet:
-                memory = _run(fleet, every_s)
-        file = path / "worker-0.gap"
-        return read_records(file).requests(), memory, file.stat().st_size
-
-
-def _run(fleet: Fleet, every_s: float) -> list[float]:
-    pid = fleet.processes[0].pid
-    seen, asked = [_own_kib(pid)], 0.0
+def _run(fleet: Fleet, look: Callable[[], None], every_s: float) -> None:
+    """To the end, with a look every so often."""
+    asked = 0.0
     fleet.start()
 
-    def look() -> None:
+    def looked() -> None:
         nonlocal asked
         if (now := time.monotonic()) - asked >= every_s:
             asked = now
-            seen.append(_own_kib(pid))
+            look()
 
-    codes = fleet.wait(look, every_s)
-    if any(codes):
+    if any(codes := fleet.wait(looked, every_s)):
         raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")
-    return [kib for kib in seen if kib]
 
 
 def _own_kib(pid: int) -> float:
@@ -79,7 +65,18 @@ def measure(streams: int = 10_000, generator: str = "asyncio") -> dict[str, Any]
         raise NotMeasured(few)
     tokens = 2 + round((streams / _PER_S + _HELD_S) / _GAP_S)
     plan = equal_plan((np.arange(streams) * 1e9 / _PER_S).astype(np.int64), tokens)
-    records, memory, _ = _issue(plan, Timing(gap_ms=_GAP_S * 1e3), generator, 0.25, warm=1)
+    cores, timing = Cores.apart(), Timing(gap_ms=_GAP_S * 1e3)
+    with tempfile.TemporaryDirectory(prefix="gapmeter-streams-") as folder:
+        with (
+            null_server(cores, timing, log=None, most_tokens=tokens) as port,
+            make_fleet(
+                plan, f"http://127.0.0.1:{port}", None, Path(folder), cores.client, 1, warm=1, generator=generator
+            ) as fleet,
+        ):
+            pid = fleet.processes[0].pid
+            seen = [_own_kib(pid)]
+            _run(fleet, lambda: seen.append(_own_kib(pid)), 0.25)
+        records = read_records(Path(folder) / "worker-0.gap").requests()
     good = [record for record in records if record.outcome is Outcome.OK]
     whole = [record for record in good if len(parse_answer(record).token_ns) == tokens]
     edges = sorted([(record.sent_ns, 1) for record in good] + [(record.end_ns, -1) for record in good])
@@ -93,7 +90,7 @@ def measure(streams: int = 10_000, generator: str = "asyncio") -> dict[str, Any]
         "lag_p50_ms": float(np.percentile(lag, 50)) if len(lag) else None,
         "lag_p99_ms": float(np.percentile(lag, 99)) if len(lag) else None,
         "generator": generator,
-        "kib_per_stream": (max(memory) - memory[0]) / streams,
+        "kib_per_stream": (max(seen) - seen[0]) / streams,
     }
 
 
@@ -115,22 +112,70 @@ def seconds(text: str) -> float:
 
 def soak(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
     """Raises NotMeasured when a generator process fails."""
+    processes = 2 if generator == "locust" else 1
     plan = equal_plan((np.arange(round(_SOAK_RATE * length_s)) * 1e9 / _SOAK_RATE).astype(np.int64), _SOAK_TOKENS)
-    records, (_, *memory), size = _issue(plan, Timing(), generator, 1.0)
-    good = sorted((r.due_ns, r.sent_ns - r.due_ns) for r in records if r.outcome is Outcome.OK)
-    third = len(good) // 3
-    parts = (good[:third], good[third : 2 * third], good[2 * third :])
-    lags = [np.array([lag for _, lag in part]) / 1e6 for part in parts]
-    settled = memory[len(memory) // 10 : -1]  # the last look may meet a process that is leaving
-    return {
+    cores, began, away = Cores.apart(), time.monotonic_ns(), (0, 0)
+    memory: list[float] = []
+    files: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="gapmeter-soak-") as folder, ExitStack() as server:
+        port = server.enter_context(null_server(cores, Timing(), log=None, most_tokens=_SOAK_TOKENS))
+        url = f"http://127.0.0.1:{port}"
+        with make_fleet(plan, url, None, Path(folder), cores.client, processes, generator=generator) as fleet:
+            pids = [process.pid for process in fleet.processes]
+
+            def look() -> None:
+                nonlocal away
+                if not away[0] and time.monotonic_ns() - began > length_s * 5e8:
+                    ended = time.monotonic_ns()
+                    server.close()
+                    server.enter_context(null_server(cores, Timing(), log=None, most_tokens=_SOAK_TOKENS, port=port))
+                    away = ended, time.monotonic_ns()
+                if all(each := [_own_kib(pid) for pid in pids]):
+                    memory.append(sum(each))
+                    files.append(sum(_open_files(pid) for pid in pids))
+
+            _run(fleet, look, _EVERY_S)
+        outcomes, size = [], 0
+        for file in sorted(Path(folder).glob("worker-*.gap")):
+            found = read_records(file).requests()
+            outcomes += [(r.due_ns, r.sent_ns - r.due_ns, r.outcome is Outcome.OK) for r in found]
+            size += file.stat().st_size
+    return _soaked(plan, sorted(outcomes), away, memory, files) | {
         "generator": generator,
+        "processes": processes,
         "length_s": length_s,
         "rate": _SOAK_RATE,
+        "record_bytes": size,
+    }
+
+
+def _open_files(pid: int) -> int:
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return 0
+
+
+def _soaked(
+    plan: Plan, outcomes: list[tuple[int, int, bool]], away: tuple[int, int], memory: list[float], files: list[int]
+) -> dict[str, Any]:
+    """``outcomes``: due ns, lag ns, whole; ``away``: from when to when no server was there, ns."""
+    good = [(due, lag) for due, lag, whole in outcomes if whole]
+    excused = [
+        due for due, _, whole in outcomes if not whole and away[0] - _BACK_S * 1e9 <= due <= away[1] + _BACK_S * 1e9
+    ]
+    third = len(good) // 3
+    lags = [np.array([lag for _, lag in part]) / 1e6 for part in (good[:third], good[third:-third], good[-third:])]
+    tenth = len(memory) // 10
+    settled, open_files = memory[tenth:-1], files[tenth:-1]  # the last look may meet a process that is leaving
+    return {
         "asked": len(plan),
         "succeeded": len(good),
-        "record_bytes": size,
+        "away_s": (away[1] - away[0]) / 1e9,
+        "failed_while_away": len(excused),
         "memory_kib": [round(kib) for kib in settled[:: max(1, len(settled) // 60)]],
         "growth_kib": float(max(settled[-len(settled) // 10 :]) - settled[0]),
+        "open_files": [open_files[0], max(open_files), open_files[-1]],
         "lag_p50_ms": [float(np.percentile(lag, 50)) for lag in lags],
         "lag_p99_ms": [float(np.percentile(lag, 99)) for lag in lags],
     }
@@ -139,10 +184,13 @@ def soak(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
 def soak_verdict(found: Mapping[str, Any]) -> str:
     """PASS, or FAIL with what failed."""
     failures = []
-    if found["succeeded"] != found["asked"]:
-        failures.append(f"{found['asked'] - found['succeeded']} requests failed or were lost")
+    if lost := found["asked"] - found["succeeded"] - found["failed_while_away"]:
+        failures.append(f"{lost:,} requests failed or were lost beside those that met no server")
     if found["growth_kib"] > _GROWTH_KIB:
         failures.append(f"memory grew by {found['growth_kib'] / 1024:.1f} MiB")
+    first, _, last = found["open_files"]
+    if last > 1.5 * first:  # a burst after the restart opens connections, which stay
+        failures.append(f"open files grew from {first} to {last}")
     drift = found["lag_p50_ms"][-1] - found["lag_p50_ms"][0]
     if not math.isfinite(drift) or drift > _DRIFT_MS:
         failures.append(f"lag drifted by {drift:.2f} ms")
@@ -152,10 +200,13 @@ def soak_verdict(found: Mapping[str, Any]) -> str:
 def soak_table(found: Mapping[str, Any]) -> list[str]:
     pairs = zip(found["lag_p50_ms"], found["lag_p99_ms"], strict=True)
     thirds = " / ".join(f"{p50:.2f}, {p99:.2f}" for p50, p99 in pairs)
-    load = f"{found['length_s'] / 60:g} min at {found['rate']} requests/s"
+    load = f"{found['length_s'] / 60:g} min at {found['rate']} requests/s by {found['generator']}"
     memory = f"{found['growth_kib'] / 1024:+.1f} MiB after the first tenth ({found['memory_kib'][0] / 1024:.0f} MiB)"
+    first, most, last = found["open_files"]
     return [
-        f"{soak_verdict(found)}: {load}, {found['succeeded']:,} of {found['asked']:,} answers whole;",
-        f"memory {memory}; {found['record_bytes'] / 2**20:.0f} MiB of records on disk;",
+        f"{soak_verdict(found)}: {load} ({found['processes']}), {found['succeeded']:,} of {found['asked']:,} whole;",
+        f"{found['failed_while_away']:,} failed while the server was away ({found['away_s']:.1f} s, in the middle);",
+        f"memory {memory}; open files {first}, at most {most}, {last} at the end;",
+        f"{found['record_bytes'] / 2**20:.0f} MiB of records on disk;",
         f"lag p50, p99 of the first, second and last third: {thirds} ms",
     ]

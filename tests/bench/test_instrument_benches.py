@@ -17,8 +17,9 @@ from gapmeter.records.process import SPARE, too_few_files
 
 ROOT = Path(__file__).parents[2]
 STEADY: dict[str, Any] = {
-    "length_s": 3600.0, "rate": 20, "asked": 72_000, "succeeded": 72_000, "record_bytes": 2**29,
-    "memory_kib": [60_000, 60_100], "growth_kib": 100.0,
+    "generator": "asyncio", "processes": 1, "length_s": 3600.0, "rate": 200, "asked": 720_000, "succeeded": 719_600,
+    "away_s": 1.5, "failed_while_away": 400, "record_bytes": 2**29,
+    "memory_kib": [60_000, 60_100], "growth_kib": 100.0, "open_files": [40, 60, 40],
     "lag_p50_ms": [0.05, 0.05, 0.06], "lag_p99_ms": [0.2, 0.2, 0.3],
 }  # fmt: skip
 
@@ -27,13 +28,14 @@ STEADY: dict[str, Any] = {
     ("change", "expected"),
     [
         ({}, "PASS"),
-        ({"succeeded": 71_999}, "1 requests failed or were lost"),
+        ({"succeeded": 719_599}, "1 requests failed or were lost"),
+        ({"open_files": [40, 90, 90]}, "open files grew from 40 to 90"),
         ({"growth_kib": 50_000.0}, "memory grew by 48.8 MiB"),
         ({"lag_p50_ms": [0.05, 0.2, 0.4]}, "lag drifted by 0.35 ms"),
         ({"lag_p50_ms": [0.4, 0.2, 0.05]}, "PASS"),
     ],
 )
-def test_a_soak_fails_for_a_loss_for_growth_and_for_drift(change: dict[str, Any], expected: str) -> None:
+def test_a_soak_fails_for_a_loss_for_growth_for_open_files_and_for_drift(change: dict[str, Any], expected: str) -> None:
     assert expected in streams.soak_verdict(STEADY | change)
     assert streams.soak_table(STEADY | change)[0].startswith("PASS" if expected == "PASS" else "FAIL")
 
@@ -75,6 +77,13 @@ def test_many_streams_at_once_lose_no_record() -> None:
     found = streams.measure(300)
     assert found["asked"] == found["recorded"] == found["whole"] == found["open_at_once"] == 300
     assert streams.table(found)[0] == "PASS: 300 answers open at once from one process;"
+
+
+@pytest.mark.whole_run
+def test_a_soak_goes_on_where_its_server_is_ended_and_started_anew() -> None:
+    found = streams.soak(10)
+    assert 1 < found["failed_while_away"] < found["asked"] / 2
+    assert found["succeeded"] + found["failed_while_away"] == found["asked"]
 
 
 def test_a_tool_that_is_not_there_is_named_in_the_table_with_the_reason() -> None:
