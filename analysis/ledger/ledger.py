@@ -38,6 +38,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
+_ROUNDING = 1e-9  # of a sum of squares
 _FEWEST_STEPS = 20
 _BLOCK = 200_000  # gaps whose ledgers are made at once
 
@@ -319,16 +320,17 @@ def _fit_interference(trace: Trace) -> Interference | None:
 def _least_squares(design: Floats, values: Floats) -> Floats:
     """The weights, none of them negative, with the smallest sum of squares: the best of all choices of columns.
 
-    ``design`` is (rows, columns), with few columns. The best of the choices whose own solution has nothing negative is
+    ``design`` is (rows, columns), with few columns. Where columns say the same (each sequence has as many KV tokens) the
+    fewest and first are taken: rounding does not choose. The best of the choices whose own solution has nothing negative is
     the constrained optimum (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23).
     """
     columns = design.shape[1]
     best, least = np.zeros(columns), float(values @ values)
-    for chosen in itertools.product((False, True), repeat=columns):
+    for chosen in sorted(itertools.product((True, False), repeat=columns), key=sum):
         weights = np.zeros(columns)
         weights[list(chosen)], *_ = np.linalg.lstsq(design[:, chosen], values, rcond=None)
         left = values - design @ weights
-        if (weights >= 0).all() and float(left @ left) < least:
+        if (weights >= 0).all() and float(left @ left) < least * (1 - _ROUNDING):
             best, least = weights, float(left @ left)
     return best
 

@@ -153,6 +153,15 @@ def test_the_fit_is_the_best_without_negative_weights(seed: int, rows: int) -> N
     assert ours @ ours == pytest.approx(theirs @ theirs, rel=1e-6, abs=1e-9)
 
 
+def test_where_columns_say_the_same_the_fit_takes_the_first() -> None:
+    """Each sequence has as many KV tokens: which of them costs cannot be known, and rounding must not choose."""
+    rng = np.random.default_rng(1)
+    sequences = rng.integers(1, 5, size=40).astype(float)
+    design = np.column_stack([np.ones(40), sequences, 17 * sequences])
+    base, per_sequence, per_token = _least_squares(design, 4e7 + 1e5 * sequences + rng.normal(size=40))
+    assert (round(base, -2), round(per_sequence, -1), per_token) == (4e7, 1e5, 0)
+
+
 # --- several engines, ranks and choices: hand-made records
 
 
