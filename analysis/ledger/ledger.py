@@ -320,9 +320,9 @@ def _fit_interference(trace: Trace) -> Interference | None:
 def _least_squares(design: Floats, values: Floats) -> Floats:
     """The weights, none of them negative, with the smallest sum of squares: the best of all choices of columns.
 
-    ``design`` is (rows, columns), with few columns. Where columns say the same (each sequence has as many KV tokens) the
-    fewest and first are taken: rounding does not choose. The best of the choices whose own solution has nothing negative is
-    the constrained optimum (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23).
+    ``design`` is (rows, columns), with few columns. The best of the choices whose own solution has nothing negative is
+    the constrained optimum (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). Where columns say the
+    same (each sequence has as many KV tokens) the fewest and first are taken: rounding does not choose.
     """
     columns = design.shape[1]
     best, least = np.zeros(columns), float(values @ values)
