@@ -71,7 +71,9 @@ def decisive_counts(n_eff: float, share: float) -> tuple[float | None, float | N
     if n_eff > 0 and at_least(1.0) >= 1 - TAIL:
         tolerable = float(special.bdtrik(TAIL, n_eff, share))
     if n_eff > 0 and at_least(n_eff) <= TAIL:
-        damning = 1 + float(special.bdtrik(1 - TAIL, n_eff, share)) if at_least(1.0) >= TAIL else _less_than_one(at_least)
+        damning = (
+            1 + float(special.bdtrik(1 - TAIL, n_eff, share)) if at_least(1.0) >= TAIL else _less_than_one(at_least)
+        )
     return tolerable, damning
 
 

@@ -250,7 +250,7 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from gapmeter.runs.listing import newest_run
-    from gapmeter.study.study import report_again
+    from gapmeter.study.conclusion import report_again
 
     quiet, verbose, definitions = arguments.quiet, arguments.verbose, arguments.definitions
     folder = arguments.run or newest_run(Path("runs"))
