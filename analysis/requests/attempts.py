@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import subprocess
@@ -118,6 +119,7 @@ def _received(process: subprocess.Popen[bytes]) -> Attempts | None:
 
 def main() -> None:
     """Read the part that stands on standard input."""
+    gc.disable()  # every row is kept
     found, _ = _read(pickle.load(sys.stdin.buffer))
     pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
 
