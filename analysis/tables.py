@@ -176,7 +176,10 @@ def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[s
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
     """With texts in place of categories."""
-    return table.astype({name: "str" for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)})
+    kinds = {name: kind for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)}
+    texts = {name: pd.array(kind.categories, "str").take(table[name].cat.codes.to_numpy(), allow_fill=True)
+             for name, kind in kinds.items()}  # fmt: skip
+    return table.assign(**texts)
 
 
 def _schema(table: pd.DataFrame, about: Mapping[str, str] | None) -> pa.Schema:
