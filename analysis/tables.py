@@ -16,11 +16,11 @@ from pandas.api.types import is_object_dtype
 
 from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.requests.attempts import ROW, read_attempts
 from gapmeter.analysis.results.manifest import PlanFacts
-from gapmeter.records import EntryFlag, Outcome, RecordFile, RunFolder, Span, read_records
+from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
-from gapmeter.records.request import FIELDS, FINISHED, STAMPS, RequestRecord, columns, decode, on_clock, request_id_of
-from gapmeter.records.stream import outcome_of, parse_answer
+from gapmeter.records.request import STAMPS
 
 _LATER = ("first_token_ns", "first_text_ns", "last_token_ns")
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
@@ -29,13 +29,7 @@ _COLUMNS = (
     *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
     "censored_ns", "engine_metrics", "receive_wait_ns",
 )  # fmt: skip
-_ROW = [
-    *(stored.column for stored in FIELDS.values() if stored.column), "first_token_ns", "first_text_ns", "last_token_ns",
-    *_COUNTS, "outcome", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns", "engine_metrics",
-    "receive_wait_ns",
-]  # fmt: skip
 _ROWS = 200_000  # of a table that are written at once
-_NO_TOKEN = "the answer ended without a token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +60,8 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     paths = folder.record_files(folder.requests)
     if not paths:
         raise NotRecords(f"{folder.path}: no request was recorded")
-    offsets = plan.clock_offsets_ns or {}  # of workers on other machines
-    issued: dict[str, bytes] = {}  # of attempts whose end is not on record so far
-    rows: dict[str, list[Any]] = {}
-
-    def take(code: int, payload: bytes) -> None:
-        request_id = request_id_of(payload)
-        if code == FINISHED:
-            issued.pop(request_id, None)
-            record = decode(payload)
-            record = on_clock(record, offsets.get(str(record.worker), 0))
-            rows[request_id] = list(request_row(record, plan.timeout_ns).values())
-        elif request_id not in rows:
-            issued[request_id] = payload
-
-    generators = [_generator(read_records(path, take)) for path in paths]
-    for payload in list(issued.values()):
-        take(FINISHED, payload)
-    table = pd.DataFrame(list(rows.values()), columns=_ROW)[list(_COLUMNS)]
+    rows, files = read_attempts(paths, plan.timeout_ns, dict(plan.clock_offsets_ns or {}))
+    table = pd.DataFrame(rows, columns=list(ROW))[list(_COLUMNS)]
     table = table.sort_values(["due_ns", "index"], ignore_index=True)
     for name in (*STAMPS, *_LATER, *_COUNTS):
         table[name] = table[name].astype("Int64")
@@ -93,7 +71,7 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     table["measured"] &= ~table["superseded"]
     if (end_ns := cut_short_ns(table, plan)) is not None:
         table["measured"] &= table["due_ns"] < end_ns
-    return table, generators
+    return table, [_generator(file) for file in files]
 
 
 def _settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:
@@ -125,31 +103,6 @@ def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
         return None
     given_up = requests.loc[requests["outcome"] == "aborted", "due_ns"] if shortened.in_flight == "aborted" else []
     return min([shortened.at_ns, *(int(due) for due in given_up)])
-
-
-def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
-    """What one record says of an attempt, by the names of the table's columns."""
-    answer = parse_answer(record)
-    outcome = outcome_of(record, answer)
-    arrived = answer.token_ns if len(answer.token_ns) else None
-    return {
-        **columns(record),
-        "first_token_ns": None if arrived is None else int(arrived[0]),
-        "first_text_ns": answer.first_text_ns or None,
-        "last_token_ns": None if arrived is None else int(arrived[-1]),
-        "prompt_tokens": answer.prompt_tokens,
-        "output_tokens": answer.output_tokens,
-        "cached_tokens": answer.cached_tokens,
-        "outcome": outcome.name.lower(),
-        "error": record.error or answer.error or (_NO_TOKEN if outcome is Outcome.WRONG_LENGTH else ""),
-        "finish_reason": answer.finish_reason,
-        "counted": answer.counted,
-        "token_ns": None if arrived is None else arrived,
-        "chunk_tokens": answer.chunk_tokens,
-        "censored_ns": None if outcome is Outcome.OK else max((record.end_ns or 0) - record.due_ns, timeout_ns),
-        "engine_metrics": answer.request_metrics,
-        "receive_wait_ns": record.chunk_wait_ns.copy() if len(record.chunk_wait_ns) else None,  # not all of the record
-    }
 
 
 def _generator(file: RecordFile) -> GeneratorFile:
@@ -223,7 +176,10 @@ def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[s
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
     """With texts in place of categories."""
-    return table.astype({name: "str" for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)})
+    kinds = {name: kind for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)}
+    texts = {name: pd.array(kind.categories, "str").take(table[name].cat.codes.to_numpy(), allow_fill=True)
+             for name, kind in kinds.items()}  # fmt: skip
+    return table.assign(**texts)
 
 
 def _schema(table: pd.DataFrame, about: Mapping[str, str] | None) -> pa.Schema:

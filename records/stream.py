@@ -160,25 +160,30 @@ def _read_alike(reading: _Reading, like: dict[str, Any], blocks: list[bytes], st
     """
     block = blocks[at]
     key = _TEXT_KEY.search(block)
-    if key is None or not _is_text_alone(like, (key[1] or key[2]).decode()) or block.count(key[0]) > 1:
+    if key is None:
         return 0
     head, (text, quote, tail) = block[: key.end()], block[key.end() :].partition(b'"')
+    if at + 1 >= len(blocks) or not blocks[at + 1].startswith(head):
+        return 0
+    if not _is_text_alone(like, (key[1] or key[2]).decode()) or block.count(key[0]) > 1:
+        return 0
     usage = like["usage"] if isinstance(like.get("usage"), dict) else {}
     total = _whole(usage.get("completion_tokens"))
     if b"\\" in text or (total or 0) + len(blocks) > _MOST_TOKENS:
         return 0
     counts = {name: usage[name] for name in _GROWING if _whole(usage.get(name)) is not None}
-    tails = _tails(quote + tail, tuple(counts.items()), -(-(len(blocks) - at) // 64) * 64)
+    tails = _tails(quote + tail, tuple(counts.items()), -(-(len(blocks) - at) // 8) * 8)
     texts = []
+    begins = len(head)
     for other, its_tail in zip(itertools.islice(blocks, at + 1, None), tails, strict=False):
-        if not (other.startswith(head) and other.endswith(its_tail)) or len(other) < len(head) + len(its_tail):
+        if not (other.startswith(head) and other.endswith(its_tail, begins)):
             break
-        texts.append(other[len(head) : -len(its_tail)])
+        texts.append(other[begins : -len(its_tail)])
     lengths = _lengths(texts)
     n = len(lengths)
     if not n:
         return 0
-    content = [length > 0 for length in lengths]
+    content = list(map(bool, lengths))
     came = stamps[at + 1 : at + 1 + n]
     reading.text_chars += sum(lengths)
     if not reading.first_text_ns and any(content):
@@ -386,18 +391,26 @@ def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:
     tokens to one chunk. Of several choices, each may have a total of its own: then these add up to the ``whole``, which
     is the last usage.
     """
-    totals, choices = np.array(pieces.totals, np.int64), np.array(pieces.choices, np.int64)
-    ids, content = np.array(pieces.ids, np.int64), np.array(pieces.content, np.bool_)
-    of_choices = [choices == choice for choice in np.unique(choices)] if len(set(pieces.choices)) > 1 else []
-    most = sum(max(int(totals[own].max()), 0) for own in of_choices)
-    new = np.zeros(len(totals), np.int64)
-    for own in of_choices if of_choices and most == whole else [np.ones(len(totals), np.bool_)]:
-        new[own] = np.diff(np.maximum.accumulate(np.maximum(totals[own], 0)), prepend=0)
+    totals, content = np.array(pieces.totals, np.int64), np.array(pieces.content, np.bool_)
+    new = _grown(totals)
+    if len(set(pieces.choices)) > 1:
+        choices = np.array(pieces.choices, np.int64)
+        of_choices = [choices == choice for choice in np.unique(choices)]
+        if sum(max(int(totals[own].max()), 0) for own in of_choices) == whole:
+            for own in of_choices:
+                new[own] = _grown(totals[own])
     if new.any() and (not content.any() or _running(totals[content], new[content])):
         return "usage", new
-    if ids.any() and ids[content].all():
+    if any(pieces.ids) and (ids := np.array(pieces.ids, np.int64))[content].all():
         return "token_ids", ids
     return "unmeasured", content.astype(np.int64)
+
+
+def _grown(totals: Ints) -> Ints:
+    """By how much each exceeds all before it, 0 at least."""
+    most = np.maximum.accumulate(np.maximum(totals, 0))
+    most[1:] -= most[:-1].copy()
+    return most
 
 
 def _running(totals: Ints, new: Ints) -> bool:

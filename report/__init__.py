@@ -10,17 +10,15 @@ from gapmeter.records import RunFolder
 
 
 def write_result(folder: RunFolder, result: RunResult) -> RunResult:
-    """Everything that is made of a result, into its folder: summary.json, verdict.json, the trace, the page.
+    """Everything that is made of a result, into its folder: summary.json, verdict.json, the page.
 
     Returns the result with its words. Raises OSError.
     """
-    from gapmeter.report.export.perfetto import write_trace  # they read tables, which takes a second to import
-    from gapmeter.report.run import words_of
+    from gapmeter.report.run import words_of  # it reads tables, which takes a second to import
 
     told = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
     told.write(folder.path)
     told.verdict_file.write(folder.path)
-    write_trace(folder)
     write_report(folder)
     return told
 

@@ -28,6 +28,7 @@ from gapmeter.report.document import (
     MARKDOWN,
     PAGE,
     TERMINAL,
+    Code,
     Document,
     Facts,
     Figure,
@@ -54,7 +55,6 @@ _FILES = {
     "gaps.parquet": "one row a token gap: every stage",
     "timeline.parquet": "whose nanoseconds each stretch of a wait was",
     "steps.parquet": "one row a step of the engine",
-    "trace.json.gz": "open it in Perfetto",
     "hdr": "HdrHistogram V2 logs",
     "requests": "what the load generator recorded",
     "probe": "what the server's processes recorded",
@@ -243,7 +243,8 @@ def _regression(found: Regression) -> Section:
 
 def _repeat(manifest: Manifest, folder: Path) -> Section:
     """How to run it again, and what it ran on."""
-    links = Facts([(Name(name, quote(name)), words) for name, words in _FILES.items() if (folder / name).exists()])
+    files = [(Name(name, quote(name)), words) for name, words in _FILES.items() if (folder / name).exists()]
+    links = Facts([*files, ("a trace for Perfetto", Code("gapmeter export RUN --perfetto trace.json.gz"))])
     where: list[doc.Block] = [doc.Heading("Where and with what"), Facts(_where_it_ran(manifest))]
     command, *folded = reproduce(manifest)
     blocks = [command, doc.Columns([where, [doc.Heading("Files of this run"), links]]), *folded]

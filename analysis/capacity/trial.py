@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID, UNDECIDED, Side, TrialVerdict
@@ -280,7 +280,7 @@ def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) 
     if not deviation:
         return 1.0
     t = (float(spans.mean()) - size * 1e9 / rate) / (deviation / math.sqrt(batches))
-    return float(stats.t.sf(t, batches - 1))
+    return float(special.stdtr(batches - 1, -t))
 
 
 def level_of(values: Floats, percentile: float, limit: float, n_eff: float | None = None) -> tuple[float, float] | None:
@@ -324,7 +324,7 @@ def served_by(due_ns: Floats, done_ns: Floats) -> Served | None:
     error = float(spans.std(ddof=1) / spans.mean() / math.sqrt(len(spans)))
     took, third = done_ns[known] - due, len(due) // 3
     rise = (took[-third:].mean() - took[:third].mean()) / (due[-third:].mean() - due[:third].mean())
-    in_line = float(stats.spearmanr(due, took).statistic) if np.ptp(took) else 0.0
+    in_line = float(np.corrcoef(dependence.ranks_of(due), dependence.ranks_of(took))[0, 1]) if np.ptp(took) else 0.0
     rate = 1e9 * (len(middle) - 1) / float(middle[-1] - middle[0])
     return Served(rate, error, rise > _GROWS and in_line > _IN_LINE)
 
@@ -356,7 +356,7 @@ def worth(values: Floats, percentile: float) -> float:
     at = {level: float(ordered[nearest_rank(level, len(values)) - 1]) for level in (*levels, 75.0)}
     worths = [dependence.exceedances(values, at[level], None).plain() for level in levels]
     ranked = np.maximum(values, at[75.0]) if percentile >= 95 else values
-    tau = dependence.autocorrelation_time(stats.rankdata(ranked))
+    tau = dependence.autocorrelation_time(dependence.ranks_of(ranked))
     return max(1.0, _UNSURE * min(*worths, len(values) / tau))
 
 

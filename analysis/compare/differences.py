@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_ns, why_refused
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
-from gapmeter.analysis.stats.bootstrap import binned, harrell_davis, pooled_harrell_davis
+from gapmeter.analysis.stats.bootstrap import harrell_davis, pooled_harrell_davis
 from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of
 
@@ -191,9 +192,20 @@ def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]
     firsts = np.cumsum([0, *(run.count for run in runs)])
     pooled = np.concatenate([run.gaps_at_least_ns() for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
-    values, table = binned(pooled, owner, int(firsts[-1]))
+    values, table = _binned(pooled, owner, int(firsts[-1]))
     tables = [table[low:high] for low, high in itertools.pairwise(firsts)]
     return values, [tables[: len(sides[0])], tables[len(sides[0]) :]]
+
+
+def _binned(values: Floats, owner: Ints, owners: int) -> tuple[Floats, sparse.csr_array]:
+    """Pooled values rounded to four significant digits, and how many each owner has of each.
+
+    Returns the distinct values in order, shape (k,), and a sparse matrix (owners, k).
+    """
+    size = 10.0 ** (np.floor(np.log10(np.maximum(values, 1.0))) - 3)
+    kept, column = np.unique(np.round(values / size) * size, return_inverse=True)
+    ones = np.ones(len(values))
+    return kept, sparse.csr_array((ones, (owner, column)), shape=(owners, max(len(kept), 1)))
 
 
 RESAMPLES = 1000

@@ -100,16 +100,17 @@ def sweep(
     """
     parts = []
     hidden = np.zeros(events, dtype=np.int64)
-    for event, start, length, owner, running in _moments(intervals, events, classes):
+    beneath = np.isin(np.arange(classes), () if under is None else under)
+    for event, start, length, owner, covers in _moments(intervals, events, classes, beneath):
         end = start + length
         new = (np.diff(event, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
         new[1:] |= start[1:] > end[:-1]
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(event)) - 1
         parts.append(Intervals(event[first], start[first], end[last], owner[first]))
-        if over is not None and under is not None:
-            covers = np.isin(owner, over) & running[:, under].any(axis=1)
-            np.add.at(hidden, event[covers], length[covers])
+        if over is not None:
+            hid = np.isin(owner, over) & covers
+            hidden += np.bincount(event[hid], length[hid], events).astype(np.int64)
     return Intervals.join(parts), hidden
 
 
@@ -132,10 +133,12 @@ def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
     return Intervals(whole.event[order], whole.start[order], whole.end[order], whole.cls[order])
 
 
-def _moments(intervals: Intervals, events: int, classes: int) -> Iterator[tuple[Ints, Ints, Ints, Ints, Bools]]:
+def _moments(
+    intervals: Intervals, events: int, classes: int, beneath: Bools
+) -> Iterator[tuple[Ints, Ints, Ints, Ints, Bools]]:
     """Stretches between two neighboring ends of an event's intervals in which something was active.
 
-    Each stretch's event, start, length, the class that owns it, and, shape (stretches, classes), those active in it.
+    Each stretch's event, start, length, the class that owns it, and whether a class of ``beneath`` was active in it.
     They come in order, whole events at a time, as many as fit into memory.
     """
     by_event = np.argsort(intervals.event, kind="stable")
@@ -149,15 +152,24 @@ def _moments(intervals: Intervals, events: int, classes: int) -> Iterator[tuple[
             continue
         event = np.concatenate([intervals.event[rows]] * 2)
         time = np.concatenate([intervals.start[rows], intervals.end[rows]])
-        cls = np.concatenate([intervals.cls[rows]] * 2)
         order = np.lexsort((time, event))
-        event, time, cls = event[order], time[order], cls[order]
-        active = np.zeros((len(order), classes), dtype=np.int16)
-        active[np.arange(len(order)), cls] = np.where(order < len(rows), 1, -1)
-        np.cumsum(active, axis=0, out=active)
+        event, time, step = event[order], time[order], np.where(order < len(rows), 1, -1)
+        cls = intervals.cls[rows][order % len(rows)].astype(np.int16)
+        # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
+        place = np.argsort(cls, kind="stable")
+        active = np.flatnonzero(np.cumsum(step[place]) > 0)
+        since, until, whose = place[active], place[active + 1], cls[place[active]]
+        owner, covers = np.full(len(order), classes), np.zeros(len(order), np.bool_)
+        bounded = np.searchsorted(whose, np.arange(classes + 1))
+        for one in range(classes - 1, -1, -1):  # the first has the last word
+            mine = slice(bounded[one], bounded[one + 1])
+            row, nth = each_of(until[mine] - since[mine])
+            at = since[mine][row] + nth
+            owner[at] = one
+            if beneath[one]:
+                covers[at] = True
         length = np.diff(time, append=time[-1])
         length[:-1][np.diff(event) != 0] = 0
-        running = active > 0
-        kept = running.any(axis=1) & (length > 0)
+        kept = (owner < classes) & (length > 0)
         if kept.any():
-            yield event[kept], time[kept], length[kept], np.argmax(running, axis=1)[kept], running[kept]
+            yield event[kept], time[kept], length[kept], owner[kept], covers[kept]

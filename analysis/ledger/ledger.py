@@ -139,12 +139,13 @@ def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools) -> pd.D
     causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
     shares = share_out(trace, causes, sweep(causes.intervals, len(events), len(CLASSES))[0])
     owned = with_holes(shares.rows, events.start, events.end)
-    stages, kinds = np.array([*(s.name for s in STAGES), UNEXPLAINED]), np.array(["measured", "transit", UNEXPLAINED])
+    stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
+    named, names = owned.cls >= 0, pd.Index(requests["request_id"].to_numpy()[rows])
     return pd.DataFrame(
         {
-            "request_id": requests["request_id"].to_numpy()[rows][owned.event],
-            "stage": stages[np.where(owned.cls >= 0, owned.cls // 2, -1)],
-            "kind": kinds[np.where(owned.cls >= 0, owned.cls % 2, -1)],
+            "request_id": pd.Categorical.from_codes(owned.event, names),
+            "stage": pd.Categorical.from_codes(np.where(named, owned.cls // 2, len(stages) - 1), stages),
+            "kind": pd.Categorical.from_codes(np.where(named, owned.cls % 2, len(kinds) - 1), kinds),
             "start_ns": owned.start,
             "end_ns": owned.end,
         }

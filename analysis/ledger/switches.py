@@ -47,7 +47,8 @@ def read_watched(folder: Path) -> Watched | None:
     parts = [part for path in sorted(folder.glob("switches-*.bin")) if len(part := _records(path))]
     if not parts:
         return None
-    runs = np.sort(np.concatenate([_runs(part) for part in parts]), order="start")
+    runs = np.concatenate([_runs(part) for part in parts])
+    runs = runs[np.argsort(runs["start"], kind="stable")]
     holes = [_holes(part) for part in parts]
     lost = union(*(np.concatenate(side) for side in zip(*holes, strict=True)))
     if not len(runs) or (lost[1] - lost[0]).sum() > _MOST_LOST * (runs["end"].max() - runs["start"].min()):

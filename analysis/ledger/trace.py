@@ -157,7 +157,7 @@ def read_trace(
     notes = [note for file in files for note in file.notes]
     return Trace(
         request_spans=tables["request_spans"],
-        step_spans=np.sort(tables["step_spans"], order="start"),
+        step_spans=tables["step_spans"][np.argsort(tables["step_spans"]["start"], kind="stable")],
         process_spans={
             f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= _FIRST_PROCESS_CODE]
             for f in files

@@ -198,9 +198,10 @@ def own_itl_p99_ns(requests: pd.DataFrame) -> Floats:
     row, gap_ns = whose[later], at_ns[later] - at_ns[later - 1]
     first = np.flatnonzero(np.diff(row, prepend=-1))
     counts = np.diff(first, append=len(row))
-    ranks = np.array([nearest_rank(99, count) - 1 for count in counts.tolist()], np.int64)
     own = np.full(len(requests), np.nan)
-    own[row[first]] = gap_ns[np.lexsort((gap_ns, row))][first + ranks]
+    for count in np.unique(counts).tolist():
+        begin, rank = first[counts == count], nearest_rank(99, count) - 1
+        own[row[begin]] = np.partition(gap_ns[begin[:, None] + np.arange(count)], rank, axis=1)[:, rank]
     return own
 
 

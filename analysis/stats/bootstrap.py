@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, sparse, special
+from scipy import special
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.stats.dependence import autocorrelation_time
@@ -101,8 +101,8 @@ def block_length(series: Floats) -> float:
     centred = series - series.mean() if n else series
     if n < 16 or not centred.any():
         return 1.0
-    spectrum = fft.rfft(centred, fft.next_fast_len(2 * n, real=True))
-    covariance = fft.irfft(np.abs(spectrum) ** 2)[:n] / n
+    spectrum = np.fft.rfft(centred, 1 << (2 * n - 1).bit_length())
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2)[:n] / n
     look = max(5, math.ceil(math.sqrt(math.log10(n))))
     most = min(n - 1, math.ceil(math.sqrt(n)) + look)
     small = np.abs(covariance[1 : most + 1] / covariance[0]) < 2 * math.sqrt(math.log10(n) / n)
@@ -200,14 +200,3 @@ def _beta_table(p: float, n: float) -> tuple[Floats, Floats]:
     width = _KERNEL_WIDTHS * math.sqrt(p * (1 - p) / n)
     at = np.linspace(max(p - width, 0.0), min(p + width, 1.0), int(1000 * _KERNEL_WIDTHS) + 1)
     return at, np.asarray(special.betainc(p * (n + 1), (1 - p) * (n + 1), at), dtype=np.float64)
-
-
-def binned(values: Floats, owner: Ints, owners: int) -> tuple[Floats, sparse.csr_array]:
-    """Pooled values rounded to four significant digits, and how many each owner has of each.
-
-    Returns the distinct values in order, shape (k,), and a sparse matrix (owners, k).
-    """
-    size = 10.0 ** (np.floor(np.log10(np.maximum(values, 1.0))) - 3)
-    kept, column = np.unique(np.round(values / size) * size, return_inverse=True)
-    ones = np.ones(len(values))
-    return kept, sparse.csr_array((ones, (owner, column)), shape=(owners, max(len(kept), 1)))

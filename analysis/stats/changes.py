@@ -98,7 +98,7 @@ def strongest_change(logs: Floats) -> tuple[int, float, bool] | None:
     noise = float(np.median(np.abs(np.diff(means)))) / 0.954  # the median of |difference| of two normals
     if noise <= 0:
         return None
-    cuts = _pelt(means / noise, _PENALTY * math.log(m))
+    cuts = least_squares_cuts(means / noise, _PENALTY * math.log(m))
     if not cuts:
         return None
     cut = max(cuts, key=lambda at: at * (m - at) * (means[at:].mean() - means[:at].mean()) ** 2)
@@ -109,12 +109,22 @@ def strongest_change(logs: Floats) -> tuple[int, float, bool] | None:
     return cut * width, math.exp(step), certain
 
 
-def _pelt(values: Floats, penalty: float) -> list[int]:
-    """Exact PELT with the linear kernel, which is cost l2; in ruptures' C code, whose import takes a while."""
-    import ruptures
-
-    found = ruptures.KernelCPD(kernel="linear", min_size=2).fit(values.reshape(-1, 1)).predict(pen=penalty)
-    return [int(end) for end in found[:-1]]
+def least_squares_cuts(values: Floats, penalty: float) -> list[int]:
+    """Where to cut so that the squares about the pieces' means, and a penalty a cut, add up to least; pieces of two."""
+    sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (values, values**2))
+    count = len(values)
+    least, since = np.full(count + 1, np.inf), np.zeros(count + 1, np.int64)
+    least[0] = -penalty
+    for end in range(2, count + 1):
+        start = np.arange(end - 1)
+        spread = squares[end] - squares[start] - (sums[end] - sums[start]) ** 2 / (end - start)
+        whole = least[start] + spread + penalty
+        since[end] = np.argmin(whole)
+        least[end] = whole[since[end]]
+    cuts = []
+    while count := int(since[count]):
+        cuts.append(count)
+    return cuts[::-1]
 
 
 def slope_of(level: Floats, seconds: Floats, arrivals: float) -> Slope:

@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable
 
-from scipy import optimize, special
+from scipy import special
 
 from gapmeter.analysis.stats.dependence import later
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
@@ -64,18 +64,26 @@ def decisive_counts(n_eff: float, share: float) -> tuple[float | None, float | N
     None when even all do not. Each bound is one-sided at 97.5 %.
     """
 
-    def upper(k: float) -> float:
-        return float(special.betainc(k + 1, n_eff - k, share)) - (1 - TAIL)
-
-    def lower(k: float) -> float:
-        return float(special.betainc(k, n_eff - k + 1, share)) - TAIL
+    def at_least(k: float) -> float:
+        return float(special.betainc(k, n_eff - k + 1, share))
 
     tolerable = damning = None
-    if upper(0.0) >= 0:
-        tolerable = float(optimize.brentq(upper, 0.0, n_eff * (1 - 1e-12)))
-    if n_eff > 0 and lower(n_eff) <= 0:
-        damning = float(optimize.brentq(lower, 1e-12, n_eff))
+    if n_eff > 0 and at_least(1.0) >= 1 - TAIL:
+        tolerable = float(special.bdtrik(TAIL, n_eff, share))
+    if n_eff > 0 and at_least(n_eff) <= TAIL:
+        damning = (
+            1 + float(special.bdtrik(1 - TAIL, n_eff, share)) if at_least(1.0) >= TAIL else _less_than_one(at_least)
+        )
     return tolerable, damning
+
+
+def _less_than_one(at_least: Callable[[float], float]) -> float:
+    """So small a part of an exceedance that at least it has a chance of 2.5 %: ``bdtrik`` ends at a whole one."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_least(middle) > TAIL else (low, middle)
+    return high
 
 
 def interval_ranks(count: int, n_eff: float, percentile: float) -> tuple[int | None, int | None]:

@@ -16,9 +16,9 @@ from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
+from gapmeter.analysis.requests.attempts import request_row
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, Slo, TrialNote, TrialPlace
-from gapmeter.analysis.tables import request_row
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options
 from gapmeter.records import Outcome as Ending

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.results.manifest import SearchManifest, Slo, SweepManifest
 from gapmeter.errors import UserError, reason_of
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
+from gapmeter.runs.run import manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 from gapmeter.study.keys import Keys
 
@@ -164,6 +165,27 @@ def conclude(
         again = [("again", manifest.command)] if verbose else []
         show(run.brief(result, manifest), folder.path, f"exit={code} {why}", *again, details=verbose)
     return Conclusion(folder.path, result, code)
+
+
+def report_again(
+    path: Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
+) -> Conclusion[Any]:
+    """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
+
+    Raises UserError when it is no run's folder, or holds no requests.
+    """
+    manifest = manifest_of(path)
+    if isinstance(manifest, SearchManifest):
+        from gapmeter.study.capacity import report_capacity
+
+        return report_capacity(path, quiet=quiet)
+    if isinstance(manifest, SweepManifest):
+        from gapmeter.study.sweep import report_sweep
+
+        return report_sweep(path, quiet=quiet)
+    folder = RunFolder(path)
+    with unless_damaged(folder, manifest):
+        return conclude(folder, manifest, quiet=quiet, verbose=verbose, definitions=definitions)
 
 
 def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str], details: bool = False) -> None:

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pandas as pd
 
+from gapmeter.analysis.requests.attempts import request_row
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stats.exact import values_needed
-from gapmeter.analysis.tables import request_row
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario

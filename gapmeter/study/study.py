@@ -16,14 +16,12 @@ from typing import Any, Generic, TypeVar
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
-from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
-from gapmeter.runs.run import manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
-from gapmeter.study.conclusion import Conclusion, conclude
+from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.load import StopWhen
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import asks_for_model, resolve
@@ -172,24 +170,3 @@ def _run(
                 interrupted = conclusion.exit_code == errors.INTERRUPTED
         if page is not None and options.locust_page is not None and not interrupted:
             page.keep(options.locust_page.keep_ns, say)
-
-
-def report_again(
-    path: Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
-) -> Conclusion[Any]:
-    """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
-
-    Raises UserError when it is no run's folder, or holds no requests.
-    """
-    manifest = manifest_of(path)
-    if isinstance(manifest, SearchManifest):
-        from gapmeter.study.capacity import report_capacity
-
-        return report_capacity(path, quiet=quiet)
-    if isinstance(manifest, SweepManifest):
-        from gapmeter.study.sweep import report_sweep
-
-        return report_sweep(path, quiet=quiet)
-    folder = RunFolder(path)
-    with unless_damaged(folder, manifest):
-        return conclude(folder, manifest, quiet=quiet, verbose=verbose, definitions=definitions)

@@ -1,4 +1,4 @@
-"""``trace.json.gz``: a run in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A run in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 A track a request, in the order of due times, with its whole wait and, inside it, the stages that own it; a track for
 each part of the engine's steps; counters of what the engine had running and waiting; and arrows from the step that made
@@ -25,7 +25,6 @@ from gapmeter.records import RunFolder
 from gapmeter.report import marks
 from gapmeter.report.run_folder import Run, whole
 
-FILE = "trace.json.gz"
 _REQUESTS, _STEPS = 500, 20_000  # most that are shown
 REQUESTS, ENGINE = 1, 2  # process numbers: two groups of tracks
 _PARTS = (
@@ -37,13 +36,10 @@ _COUNTERS = {"running": "requests running", "waiting": "requests waiting", "free
 Event = dict[str, Any]
 
 
-def write_trace(folder: RunFolder, file: Path | None = None) -> None:
-    """Write the file, into the run's folder unless told otherwise.
-
-    Raises FileNotFoundError when the run has not been analysed, OSError.
-    """
+def write_trace(folder: RunFolder, file: Path) -> None:
+    """Write the file, packed by gzip. Raises FileNotFoundError when the run has not been analysed, OSError."""
     packed = json.dumps(trace(Run.read(folder)), separators=(",", ":"), allow_nan=False).encode()
-    (file or folder.path / FILE).write_bytes(gzip.compress(packed, compresslevel=3, mtime=0))
+    file.write_bytes(gzip.compress(packed, compresslevel=3, mtime=0))
 
 
 def trace(run: Run) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
+from gapmeter.analysis.requests.attempts import request_row
 from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.sweep.build import _throughput
 from gapmeter.analysis.sweep.read import Frames
-from gapmeter.analysis.tables import read_requests, request_row
+from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RunFolder
 from gapmeter.records.request import RequestRecord
 from tests.kit.loads import write_records

@@ -62,7 +62,9 @@ def test_what_is_no_analysed_run_is_not_opened(done: Done, tmp_path: Path, missi
 
 
 def events(run: Any) -> list[dict[str, Any]]:
-    document = json.loads(gzip.decompress((run.folder.path / "trace.json.gz").read_bytes()))
+    file = run.folder.path / "trace.json.gz"
+    assert list(run.export(perfetto=file)) == [str(file)]
+    document = json.loads(gzip.decompress(file.read_bytes()))
     assert document["displayTimeUnit"] in ("ms", "ns")
     assert set(FACTS) <= set(document["otherData"])
     return list(document["traceEvents"])

@@ -35,7 +35,7 @@ import pytest
 
 from gapmeter.analysis.results.schema import FOLDER
 from gapmeter.study.comparison import compare_runs
-from gapmeter.study.study import report_again
+from gapmeter.study.conclusion import report_again
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))

@@ -1,13 +1,15 @@
 """Where a well-kept library has the same method, ours gives its figures.
 
 Ours are kept since they take what the libraries do not (n_eff, a real number, in place of n; whole tables of resamples
-at once), and since ``arch`` and ``statsmodels`` are large for four short functions: they are installed for this alone.
+at once), and since ``arch`` and ``statsmodels`` are large for four short functions, as ``ruptures`` is for one:
+they are installed for this alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import ruptures
 from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.rates import confint_poisson
 
 from gapmeter.analysis.stats.bootstrap import block_length, draw, harrell_davis
+from gapmeter.analysis.stats.changes import least_squares_cuts
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import Difference, Spread, holm
 from gapmeter.analysis.stats.exact import interval_ranks, rate_bounds, share_bounds
@@ -114,3 +117,12 @@ def test_a_difference_has_scipys_interval_and_p() -> None:
     assert found.p == pytest.approx(theirs.pvalue)
     ends = theirs.confidence_interval(0.95)
     assert found.estimate.ends == pytest.approx((ends.low, ends.high))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(10, 200), st.integers(0, 4), st.sampled_from([10.0, 40.0, 80.0]))
+@settings(deadline=None, max_examples=100)
+def test_levels_change_where_ruptures_cuts(seed: int, count: int, levels: int, penalty: float) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1, count) + np.repeat(rng.normal(0, 5, levels + 1), count)[:: levels + 1]
+    theirs = ruptures.KernelCPD(kernel="linear", min_size=2).fit(values.reshape(-1, 1)).predict(pen=penalty)
+    assert least_squares_cuts(values, penalty) == theirs[:-1]
