@@ -127,7 +127,7 @@ def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityRe
 def analyse_trials(path: Path, manifest: SearchManifest, say: Callable[[str], None]) -> None:
     """All that a run's analysis finds, and its page, for each trial that has none: no search waits for that."""
     folders = [RunFolder(path / note.folder) for note in manifest.capacity.trials]
-    left = [folder for folder in folders if folder.requests.is_dir() and not folder.summary.exists()]
+    left = [folder for folder in folders if folder.requests.is_dir() and not folder.report.exists()]
     for number, folder in enumerate(left, 1):
         say(f"analysing trials: {number} of {len(left)}")
         with contextlib.suppress(UserError):  # nothing was recorded, as the search says
