@@ -105,7 +105,7 @@ class Asked:
     promises: tuple[Promise, ...]
     limits_ns: tuple[float, ...]
     warmup_s: float = 5.0
-    around_s: float = 4.0
+    around_s: float = 3.0
     drift: float = 0.0
 
 

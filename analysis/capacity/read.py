@@ -1,7 +1,8 @@
-"""A capacity search's folder as values: what was asked, and every trial from its run's folder, its requests counted."""
+"""A capacity search's folder as values: what was asked, and every trial from its run's records."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from gapmeter.analysis.capacity.trial import (
     Outcome,
     Promise,
     Trial,
+    bursts_of,
     chance_if_stable,
     find,
     level_of,
@@ -25,12 +27,15 @@ from gapmeter.analysis.capacity.trial import (
     served_by,
     worth,
     worth_of_clusters,
-    worth_of_slow,
 )
-from gapmeter.analysis.judge.lateness import ToldLateness, shortens
+from gapmeter.analysis.judge.evidence import Evidence, evidence_of
+from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
+from gapmeter.analysis.judge.validity import check_run
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.metrics import (
+    final,
     good_requests,
+    issued,
     limits_of,
     measured_requests,
     pooled_gaps,
@@ -38,11 +43,13 @@ from gapmeter.analysis.requests.metrics import (
     stamps_ns,
     succeeded,
 )
-from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.results import NotReadable, RunResult
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
-from gapmeter.analysis.results.manifest import SearchManifest, Slo, TrialNote
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest, Slo, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, Check
 from gapmeter.analysis.stats.series import share_of
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import RunFolder
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
@@ -73,48 +80,53 @@ def read_trials(folder: Path, manifest: SearchManifest) -> list[Measured]:
     promises = promises_of(manifest.slo)
     out = []
     for note in manifest.capacity.trials:
-        outcome, result = read_outcome(folder / note.folder, manifest.slo, note)
+        outcome, result = read_outcome(folder / note.folder, manifest.slo, note), None
         looks = plan_looks(promises, note.looks[-1], note.looks[0])
         finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
+        with contextlib.suppress(OSError, NotReadable):
+            result = RunResult.read(folder / note.folder)
         out.append(Measured(Trial(note.rate, outcome, finding), result))
     return out
 
 
-def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> tuple[Outcome, RunResult | None]:
-    """What came of one trial: counted anew from its table of requests, validity from its result."""
+def read_outcome(path: Path, slos: Sequence[Slo], note: TrialNote) -> Outcome:
+    """What came of one trial, by its records alone: a search cannot wait for the rest of a run's analysis."""
     try:
-        result = RunResult.read(path)
-        requests = pd.read_parquet(path / "requests.parquet")
+        manifest = Manifest.read(path)
+        requests, generators = read_requests(RunFolder(path), manifest.plan)
     except (OSError, ValueError):
-        nothing = Outcome(
+        return Outcome(
             tuple(Count(0.0, 0, 0.0) for _ in slos), 0, 0, note.seconds, good=0, good_n_eff=0.0,
             invalid=note.reason or "it could not be analysed", died=note.died or "", interrupted=note.interrupted,
             name=note.folder,
         )  # fmt: skip
-        return nothing, None
+    return outcome_of(requests, evidence_of(manifest, generators, requests, ()), slos, note)
+
+
+def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], note: TrialNote) -> Outcome:
+    """What came of a trial by the table of all its requests, and whether it was a measurement."""
     measured = measured_requests(requests)
+    lateness = lateness_of(measured, evidence.client_loop_lag_ns)
+    invalid, client = validity(check_run(measured, evidence, lateness=lateness))
     if note.ended < len(note.looks):  # what came after the look that ended it is no part of its verdict
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
-    lateness = ToldLateness((result,))
     counts = count_all(slos, measured, note.rate)
     looks = plan_looks(promises_of(slos), note.looks[-1], note.looks[0])
-    invalid, client = validity(result.checks)
     if not invalid and len(measured):
         invalid = _late(slos, measured, note.rate, looks[min(note.ended, len(looks)) - 1], lateness)
         client = bool(invalid)
     took = request_values_ns(measured, "e2e")
     known = bool(len(took)) and not np.isnan(took).any()  # one that failed may have stayed long, or not at all
     due = stamps_ns(measured, "due_ns").astype(float)
-    outcome = Outcome(
+    return Outcome(
         tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)),
-        result.counts.issued, len(measured), note.seconds,
+        int(issued(final(requests)).sum()), len(measured), note.seconds,
         good=good, good_n_eff=worth, looks=note.ended, served=served_by(due, due + took) if known else None,
         in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder,
     )  # fmt: skip
-    return outcome, result
 
 
 def validity(checks: Sequence[Check]) -> tuple[str, bool]:
@@ -128,13 +140,13 @@ def validity(checks: Sequence[Check]) -> tuple[str, bool]:
     return "", False
 
 
-def _kept(count: Count, slo: Slo, lateness: ToldLateness) -> Count:
+def _kept(count: Count, slo: Slo, lateness: Lateness) -> Count:
     """Without the percentile of a figure that is refused: the curve must not run through it."""
     is_refused = slo.percentile is not None and lateness.refused_ns(slo.metric, slo.percentile) is not None
     return replace(count, log_level=None) if is_refused else count
 
 
-def _late(slos: Sequence[Slo], requests: pd.DataFrame, rate: float, look: Look, lateness: ToldLateness) -> str:
+def _late(slos: Sequence[Slo], requests: pd.DataFrame, rate: float, look: Look, lateness: Lateness) -> str:
     """Why a trial's finding may be the load tester's own lateness, as of a run's SLOs (``judge.verdict``); "" if not.
 
     What fails, or leans to it on a refused figure, must do so without it; what holds must hold in spite of it.
@@ -183,12 +195,10 @@ def count_values(values: Floats, due_ns: Floats, limit_ns: float, percentile: fl
     """What latencies from due times on, ns, say about a limit; in the order of their due times, infinite: never."""
     if not len(values):
         return Count(0.0, 0, 0.0)
-    over, n_eff = float((values > limit_ns).sum()), worth(values, percentile)
     return Count(
-        over, len(values), n_eff, float((values > limit_ns / 2).sum()),
-        chance_if_stable(values, due_ns, limit_ns, rate),
-        min(n_eff, worth_of_slow(values, limit_ns)) if over else None,
-        level_of(values, percentile, limit_ns),
+        float((values > limit_ns).sum()), len(values), worth(values, percentile),
+        float((values > limit_ns / 2).sum()), chance_if_stable(values, due_ns, limit_ns, rate),
+        bursts_of(values, limit_ns), level_of(values, percentile, limit_ns),
     )  # fmt: skip
 
 
@@ -203,7 +213,8 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
 def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     failed = ~succeeded(requests)
     if slo.metric == "errors":
-        return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0)
+        bursts = bursts_of(failed.astype(float), 0.0)
+        return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0, bursts=bursts)
     limit, percentile = float(slo.limit_ns or 0), slo.percentile or 0.0
     if slo.metric == "itl":
         gaps, clusters = pooled_gaps(requests, ~failed, failures=True)
@@ -211,11 +222,18 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
             return Count(0.0, 0, 0.0)
         over, half = ((gaps > each).sum() for each in (limit, limit / 2))
         n_eff = worth_of_clusters(gaps, clusters)
-        return Count(float(over), len(gaps), n_eff, float(half), log_level=level_of(gaps, percentile, limit, n_eff))
+        longest = pd.Series(gaps).groupby(clusters[0]).max().to_numpy()  # of each request
+        return Count(
+            float(over), len(gaps), n_eff, float(half), bursts=bursts_of(longest, limit),
+            log_level=level_of(gaps, percentile, limit, n_eff),
+        )  # fmt: skip
     values = np.where(failed, np.inf, request_values_ns(requests, slo.metric))
     known = ~np.isnan(values)
     if slo.metric == "tpot":
-        over, n_eff = float((values[known] > limit).sum()), worth(values[known], percentile)
-        return Count(over, int(known.sum()), n_eff, log_level=level_of(values[known], percentile, limit))
+        values = values[known]
+        return Count(
+            float((values > limit).sum()), len(values), worth(values, percentile), bursts=bursts_of(values, limit),
+            log_level=level_of(values, percentile, limit),
+        )  # fmt: skip
     count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them

@@ -2,16 +2,17 @@
 
 What it says is honest although it stops when it likes the answer.
 
-"p99 <= limit" says that at most 1 % of values exceed the limit. Exact binomial p-values tell how likely the
-exceedances found are if the opposite were true, with n_eff in place of n, since neighbors in a queue are alike. All
-promises hold only if each does, so the weakest counts (an intersection-union test, Berger 1982); one that fails
-suffices, so the strongest counts, times the number of promises (Bonferroni).
+"p99 <= limit" says that at most 1 % of values exceed the limit. How likely are the exceedances found if the opposite
+were true? Few of them: an exact binomial p-value, with n_eff in place of n, since neighbors in a queue are alike. Many:
+by the bursts that they came in (``chance_of_such_bursts``); n_eff would know how alike they are in this trial, not in
+one that keeps the promise. All promises hold only if each does, so the weakest counts (an intersection-union test,
+Berger 1982); one that fails suffices, so the strongest counts, times the number of promises (Bonferroni).
 
 *Far below the limit* less is needed (stats.exact). This way is given a quarter of the trial's chance to be
 wrong, the plain one the rest.
 
 *A queue that grows.* A server that completes requests more slowly than they are asked for has no steady state, and once
-its latest values are beyond the limit they stay there (``chance_if_stable``). This has a tenth of the chance.
+its latest values are beyond the limit they stay there (``chance_if_stable``). This has two fifths of the chance.
 
 *Optional stopping.* A trial that is looked at often and stopped when it looks decided would be wrong more often than a
 single test. The looks are therefore fixed before it starts, and each has a share of the chance to be wrong: its
@@ -40,7 +41,6 @@ from gapmeter.analysis.stats.exact import (
     HALF_TIMES,
     chance_far_below,
     chance_of_so_few,
-    chance_of_so_many,
     far_applies,
 )
 from gapmeter.analysis.stats.hdr import nearest_rank
@@ -63,7 +63,7 @@ class Count:
     """What a trial says about one promise: ``over`` of ``count`` values exceed its limit; worth ``n_eff`` values.
 
     ``over_half`` exceed half of the limit (None: not asked). ``stable``: how likely a queue that does not grow is to
-    complete requests so slowly. ``n_eff_over``: what they are worth as evidence of failing (None: ``n_eff``).
+    complete requests so slowly. ``bursts``: in how many the exceedances came (None: each alone).
     ``log_level``: the logarithm of the percentile over its limit, with its standard error (None: it has none).
     """
 
@@ -72,7 +72,7 @@ class Count:
     n_eff: float
     over_half: float | None = None
     stable: float = 1.0
-    n_eff_over: float | None = None
+    bursts: int | None = None
     log_level: tuple[float, float] | None = None
 
 
@@ -176,10 +176,10 @@ _LATE = (1 / 4, 1 / 2, 1.0)  # the late looks, as shares of the longest
 _LATE_HOLD = (0.25, 0.25, 0.5)  # shares of the chance to claim wrongly that all holds
 _LATE_FAIL = (0.2, 0.2, 0.4)  # of the chance to claim wrongly that something fails; what is left, early
 _SIDE = 0.25  # of the chance of holding, for what is proven far below the limit
-_SIDE_GROWTH = 0.1  # of the chance of failing, for a queue that grows
+_SIDE_GROWTH = 0.4  # of the chance of failing, for a queue that grows
 _MOST_BATCHES, _FEWEST_BATCHES, _BATCH = 20, 5, 8
 _LATEST = 20  # of so many parts the last must be beyond the limit
-_FEW, _ENOUGH = 0.1 + 1e-9, 300  # a share allowed, and how many values: half of them beyond the limit is a fail
+_UNEVEN = 2.0  # how much longer some bursts are than others, beyond the exponential law
 _UNSURE = 0.7  # of n_eff: a trial that met few bursts thinks that they are shorter than they are
 _FEWEST_VALUES = 40  # for a percentile
 _GROWS, _IN_LINE = 0.1, 0.7  # seconds of latency a second, and how well their ranks agree: a queue that grows
@@ -252,15 +252,25 @@ def chance_if_broken(count: Count, share: float) -> float:
 
 
 def chance_if_kept(count: Count, share: float) -> float:
-    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise.
-
-    Half of three hundred values or more beyond the limit of a p90 or a higher one is no luck, however alike they are.
-    """
-    if share <= _FEW and count.count >= _ENOUGH and 2 * count.over > count.count:
-        return 0.0
-    n_eff = count.n_eff if count.n_eff_over is None else count.n_eff_over
-    plain = chance_of_so_many(count.over, count.count, n_eff, share)
+    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise."""
+    bursts = count.over if count.bursts is None else count.bursts
+    plain = chance_of_such_bursts(count.over, count.count, bursts, share)
     return min(1.0, plain / (1 - _SIDE_GROWTH), count.stable / _SIDE_GROWTH)
+
+
+def chance_of_such_bursts(over: float, count: int, bursts: float, share: float) -> float:
+    """P(so many of ``count`` values beyond a limit, in so many ``bursts``) if ``share`` of all were.
+
+    Bursts and the calm between them take turns. Were both exponential, their mean lengths over the true ones would be
+    F-distributed with twice as many degrees of freedom as there are bursts; some bursts are far longer than others, so
+    fewer count. A calm that was cut off counts as one burst more. Of a single burst that is nearly Markov's
+    inequality, which holds however requests hang together: a share of mean s exceeds x with a chance of s / x.
+    """
+    if not over or over <= share * count:
+        return 1.0
+    worth = max(1.0, bursts / (1 + _UNEVEN * (1 - bursts / over)))
+    calm = (count - over) / over + 1 / worth
+    return float(stats.f.cdf(share / (1 - share) * calm, 2 * worth, 2 * worth))
 
 
 def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) -> float:
@@ -370,14 +380,16 @@ def worth_of_clusters(values: Floats, clusters: Sequence[Ints]) -> float:
     return min(dependence.exceedances(values, one, grouping).plain() for one in at for grouping in clusters)
 
 
-def worth_of_slow(values: Floats, limit: float) -> float:
-    """How many independent values these are worth as evidence that too many exceed ``limit``.
+def bursts_of(values: Floats, limit: float) -> int:
+    """In how many bursts values exceed ``limit``: one ends where a value is no larger than the median of all.
 
-    One burst is one event, and a trial that begins in it sees little else: with Student's allowance for what so few
-    bursts cannot tell, of the indicator above the limit and of that above the median (dependence.py).
+    Where most exceed it, how often values swing from their lower quarter to their upper half: each tells as much.
     """
-    middle = float(np.sort(values)[nearest_rank(50.0, len(values)) - 1])
-    return min(dependence.exceedances(values, at, None).short() for at in (limit, middle))
+    ordered = np.sort(values)
+    quarter, middle = (float(ordered[nearest_rank(percentile, len(values)) - 1]) for percentile in (25.0, 50.0))
+    sides = (values > max(limit, middle)).astype(int) - (values <= (middle if middle <= limit else quarter))
+    sides = sides[sides != 0]
+    return int((np.diff(sides, prepend=-1) == 2).sum())
 
 
 def _log_ratio(chance: float, share: float) -> float:

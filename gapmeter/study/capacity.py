@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,16 +21,17 @@ from gapmeter.analysis.requests.attempts import request_row
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, Slo, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
-from gapmeter.options import Options
+from gapmeter.options import Options, tell
 from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
-from gapmeter.study.conclusion import Conclusion, describe, show, slos_of
+from gapmeter.study.conclusion import INTERRUPTED as STOPPED
+from gapmeter.study.conclusion import Conclusion, conclude, describe, show, slos_of
 from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
 from gapmeter.study.session import Session, Visit
-from gapmeter.study.study import Study, make_study_folder
+from gapmeter.study.study import Study, afresh, make_study_folder
 from gapmeter.study.study import resume as resume_study
 
 SEARCH = "capacity"
@@ -102,6 +104,7 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
 def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityResult]:
     """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
     manifest = SearchManifest.read(path)
+    analyse_trials(path, manifest, (lambda _: None) if quiet else tell)
     if manifest.capacity.ended is None:  # it was killed
         ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
         manifest = manifest.model_copy(update={"capacity": ended})
@@ -119,6 +122,16 @@ def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityRe
         why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
         show(capacity.document(result, manifest), path, f"exit={result.exit_code} {why}", *links)
     return Conclusion(path, result, result.exit_code)
+
+
+def analyse_trials(path: Path, manifest: SearchManifest, say: Callable[[str], None]) -> None:
+    """All that a run's analysis finds, and its page, for each trial that has none: no search waits for that."""
+    folders = [RunFolder(path / note.folder) for note in manifest.capacity.trials]
+    left = [folder for folder in folders if folder.requests.is_dir() and not folder.report.exists()]
+    for number, folder in enumerate(left, 1):
+        say(f"analysing trials: {number} of {len(left)}")
+        with contextlib.suppress(UserError):  # nothing was recorded, as the search says
+            conclude(folder, Manifest.read(folder.path), quiet=True)
 
 
 def analyse_search(folder: RunFolder) -> CapacityResult:
@@ -155,10 +168,11 @@ class Trials:
         began_s = time.monotonic()
         try:
             visit = Visit(scenario, number, path, command, capacity_of=of)
-            result = self.study.visit(self._session, visit, monitor.is_enough)
-            interrupted = result.exit_code == errors.INTERRUPTED
+            with afresh(visit):
+                ended_because = self._session.record(visit, monitor.is_enough).value.ended_because
+            interrupted = ended_because == STOPPED
             if not self._session.alive():
-                died = Manifest.read(path).ended_because or "the server ended"
+                died = ended_because or "the server ended"
         except UserError as error:
             reason = str(error)
             died = reason if error.exit_code == errors.UNREACHABLE else None
@@ -168,7 +182,7 @@ class Trials:
         )  # fmt: skip
         facts = self.study.manifest.capacity
         self.study.note(capacity=facts.model_copy(update={"trials": (*facts.trials, note)}))
-        return read_outcome(path, self._slos, note)[0]
+        return read_outcome(path, self._slos, note)
 
 
 class TrialMonitor:

@@ -113,10 +113,19 @@ class Session:
         self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False,
         begun: Callable[[Path], None] = lambda _: None,
     ) -> Conclusion[RunResult]:  # fmt: skip
-        """The same for one load of a study. ``begun`` is told the folder, ``show``: print the summary.
+        """The same for one load of a study; as ``record``. ``show``: print the summary."""
+        manifest = self.record(visit, stop_when, alone=alone, begun=begun)
+        with manifest.noting_early_end():
+            quiet = self.options.quiet or not show
+            return conclude(manifest.folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
 
-        ``alone``: the server is started for this load, and ended before it is analysed, so that its record files are
-        whole.
+    def record(
+        self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False,
+        begun: Callable[[Path], None] = lambda _: None,
+    ) -> OpenManifest:  # fmt: skip
+        """One load with all its records, not analysed. ``begun`` is told the folder.
+
+        ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
         """
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
@@ -130,8 +139,9 @@ class Session:
             begun(folder.path)
             with self.serving(folder, several=False) if alone else contextlib.nullcontext():
                 self._issue(visit.scenario, plan, manifest, stop_when)
-            quiet = self.options.quiet or not show
-            return conclude(folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
+            manifest.note(files=folder.hashes())
+            manifest.write()
+        return manifest
 
     def serves(self, scenario: Scenario) -> bool:
         """Whether this session's server is the one that a scenario asks for."""

@@ -22,7 +22,6 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion
-from gapmeter.study.load import StopWhen
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import asks_for_model, resolve
 from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
@@ -72,20 +71,22 @@ class Study(Generic[M]):
         """A server that is up for several visits. Raises UserError when it cannot be started."""
         return open_session(scenario, self.options, home=home, model_asked_for=self._model_asked_for)
 
-    def visit(self, session: Session, visit: Visit, stop_when: StopWhen | None = None) -> Conclusion[RunResult]:
-        """One load; what an earlier attempt left in its folder goes.
 
-        Raises KeyboardInterrupt when it was interrupted before it could be analysed, UserError as ``Session.visit``.
-        """
-        if visit.into is not None:
-            shutil.rmtree(visit.into, ignore_errors=True)
-            visit.into.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return session.visit(visit, stop_when)
-        except UserError as error:
-            if error.exit_code == errors.INTERRUPTED:
-                raise KeyboardInterrupt from error
-            raise
+@contextlib.contextmanager
+def afresh(visit: Visit) -> Iterator[None]:
+    """Around a load of a study: what an earlier attempt left in its folder goes.
+
+    Raises KeyboardInterrupt when it was interrupted before it could be read, UserError as ``Session.visit``.
+    """
+    if visit.into is not None:
+        shutil.rmtree(visit.into, ignore_errors=True)
+        visit.into.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except UserError as error:
+        if error.exit_code == errors.INTERRUPTED:
+            raise KeyboardInterrupt from error
+        raise
 
 
 def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:

@@ -27,7 +27,7 @@ from gapmeter.study.conclusion import Conclusion, describe, show
 from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
 from gapmeter.study.session import Session, Visit
-from gapmeter.study.study import Study, is_finished, make_study_folder, resume, server_key
+from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, resume, server_key
 
 SWEEP = "sweep"
 
@@ -151,7 +151,8 @@ class _Sweep:
         alone = Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
         visit = Visit(point.scenario, self.numbers[place], self.path(place), alone, sweep=of)
         try:
-            result = self.study.visit(session, visit)
+            with afresh(visit):
+                result = session.visit(visit)
         except UserError as error:
             self._note_failure(place, error)
             return

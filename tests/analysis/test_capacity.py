@@ -29,9 +29,10 @@ from gapmeter.analysis.capacity.trial import (
     Promise,
     Served,
     Trial,
+    bursts_of,
     chance_if_broken,
-    chance_if_kept,
     chance_if_stable,
+    chance_of_such_bursts,
     find,
     hopeless,
     level_of,
@@ -57,15 +58,38 @@ ONCE = Look(5000, 1.0, 1.0)
 
 
 @given(st.integers(1, 3000), st.floats(0, 1), st.floats(0.001, 0.5))
-def test_the_two_chances_are_the_binomial_tails(count: int, part: float, share: float) -> None:
+def test_the_chance_of_so_few_is_the_binomial_tail(count: int, part: float, share: float) -> None:
     over = round(part * count)
-    found = Count(over, count, count)
     law = stats.binom(count, share)
-    assert chance_if_broken(found, share) == pytest.approx(law.cdf(over) if over < count else 1.0, abs=1e-9)
-    kept = law.sf(over - 1) if over else 1.0
-    if share <= 0.1 and count >= 300 and 2 * over > count:
-        kept = 0.0  # half of them beyond: no luck
-    assert chance_if_kept(found, share) == pytest.approx(min(1.0, kept / 0.9), abs=1e-9)  # a tenth is for growth
+    expected = law.cdf(over) if over < count else 1.0
+    assert chance_if_broken(Count(over, count, count), share) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.integers(20, 3000), st.floats(0.02, 1), st.floats(0.001, 0.05))
+def test_one_burst_says_no_more_than_markov_s_inequality_and_more_bursts_say_more(
+    count: int, part: float, share: float
+) -> None:
+    over = math.ceil(part * count)
+    one, *more = (chance_of_such_bursts(over, count, bursts, share) for bursts in (1, 4, 8, 16))
+    if over >= 20 * share * count:
+        assert one == pytest.approx(share * count / over, rel=0.06)
+    if over > 4 * share * count and over >= 16:
+        assert [one, *more] == sorted([one, *more], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "bursts"),
+    [
+        ([1, 1, 1, 1], 0),
+        ([1, 9, 1, 1, 9, 9, 1, 1], 2),
+        ([9, 1, 1, 1, 1, 9], 2),
+        ([1, 1, 1, 9, 3, 9, 4, 9, 1, 1], 1),  # between them it does not recover
+        ([7, 8, 9, 9, 9, 8], 1),  # most exceed it, and they rise and fall once
+        ([9, 6, 9, 6, 9, 6, 9, 6], 4),
+    ],
+)
+def test_a_burst_lasts_until_a_request_is_as_quick_as_the_median(values: list[float], bursts: int) -> None:
+    assert bursts_of(np.array(values, float), 5.0) == bursts
 
 
 @given(st.integers(1, 100_000), st.sampled_from([(P99,), (P95,), (P99, P95)]))
@@ -177,10 +201,11 @@ def test_a_trial_that_cannot_be_decided_any_more_is_given_up() -> None:
     assert not hopeless((P99,), [clear], looks[-3], looks[-1])
 
 
-def test_nine_in_ten_beyond_a_p99_fail_at_once_however_alike_the_requests_are() -> None:
-    count = Count(279, 310, 2, n_eff_over=1)
-    look = plan_looks((P99,), 2000, 310)[0]
-    assert find((P99,), [count], look).verdict == FAILS
+@pytest.mark.parametrize(("bursts", "verdict"), [(1, UNDECIDED), (12, FAILS)])
+def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(bursts: int, verdict: str) -> None:
+    """A trial on a real server: 353 of 1,980 requests beyond the limit of a p99, worth 8 independent ones."""
+    look = plan_looks((P99,), 1980)[-1]
+    assert find((P99,), [Count(353, 1980, 8, bursts=bursts)], look).verdict == verdict
 
 
 def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
-from gapmeter.analysis.capacity.read import promises_of, read_outcome
+from gapmeter.analysis.capacity.read import outcome_of, promises_of
 from gapmeter.analysis.capacity.trial import Trial, find, plan_looks
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, floor_of
@@ -23,7 +21,6 @@ from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
 from gapmeter.report.trust import floor_sentence
 from tests.kit.results import manifest
-from tests.kit.results import result as made_of
 from tests.kit.runs import slo
 
 MS = 1_000_000
@@ -191,19 +188,16 @@ def test_a_limit_that_is_missed_by_less_than_the_lateness_is_not_judged() -> Non
 
 
 @pytest.mark.parametrize(("limit_ms", "verdict"), [(310, "fails"), (335, "invalid"), (400, "holds")])
-def test_a_trial_that_lateness_may_have_failed_is_no_measurement(tmp_path: Path, limit_ms: int, verdict: str) -> None:
+def test_a_trial_that_lateness_may_have_failed_is_no_measurement(limit_ms: int, verdict: str) -> None:
     """All are sent 30 ms late, which is too little to refuse 350 ms; at 335 ms they are beyond the limit by less."""
     requests = poisson_run(lag_ms=30)
     requests["first_token_ns"] = requests["sent_ns"] + np.resize([300 * MS, *[320 * MS] * 9], len(requests))
     requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
     slos = (slo("ttft", 99, limit_ms),)
-    figures = build_figures(requests, None, None, slos, POISSON)
-    made_of(figures).write(tmp_path)
-    requests.to_parquet(tmp_path / "requests.parquet")
     looks = plan_looks(promises_of(slos), len(requests), 20)
     counts = tuple(look.count for look in looks)
     note = TrialNote(rate=20.0, folder=".", looks=counts, ended=len(looks), from_ns=0, seconds=75.0)
-    outcome, _ = read_outcome(tmp_path, slos, note)
+    outcome = outcome_of(requests, POISSON, slos, note)
     found = find(promises_of(slos), outcome.counts, looks[-1])
     assert Trial(20.0, outcome, found).verdict == verdict
     assert outcome.client_limit is (verdict == "invalid")
