@@ -12,6 +12,10 @@ import warnings
 import zipfile
 from typing import Any
 
+from gapmeter_probe.records import HEAD, MAGIC
+
+from gapmeter.records.reader import frames
+
 # What stands where something else should; DEEP and LONG are written out when the text is made.
 _DEEP, _LONG = "\x00deep\x00", "\x00long\x00"
 _VALUES: tuple[Any, ...] = (
@@ -45,6 +49,8 @@ def _mutated_once(data: bytes, at: random.Random) -> bytes:
             return _tar(data, at)
         if data.startswith(b"PAR1"):
             return _parquet(data, at)
+        if data.startswith(MAGIC):
+            return _frame(data, at)
         head, gap, body = data.partition(b"\r\n\r\n")
         if gap and head.startswith(b"HTTP/1"):
             return _answer(head, body, at)
@@ -84,6 +90,23 @@ def _bytes(data: bytes, at: random.Random) -> bytes:
                 return data.decode().encode(at.choice(("utf-16", "utf-32", "latin-1", "utf-8-sig")))
             except UnicodeError:
                 return data[::-1]
+
+
+def _frame(data: bytes, at: random.Random) -> bytes:
+    """One frame of a record file gone, there again elsewhere, or with another number in its head."""
+    starts = [offset for offset, _ in frames(data)[0]]
+    frame, other = at.choice(starts), at.choice(starts)
+    end = frame + HEAD.unpack_from(data, frame)[0]
+    match at.randrange(8):
+        case 0:
+            return data[:frame] + data[end:]
+        case 1:
+            return data[:other] + data[frame:end] + data[other:]
+        case 2:
+            return data[:frame] + _bytes(data[frame:end], at) + data[end:]
+    size = at.choice((1, 2, 4, 8))
+    place = frame + at.randrange(0, min(end - frame, 160), size)
+    return data[:place] + struct.pack("<Q", at.choice(_WORDS))[:size] + data[place + size :]
 
 
 def _json(data: bytes, at: random.Random) -> bytes:

@@ -273,14 +273,14 @@ def _read_plan(data: bytes) -> None:
 COMMANDS = (
     "report {run}", "report {run} --definitions --verbose", "verify {run}", "explain {run} --group 'ttft_ms > 1'",
     "explain {run} --group 'prompt_tokens > 30' --metric e2e --json", "runs --runs {runs}", "runs --runs {runs} --json",
-    "archive {run} -o {tmp}/run.zip", "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom",
+    "sql 'SELECT * FROM runs' --runs {runs}", "sql 'SELECT * FROM requests' --runs {runs} --csv", "archive {run} -o {tmp}/run.zip", "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom",
     "export {run} --perfetto {tmp}/trace.json.gz", "compare {run} {whole} --runs {tmp}/compared",
     "compare {whole} {run} --force --json --runs {tmp}/compared",
 )  # fmt: skip
 
 
 def _folders() -> list[bytes]:
-    return [_packed(golden(key)) for key in ("attached", "failures")]
+    return [_packed(golden(key)) for key in ("attached", "failures", "simulated", "sweep", "capacity")]
 
 
 def _packed(run: Path) -> bytes:
