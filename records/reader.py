@@ -107,7 +107,8 @@ def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None
     """Read one file.
 
     With ``take``, the file is read block by block, and what ``blobs`` would hold goes there instead, one by one; it
-    raises ValueError for what is damaged. A process that was killed leaves no END mark; its records are read up to the last whole frame.
+    raises ValueError for what is damaged. A process that was killed leaves no END mark; its records are read up to the
+    last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)

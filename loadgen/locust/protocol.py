@@ -116,7 +116,7 @@ class Order:
     worker: Annotated[int, Field(ge=0)]
     workers: Annotated[int, Field(ge=1)]
     url: Annotated[str, AfterValidator(_address)]
-    generator: Literal["asyncio", "locust"]
+    generator: str
     digest: str
     port: Annotated[int, Field(ge=1, le=65_535)]
     token: Annotated[str, AfterValidator(_sendable)]

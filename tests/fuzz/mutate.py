@@ -1,4 +1,4 @@
-"""Valid examples made wrong in ways that bytes at random seldom are: in their structure, down to the parts of archives."""
+"""Valid examples made wrong as random bytes seldom are: in their structure, down to the files in archives."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from gapmeter.records.reader import frames
 _DEEP, _LONG = "\x00deep\x00", "\x00long\x00"
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53 + 1, -(2**63), 2**63, 2**64, 10**30, 10**400, 0.5, -0.0, 1e-320, 1e308,
-    float("nan"), float("inf"), float("-inf"), "", " ", "0", "-5", "1e999", "nan", "ä", "\ud800", "\x00", "\x1b[2J", "\u202e",
-    "../../x", "/dev/zero", "x" * 5_000, [], [[]], {}, {"": None}, [None], [0, 0], [-1, 1], {"a": 1}, _DEEP, _LONG,
+    float("nan"), float("inf"), float("-inf"), "", " ", "0", "-5", "1e999", "nan", "ä", "\ud800", "\x00", "\x1b[2J",
+    "\u202e", "../../x", "/dev/zero", "x" * 5_000, [], [[]], {}, {"": None}, [None], [0, 0], [-1, 1], {"a": 1}, _DEEP, _LONG,
 )  # fmt: skip
 _WORDS = (0, 1, 7, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 _PIECES = (
-    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc3", b"\r\n", b"\n\n", b"{", b"[" * 3_000, b'"', b"]", b"}", b",",
-    b": ", b"- ", b"&a ", b"*a", b"!!python/x ", b"? ", b"null", b"NaN", b"-1", b"9" * 5_000, b"1e999", b".inf", b"\t", b"#",
+    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc3", b"\r\n", b"\n\n", b"{", b"[" * 3_000, b'"', b"]", b"}",
+    b",", b": ", b"- ", b"&a ", b"*a", b"!!python/x ", b"? ", b"null", b"NaN", b"-1", b"9" * 5_000, b"1e999",
+    b".inf", b"\t", b"#",
 )  # fmt: skip
 
 
 def mutated(data: bytes, at: random.Random) -> bytes:
-    """The data with one to four things wrong: with its structure where it has one that is known, else with its bytes."""
+    """The data with one to four things wrong, in its structure where it has one that is known, else in its bytes."""
     for _ in range(at.choice((1, 1, 1, 2, 4))):
         data = _mutated_once(data, at)
     return data
 
 
 def _mutated_once(data: bytes, at: random.Random) -> bytes:
-    if at.random() < 0.2:
+    is_tar = data[257:262] == b"ustar"
+    if at.random() < (0.01 if is_tar else 0.2):
         return _bytes(data, at)
     try:
         if data.startswith(b"PK"):
             return _zip(data, at)
         if data.startswith(b"\x1f\x8b"):
             return gzip.compress(_mutated_once(gzip.decompress(data), at), 1, mtime=0)
-        if data[257:262] == b"ustar":
+        if is_tar:
             return _tar(data, at)
         if data.startswith(b"PAR1"):
             return _parquet(data, at)
@@ -125,7 +127,9 @@ def _changed(value: Any, at: random.Random) -> Any:
             case 0:
                 return {name: one for name, one in value.items() if name != key}
             case 1:
-                return {at.choice((f"{key}x", "", "\ud800")) if name == key else name: one for name, one in value.items()}
+                return {
+                    at.choice((f"{key}x", "", "\ud800")) if name == key else name: one for name, one in value.items()
+                }
             case 2:
                 return value | {key: at.choice(list(value.values()))}
         return value | {key: _changed(value[key], at)}
@@ -137,7 +141,7 @@ def _changed(value: Any, at: random.Random) -> Any:
             case 1:
                 return value[:place] * at.choice((2, 100))
             case 2:
-                return value[:place] + [at.choice(value), at.choice(_VALUES)] + value[place:]
+                return [*value[:place], at.choice(value), at.choice(_VALUES), *value[place:]]
         return [*value[:place], _changed(value[place], at), *value[place + 1 :]]
     if isinstance(value, int | float) and not isinstance(value, bool) and at.random() < 0.4:
         return at.choice((value + 1, -value, value * 1_000, value / 1_000, value * 10**9, str(value), [value]))
@@ -170,7 +174,7 @@ def _tar(data: bytes, at: random.Random) -> bytes:
         for name, content in _parts(parts, at):
             info = tarfile.TarInfo(name)
             info.size = len(content)
-            info.type = at.choice((tarfile.REGTYPE,) * 20 + (tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE))
+            info.type = at.choice((tarfile.REGTYPE,) * 500 + (tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE))
             tar.addfile(info, io.BytesIO(content))
     return made.getvalue()
 
@@ -179,13 +183,15 @@ def _parts(parts: list[tuple[str, bytes]], at: random.Random) -> list[tuple[str,
     """An archive's files with one of them gone, twice there, of another name, or mutated itself."""
     place = at.randrange(len(parts))
     name, content = parts[place]
-    match at.randrange(10):
+    match at.randrange(15):
         case 0:
             return parts[:place] + parts[place + 1 :]
         case 1:
             return [*parts, parts[place]]
         case 2:
-            other = at.choice((f"../{name}", f"/{name}", f"{name}/x", name.rpartition("/")[0] or "x", "x" * 300, "a\ud800b"))
+            other = at.choice(
+                (f"../{name}", f"/{name}", f"{name}/x", name.rpartition("/")[0] or "x", "x" * 300, "a\ud800b")
+            )
             return [*parts[:place], (other, content), *parts[place + 1 :]]
     return [*parts[:place], (name, _mutated_once(content, at)), *parts[place + 1 :]]
 

@@ -1,7 +1,7 @@
 """What strangers may send or hand over, and the code of ours that reads it first: one table, walked by two fuzzers.
 
-``make fuzz`` drives it with atheris, ``tests/test_fuzz.py`` with hypothesis. Whatever an input is, it ends in a value or in
-one of our errors, each a sentence, in bounded time and memory.
+``make fuzz`` drives it with atheris, ``tests/test_fuzz.py`` with hypothesis. Whatever an input is, it ends in a value
+or in one of our errors, each a sentence, in bounded time and memory.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import io
 import json
 import os
 import random
+import shlex
 import shutil
 import socket
 import tarfile
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any
 import msgpack
 
 from gapmeter.analysis.requests.definitions import chunks
-from gapmeter.analysis.results import Manifest, NotReadable
+from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.manifest import read_manifest
 from gapmeter.cli import main
 from gapmeter.errors import MEANING, OK, UserError
@@ -37,6 +38,7 @@ from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.loadgen.plan import NotPlan, Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.records import Outcome, RunFolder, read_records
+from gapmeter.records.folder import PARTS
 from gapmeter.records.reader import NotRecords
 from gapmeter.records.stream import events, parse_answer
 from gapmeter.runs.archive import archive, unpacked
@@ -52,43 +54,35 @@ _MOST_WORDS = 3_000  # of a sentence
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who reads it, valid examples of it, and how: ``read`` raises for what an input must not end in.
+    """Who reads it, and valid examples of it.
 
-    ``examples``: how many inputs a run of the tests tries. ``seconds``: what one may take at most.
+    ``errors``: ours, which an input may end in. ``seconds``: what one may take; ``examples``: how many the tests try.
     """
 
     seeds: Callable[[], list[bytes]]
-    read: Callable[[bytes], None]
+    read: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...] = ()
     examples: int = 300
     seconds: float = 10.0
 
-
-def ends_in(*errors: type[Exception]) -> Callable[[Callable[[bytes], object]], Callable[[bytes], None]]:
-    """A reader whose errors, if of these kinds, are fine as long as each is a sentence."""
-
-    def with_errors(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
-        @functools.wraps(read)
-        def one_input(data: bytes) -> None:
-            try:
-                read(data)
-            except errors as error:
-                assert 0 < len(str(error)) < _MOST_WORDS, str(error)[:_MOST_WORDS]
-                str(error).encode(errors="backslashreplace")
-
-        return one_input
-
-    return with_errors
+    def try_input(self, data: bytes) -> None:
+        """Raises whatever an input must not end in."""
+        try:
+            self.read(data)
+        except self.errors as error:
+            if not 0 < len(str(error)) < _MOST_WORDS:
+                raise AssertionError(f"no sentence: {str(error)[:_MOST_WORDS]}") from error
 
 
 @functools.cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    memory = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(prefix="gapmeter-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
+
+
 def _scratch() -> Path:
-    """A folder for the file that is read; in memory where there is such a place, gone with the process."""
-    kept = tempfile.TemporaryDirectory(prefix="gapmeter-fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    _KEPT.append(kept)
-    return Path(kept.name)
-
-
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+    """A folder for what is read; in memory where there is such a place, gone with the process."""
+    return Path(_kept().name)
 
 
 def _file(name: str, data: bytes) -> Path:
@@ -157,12 +151,14 @@ _attached = functools.cache(
 
 def _models() -> list[bytes]:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
-    listed = {"object": "list", "data": [{"id": "a/b-7b", "object": "model", "owned_by": "x"}, {"id": "c", "root": None}]}
+    listed = {
+        "object": "list",
+        "data": [{"id": "a/b-7b", "object": "model", "owned_by": "x"}, {"id": "c", "root": None}],
+    }
     moved = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/v1/models\r\n\r\n"
     return [head + json.dumps(listed).encode(), head + b'{"data": []}', moved, b"HTTP/1.0 401 No\r\n\r\n{}"]
 
 
-@ends_in(UserError)
 def _read_models(data: bytes) -> None:
     server = _server()
     server.answer = data
@@ -176,7 +172,6 @@ def _manifests() -> list[bytes]:
     return [(folder / "manifest.json").read_bytes() for folder in folders]
 
 
-@ends_in(NotReadable)
 def _read_manifest(data: bytes) -> None:
     manifest = read_manifest(_file("run/manifest.json", data).parent)
     assert manifest.asked.to_dict()
@@ -187,7 +182,6 @@ def _records() -> list[bytes]:
     return [path.read_bytes() for key in ("attached", "failures", "simulated") for path in golden(key).rglob("*.gap")]
 
 
-@ends_in(NotRecords, ValueError)
 def _read_records(data: bytes) -> None:
     path = _file("worker-0.gap", data)
     taken: list[tuple[int, bytes]] = []
@@ -206,7 +200,6 @@ def _archives() -> list[bytes]:
     return [*made, gzip.decompress(made[0])]
 
 
-@ends_in(UserError)
 def _read_archive(data: bytes) -> None:
     with unpacked(_file("archive", data)) as folder:
         assert len(list(folder.rglob("*"))) < 1_000
@@ -218,7 +211,6 @@ def _scenarios() -> list[bytes]:
     return [*texts, *(json.dumps(load_scenario(name, [], {}).to_dict()).encode() for name in names)]
 
 
-@ends_in(ScenarioError)
 def _read_scenario(data: bytes) -> None:
     path = _file("scenario.yaml", data)
     load_points(path, (), {})
@@ -240,14 +232,18 @@ def _messages() -> list[bytes]:
     return [*told, *(msgpack.dumps(word) for word in words), json.dumps(asdict(_RESULT)).encode()]
 
 
-@ends_in(Malformed)
 def _read_message(data: bytes) -> None:
     """What a worker takes of its master, marked or not, and the master of its worker's result."""
     with contextlib.suppress(Malformed):
         Result.read(data)
     try:
         message = json.loads(data) if data[:1] in b"{[" else msgpack.loads(data, raw=False, strict_map_key=False)
-    except (ValueError, RecursionError, TypeError, msgpack.UnpackException):  # which Locust's reader does not let through
+    except (
+        ValueError,
+        RecursionError,
+        TypeError,
+        msgpack.UnpackException,
+    ):  # which Locust's reader does not let through
         return
     _SEAL.is_theirs(message)
     MasterMessage.read(message)
@@ -263,19 +259,22 @@ def _plans() -> list[bytes]:
     return made
 
 
-@ends_in(NotPlan)
 def _read_plan(data: bytes) -> None:
     plan = Plan.load(_file("plan.npz", data))
     assert len(plan.digest()) == 12
     assert [plan.body(index) for index in range(len(plan))]
 
 
-COMMANDS = (
-    "report {run}", "report {run} --definitions --verbose", "verify {run}", "explain {run} --group 'ttft_ms > 1'",
-    "explain {run} --group 'prompt_tokens > 30' --metric e2e --json", "runs --runs {runs}", "runs --runs {runs} --json",
-    "sql 'SELECT * FROM runs' --runs {runs}", "sql 'SELECT * FROM requests' --runs {runs} --csv", "archive {run} -o {tmp}/run.zip", "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom",
-    "export {run} --perfetto {tmp}/trace.json.gz", "compare {run} {whole} --runs {tmp}/compared",
-    "compare {whole} {run} --force --json --runs {tmp}/compared",
+_OF_ALL = (
+    "report {run}", "verify {run}", "runs --runs {runs}", "runs --runs {runs} --json",
+    "sql 'SELECT * FROM runs' --runs {runs}", "archive {run} -o {tmp}/run.zip",
+    "compare {run} {whole} --runs {tmp}/compared", "compare {whole} {run} --force --json --runs {tmp}/compared",
+)  # fmt: skip
+_OF_ONE = (
+    "report {run} --definitions --verbose", "explain {run} --group 'ttft_ms > 1'",
+    "explain {run} --group 'prompt_tokens > 30' --metric e2e --json", "sql 'SELECT * FROM requests' --runs {runs} --csv",
+    "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom",
+    "export {run} --perfetto {tmp}/trace.json.gz", "compare {whole} {run},{run} --runs {tmp}/compared",
 )  # fmt: skip
 
 
@@ -284,14 +283,22 @@ def _folders() -> list[bytes]:
 
 
 def _packed(run: Path) -> bytes:
-    """A run's folder without hashes, by which every change of a record would be found at once."""
+    """A run's folder without hashes, by which every change of a record would be found at once.
+
+    Of several runs it has what analysis made of each: the folders of single ones have the records.
+    """
+    of_several = not (run / "requests").exists()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for path in sorted(path for path in run.rglob("*") if path.is_file() and path.suffix != ".hlog"):
+        for path in sorted(path for path in run.rglob("*") if path.is_file()):
+            inside = path.relative_to(run)
+            if path.suffix == ".hlog" or (of_several and path.parent.name in PARTS):
+                continue
+
             data = path.read_bytes()
             if path.name == "manifest.json":
                 data = json.dumps({key: value for key, value in json.loads(data).items() if key != "files"}).encode()
-            info = tarfile.TarInfo(f"{run.name}/{path.relative_to(run)}")
+            info = tarfile.TarInfo(f"{run.name}/{inside}")
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return packed.getvalue()
@@ -309,14 +316,13 @@ def _read_folder(data: bytes) -> None:
         return  # nobody has such a folder
     try:
         if runs:
-            _command(random.Random(zlib.crc32(data)).choice(COMMANDS), runs[0], tmp)
+            commands = (*_OF_ALL, *_OF_ONE) if (runs[0] / "requests").exists() else _OF_ALL
+            _command(random.Random(zlib.crc32(data)).choice(commands), runs[0], tmp)
     finally:
         shutil.rmtree(tmp)
 
 
 def _command(words: str, run: Path, tmp: Path) -> None:
-    import shlex
-
     typed = words.format(run=run, runs=run.parent, tmp=tmp, whole=golden("attached"))
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -329,12 +335,12 @@ def _command(words: str, run: Path, tmp: Path) -> None:
 
 TARGETS: dict[str, Target] = {
     "answers": Target(_answers, _read_answer),
-    "models": Target(_models, _read_models, 200),
-    "manifests": Target(_manifests, _read_manifest),
-    "records": Target(_records, _read_records, 150),
-    "archives": Target(_archives, _read_archive, 150),
-    "scenarios": Target(_scenarios, _read_scenario, 150),
-    "messages": Target(_messages, _read_message),
-    "plans": Target(_plans, _read_plan),
-    "folders": Target(_folders, _read_folder, 25, seconds=60.0),
+    "models": Target(_models, _read_models, (UserError,)),
+    "manifests": Target(_manifests, _read_manifest, (NotReadable,)),
+    "records": Target(_records, _read_records, (NotRecords, ValueError), examples=150),
+    "archives": Target(_archives, _read_archive, (UserError,), examples=150),
+    "scenarios": Target(_scenarios, _read_scenario, (ScenarioError,), examples=120),
+    "messages": Target(_messages, _read_message, (Malformed,)),
+    "plans": Target(_plans, _read_plan, (NotPlan,)),
+    "folders": Target(_folders, _read_folder, examples=25, seconds=60.0),
 }
