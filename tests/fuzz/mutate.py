@@ -21,12 +21,13 @@ _DEEP, _LONG = "\x00deep\x00", "\x00long\x00"
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53 + 1, -(2**63), 2**63, 2**64, 10**30, 10**400, 0.5, -0.0, 1e-320, 1e308,
     float("nan"), float("inf"), float("-inf"), "", " ", "0", "-5", "1e999", "nan", "ä", "\ud800", "\x00", "\x1b[2J",
-    "\u202e", "../../x", "/dev/zero", "x" * 5_000, [], [[]], {}, {"": None}, [None], [0, 0], [-1, 1], {"a": 1}, _DEEP, _LONG,
+    "\u202e", "../../x", "/dev/zero", "x" * 5_000, [], [[]], {}, {"": None}, [None], [0, 0], [-1, 1], {"a": 1}, _DEEP,
+    _LONG,
 )  # fmt: skip
 _WORDS = (0, 1, 7, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 _PIECES = (
-    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc3", b"\r\n", b"\n\n", b"{", b"[" * 3_000, b'"', b"]", b"}",
-    b",", b": ", b"- ", b"&a ", b"*a", b"!!python/x ", b"? ", b"null", b"NaN", b"-1", b"9" * 5_000, b"1e999",
+    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc3", b"\r\n", b"\n\n", b"{", b"[" * 3_000, b'"', b"]",
+    b"}", b",", b": ", b"- ", b"&a ", b"*a", b"!!python/x ", b"? ", b"null", b"NaN", b"-1", b"9" * 5_000, b"1e999",
     b".inf", b"\t", b"#",
 )  # fmt: skip
 

@@ -268,13 +268,13 @@ def _read_plan(data: bytes) -> None:
 _OF_ALL = (
     "report {run}", "verify {run}", "runs --runs {runs}", "runs --runs {runs} --json",
     "sql 'SELECT * FROM runs' --runs {runs}", "archive {run} -o {tmp}/run.zip",
-    "compare {run} {whole} --runs {tmp}/compared", "compare {whole} {run} --force --json --runs {tmp}/compared",
+    "compare {run} {whole} --runs {tmp}/compared", "compare {whole} {run} --force --runs {tmp}/compared",
 )  # fmt: skip
 _OF_ONE = (
     "report {run} --definitions --verbose", "explain {run} --group 'ttft_ms > 1'",
-    "explain {run} --group 'prompt_tokens > 30' --metric e2e --json", "sql 'SELECT * FROM requests' --runs {runs} --csv",
-    "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom",
-    "export {run} --perfetto {tmp}/trace.json.gz", "compare {whole} {run},{run} --runs {tmp}/compared",
+    "explain {run} --group 'prompt_tokens > 30' --metric e2e --json", "sql 'FROM requests' --runs {runs} --csv",
+    "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom", "export {run} --perfetto {tmp}/trace.json.gz",
+    "compare {whole} {run},{run} --runs {tmp}/compared",
 )  # fmt: skip
 
 
