@@ -273,8 +273,8 @@ _OF_ALL = (
 _OF_ONE = (
     "report {run} --definitions --verbose", "explain {run} --group 'ttft_ms > 1'",
     "explain {run} --group 'prompt_tokens > 30' --metric e2e --json", "sql 'FROM requests' --runs {runs} --csv",
-    "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom", "export {run} --perfetto {tmp}/trace.json.gz",
-    "compare {whole} {run},{run} --runs {tmp}/compared",
+    "export {run} --csv {tmp}/csv", "export {run} --prometheus {tmp}/run.prom",
+    "export {run} --perfetto {tmp}/trace.json.gz", "compare {whole} {run},{run} --runs {tmp}/compared",
 )  # fmt: skip
 
 
