@@ -21,7 +21,7 @@ export XDG_CACHE_HOME PIP_CACHE_DIR HF_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE
 export ARGS TORCH_INDEX TORCH_BUILD VLLM_VERSION
 
 SOAK ?= 60m
-FUZZ ?= 60
+FUZZ ?= 90
 
 # What these hold is passed on by the environment, as it is: neither make nor a shell looks for commands in it.
 given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE OVER UI RUN A B SOAK FUZZ
@@ -133,10 +133,9 @@ soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift
 	$(setup) core locust
 	@$(own) -m bench soak --soak "$$SOAK" $(ARGS)
 
-fuzz:  ## atheris against the HTTP and SSE path, from the seeds in tests/fuzz/corpus [FUZZ=60 seconds]
+fuzz:  ## atheris against all that reads what strangers send or hand over [FUZZ=90 seconds, divided; ARGS='folders plans']
 	$(setup) fuzz
-	@mkdir -p .cache/fuzz
-	@.venv-fuzz/bin/python -m tests.fuzz "-max_total_time=$$FUZZ" -artifact_prefix=.cache/fuzz/ .cache/fuzz $(ARGS)
+	@.venv-fuzz/bin/python -m tests.fuzz "$$FUZZ" $(ARGS)
 
 setup:  ## only set up .venv: gapmeter, Transformers, Locust, the tools for development
 	$(setup) core dev transformers locust otel

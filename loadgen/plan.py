@@ -6,16 +6,22 @@ import hashlib
 import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gapmeter.scenarios.plain_file import open_plain
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PATHS = {"chat": CHAT, "completion": COMPLETION}
 _MOST_KNOTS = 20_000
 _ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "places")
 _APART = (*_ARRAYS, "bodies", "swaps")
+
+
+class NotPlan(ValueError):
+    """The file holds no plan."""
 
 
 def _none() -> NDArray[np.int64]:
@@ -183,8 +189,17 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what ``save`` wrote. Raises OSError, or ValueError or KeyError for something else."""
-        with np.load(path, allow_pickle=False) as arrays:
+        """Read what ``save`` wrote. Raises OSError, or NotPlan for something else."""
+        with open_plain(path) as file:
+            try:
+                return cls._read(file)
+            except Exception as error:  # NumPy, zipfile and what they stand on raise a dozen kinds for damage
+                lines = str(error).splitlines() or [""]
+                raise NotPlan(f"{path} holds no plan: {type(error).__name__}: {lines[0][:200]}") from error
+
+    @classmethod
+    def _read(cls, file: BinaryIO) -> Plan:
+        with np.load(file, allow_pickle=False) as arrays:
             plain = json.loads(arrays["plain"].tobytes())
             words = tuple(word.encode("latin-1") for word in plain.pop("words"))
             ends = np.cumsum(arrays["body_bytes"]).tolist()
@@ -192,6 +207,9 @@ class Plan:
             bodies = [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
             columns = {name: arrays[name] for name in _ARRAYS}
             swaps = Swaps(arrays["swaps_at"], words)
+        for name, column in {**columns, "swaps_at": swaps.at}.items():
+            if column.dtype != np.int64 or len(column) not in (0, len(bodies)):
+                raise ValueError(f"{name} has {column.shape} of {column.dtype} for {len(bodies)} bodies")
         plain["notes"] = tuple(plain["notes"])
         plain["rate_knots"] = tuple((at, rate) for at, rate in plain["rate_knots"])
         return cls(**plain, **columns, bodies=bodies, swaps=swaps)

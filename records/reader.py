@@ -106,17 +106,17 @@ def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[list
 def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None] | None = None) -> RecordFile:
     """Read one file.
 
-    With ``take``, the file is read block by block, and what ``blobs`` would hold goes there instead, one by one. A
-    process that was killed leaves no END mark; its records are read up to the last whole frame.
+    With ``take``, the file is read block by block, and what ``blobs`` would hold goes there instead, one by one; it
+    raises ValueError for what is damaged. A process that was killed leaves no END mark; its records are read up to the
+    last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
     with open_plain(name) as file:
-        data = file.read() if take is None else _without_blobs(file, take)
-    try:
-        return _read(name, data)
-    except NotRecords as error:
-        raise NotRecords(f"{name}: {error}") from None
+        try:
+            return _read(name, file.read() if take is None else _without_blobs(file, take))
+        except ValueError as error:
+            raise NotRecords(f"{name}: {error}") from error
 
 
 def _without_blobs(file: BinaryIO, take: Callable[[int, bytes], None]) -> bytes:

@@ -24,7 +24,23 @@ _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "f
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain scalars: ``1e3`` is a number, ``1:30`` and ``no`` are text, as people who type them mean."""
+    """YAML 1.2's plain scalars: ``1e3`` is a number, ``1:30`` and ``no`` are text, as people who type them mean.
+
+    What is far too deep or too long is refused while it is read: yaml looks through all open brackets at every word.
+    """
+
+    made = 0
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        if self.flow_level > 2 * _DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.made += 1
+        if self.made > _MOST_NODES:
+            raise yaml.YAMLError(f"more than {_MOST_NODES:,} values; write fewer")
+        return super().compose_node(parent, index)
 
 
 _Loader.yaml_implicit_resolvers = {}

@@ -104,7 +104,7 @@ class HttpGet:
             if len(body) > MOST_BYTES:
                 raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB")
             sent_on = answer.getheader("Location") or "nowhere" if 300 <= answer.status < 400 else ""
-            return Answer(answer.status, answer.reason, sent_on[:200], body)
+            return Answer(answer.status, answer.reason[:200], sent_on[:200], body)
 
     def _no_answer(self, error: Exception) -> NoAnswer:
         match error:

@@ -270,7 +270,7 @@ def chance_of_such_bursts(over: float, count: int, bursts: float, share: float) 
         return 1.0
     worth = max(1.0, bursts / (1 + _UNEVEN * (1 - bursts / over)))
     calm = (count - over) / over + 1 / worth
-    return float(stats.f.cdf(share / (1 - share) * calm, 2 * worth, 2 * worth))
+    return float(special.fdtr(2 * worth, 2 * worth, share / (1 - share) * calm))
 
 
 def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) -> float:

@@ -110,14 +110,14 @@ def _complaint(cls: type[ResultFile], text: bytes | str, error: ValidationError)
         return "", "is not a JSON object"
     ours = cls.model_fields["schema_version"].default
     if loaded.get("schema_version", ours) != ours:
-        return "schema_version", f"is {loaded['schema_version']!r}, this gapmeter reads {ours}"
+        return "schema_version", f"is {repr(loaded['schema_version'])[:40]}, this gapmeter reads {ours}"
     return first_problem(error, loaded)
 
 
 def first_problem(error: ValidationError, value: Any) -> tuple[str, str]:
     """The key of the first mistake in ``value``, and what is wrong with it."""
     first = error.errors(include_url=False)[0]
-    key = ".".join(_keys(first["loc"], value))
+    key = ".".join(_keys(first["loc"], value))[:200]
     if first["type"] == "missing":
         return key, "is missing"
     if first["type"] == "extra_forbidden":

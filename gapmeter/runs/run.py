@@ -186,21 +186,28 @@ def manifest_of(path: Path) -> AnyManifest:
 
 
 @contextlib.contextmanager
-def unless_damaged(folder: RunFolder, manifest: Manifest) -> Iterator[None]:
-    """Raises UserError for a failure that damage explains; any other is a bug, and stays what it is."""
+def unless_damaged(path: Path, manifest: AnyManifest) -> Iterator[None]:
+    """Raises UserError for a failure that the folder may be to blame for: with the file that is not what was recorded.
+
+    A folder's hashes may have been made after its records were changed, so they acquit no folder: --debug shows a bug.
+    """
     try:
         yield
     except UNDERIVABLE as error:
-        for name, recorded in (manifest.files or {}).items():
-            path, what = folder.path / name, ""
-            if not path.is_file():
+        recorded = manifest.files if isinstance(manifest, Manifest) else None
+        for name, sha256 in (recorded or {}).items():
+            what = ""
+            if not (path / name).is_file():
                 what = f"{name} is gone"
-            elif sha256_of(path) != recorded:
+            elif sha256_of(path / name) != sha256:
                 what = f"{name} is not what was recorded (its SHA-256 differs from the manifest's)"
             if what:
-                text = f"{folder.path} is damaged: {what}; take it again from where it was recorded, or from an archive"
+                text = f"{path} is damaged: {what}; take it again from where it was recorded, or from an archive"
                 raise UserError(text, errors.NOT_VALID) from error
-        raise
+        if isinstance(error, MemoryError):
+            raise
+        text = f"{path} cannot be analysed: {in_a_line(error)}; what it holds does not fit together, or this is a bug"
+        raise UserError(f"{text} of gapmeter, which --debug shows", errors.NOT_VALID) from error
 
 
 @contextlib.contextmanager

@@ -175,17 +175,16 @@ def report_again(
     Raises UserError when it is no run's folder, or holds no requests.
     """
     manifest = manifest_of(path)
-    if isinstance(manifest, SearchManifest):
-        from gapmeter.study.capacity import report_capacity
+    with unless_damaged(path, manifest):
+        if isinstance(manifest, SearchManifest):
+            from gapmeter.study.capacity import report_capacity
 
-        return report_capacity(path, quiet=quiet)
-    if isinstance(manifest, SweepManifest):
-        from gapmeter.study.sweep import report_sweep
+            return report_capacity(path, quiet=quiet)
+        if isinstance(manifest, SweepManifest):
+            from gapmeter.study.sweep import report_sweep
 
-        return report_sweep(path, quiet=quiet)
-    folder = RunFolder(path)
-    with unless_damaged(folder, manifest):
-        return conclude(folder, manifest, quiet=quiet, verbose=verbose, definitions=definitions)
+            return report_sweep(path, quiet=quiet)
+        return conclude(RunFolder(path), manifest, quiet=quiet, verbose=verbose, definitions=definitions)
 
 
 def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str], details: bool = False) -> None:

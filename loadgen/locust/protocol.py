@@ -23,12 +23,14 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, Self
 from wsgiref.util import FileWrapper
 
 import gevent
 from gevent import pywsgi
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.locust.slice_run import Report
 
 TYPE = "gapmeter"
@@ -36,6 +38,32 @@ VERSION = 4
 SECRET = "GAPMETER_WORKER_SECRET"  # the environment variable; "" only where both are on one machine
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again
+
+
+class Malformed(ValueError):
+    """What came is nothing that the other one says; the text says why."""
+
+
+def _read(cls: type[Any], value: Any) -> Any:
+    """A value of that type from the text of JSON, or from what it held. Raises Malformed."""
+    adapter = TypeAdapter(cls)
+    try:
+        return adapter.validate_json(value) if isinstance(value, bytes) else adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise Malformed(f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg'][:200]}".lstrip(": ")) from error
+
+
+def _sendable(text: str) -> str:
+    """What can stand in the head of a request. Raises ValueError."""
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("it has characters that HTTP does not allow")
+    return text
+
+
+def _address(url: str) -> str:
+    Address.of(_sendable(url))
+    return url
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +98,11 @@ class Seal:
         if not isinstance(message, dict) or not isinstance(message.get("mac"), str):
             return False
         bare = {key: value for key, value in message.items() if key != "mac"}
-        theirs = self._mac(bare, "worker" if self.own == "master" else "master")
-        return hmac.compare_digest(message["mac"].encode(), theirs.encode())
+        try:
+            theirs = self._mac(bare, "worker" if self.own == "master" else "master")
+        except (TypeError, ValueError, RecursionError):  # what JSON has not, nobody of ours has marked
+            return False
+        return hmac.compare_digest(message["mac"].encode(errors="replace"), theirs.encode())
 
     def _mac(self, message: dict[str, Any], who: str) -> str:
         text = json.dumps([who, self.nonce, message], sort_keys=True)
@@ -82,13 +113,32 @@ class Seal:
 class Order:
     """What the master has a worker issue: slice ``worker`` of ``workers``, whose digest it must have."""
 
-    worker: int
-    workers: int
-    url: str
+    worker: Annotated[int, Field(ge=0)]
+    workers: Annotated[int, Field(ge=1)]
+    url: Annotated[str, AfterValidator(_address)]
     generator: str
     digest: str
-    port: int
-    token: str
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    token: Annotated[str, AfterValidator(_sendable)]
+
+
+@dataclass(frozen=True, slots=True)
+class MasterMessage:
+    """What a master says to a worker: ``word``, and what goes with it."""
+
+    word: Literal["arm", "refuse", "clock", "start", "stop"]
+    order: Order | None = None  # with arm
+    why: str = ""  # with refuse
+    sent_ns: int = 0  # with clock
+    t0_ns: int = 0  # with start, on the worker's clock
+
+    @classmethod
+    def read(cls, message: Any) -> Self:
+        """Raises Malformed."""
+        read: Self = _read(cls, message)
+        if (read.word == "arm") != (read.order is not None):
+            raise Malformed(f"an order belongs to arm, and to nothing else; this is {read.word}")
+        return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +150,10 @@ class Result:
     report: Report
 
     @classmethod
-    def read(cls, text: bytes) -> Result:
-        """Raises ValueError, TypeError or KeyError for something else."""
-        value = json.loads(text)
-        return cls(value["troubles"], value["restarts"], Report(**value["report"]))
+    def read(cls, text: bytes) -> Self:
+        """Raises Malformed for something else."""
+        read: Self = _read(cls, text)
+        return read
 
 
 class NotTaken(RuntimeError):
@@ -156,7 +206,11 @@ class FileServer:
             case "PUT", "records":
                 return ("204 No Content" if self._take_records(worker, environ) else "400 Bad Request"), None
             case "PUT", "results":
-                self._finished(worker, Result.read(environ["wsgi.input"].read()))
+                try:
+                    result = Result.read(environ["wsgi.input"].read())
+                except Malformed:
+                    return "400 Bad Request", None
+                self._finished(worker, result)
                 return "204 No Content", None
         return "404 Not Found", None
 

@@ -31,6 +31,8 @@ from gapmeter.loadgen.locust.protocol import (
     VERSION,
     Files,
     Hello,
+    Malformed,
+    MasterMessage,
     NotTaken,
     Order,
     Result,
@@ -38,7 +40,7 @@ from gapmeter.loadgen.locust.protocol import (
     clock_name,
 )  # fmt: skip
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
-from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.plan import NotPlan, Plan
 
 _AGAIN_S, _LOOK_S = 1.0, 0.05
 T = TypeVar("T")
@@ -183,7 +185,10 @@ class Worker(Environment):
             self._fail(f"its key is for {self._call.url} alone, not for {order.url}; start it with --url {order.url}")
         path = self._folder / "slice.npz"
         self._insist(lambda: files.fetch_slice(path))
-        plan = Plan.load(path)
+        try:
+            plan = Plan.load(path)
+        except NotPlan as error:
+            raise Refused(f"the master has sent no slice of a plan: {error}") from error
         if plan.digest() != order.digest:
             raise Refused(f"the slice's digest is {plan.digest()}, the master's {order.digest}")
         run = self._run = SliceRun(plan, order.url, order.generator, self._call, self._folder)
@@ -224,21 +229,25 @@ class Worker(Environment):
             raise Refused("it was stopped by a signal" if self._left else "the master is gone", records)
 
     def _heard(self, msg: Any, **_: Any) -> None:
-        message: dict[str, Any] = msg.data
-        if not self._seal.is_theirs(message):
+        if not self._seal.is_theirs(msg.data):
             if not self._order.ready():
                 master = f"{self._call.host}:{self._call.port}"
                 self._refused = f"who answers at {master} does not share this worker's secret ({SECRET})"
             return
-        match message["word"]:
+        try:
+            message = MasterMessage.read(msg.data)
+        except Malformed as error:
+            self._refused = f"the master says what no master of this version says: {error}"
+            return
+        match message.word:
             case "arm" if not self._order.ready():
-                self._order.set(Order(**message["order"]))
+                self._order.set(message.order)
             case "refuse":
-                self._refused = message["why"]
+                self._refused = message.why
             case "clock":
-                self._send("clock", sent_ns=message["sent_ns"], there_ns=monotonic_ns())
+                self._send("clock", sent_ns=message.sent_ns, there_ns=monotonic_ns())
             case "start" if not self._start.ready():
-                self._start.set(message["t0_ns"])
+                self._start.set(message.t0_ns)
                 self._begin()
             case "stop":
                 self._stop()

@@ -1,53 +1,67 @@
-"""``make fuzz``: atheris drives the client and the parser with bytes of its own, from the seeds in ``corpus``.
+"""``make fuzz``: atheris on each target in turn, from valid examples of it with bytes and structures made wrong.
 
-An input is what a server sends; where it is cut follows from its checksum. Whatever it is, the request ends in an
-outcome that a client of a broken server may have, and its answer reads the same cut and whole.
+``python -m tests.fuzz SECONDS [TARGET …]``: the seconds are divided by the targets. What was new goes to
+``.cache/fuzz/TARGET``, from which the next run starts; an input that fails to ``.cache/fuzz/TARGET-crash-…``.
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
-import zlib
-from itertools import pairwise
+import tempfile
 from pathlib import Path
 
-try:
-    import atheris
-except ModuleNotFoundError:
-    sys.exit("atheris is not installed: make fuzz does that, where a build for this Python and system is published")
-
-with atheris.instrument_imports(include=["gapmeter.loadgen.client", "gapmeter.loadgen.exchange", "gapmeter.records"]):
-    from gapmeter.records import Outcome
-    from gapmeter.records.stream import chunks, events, parse_answer
-    from tests.fuzz.feed import ENDED, feed
-
-CORPUS = Path(__file__).parent / "corpus"
+FOUND = Path(".cache/fuzz")
+_MOST_MEMORY_MB = 4096
 
 
-def one_input(data: bytes) -> None:
-    """Raises AssertionError, or whatever our code raised, for bytes that it cannot take."""
-    at = random.Random(zlib.crc32(data))
-    edges = sorted(at.randrange(len(data) + 1) for _ in range(at.randrange(12)))
-    pieces = [data[start:end] for start, end in pairwise([0, *edges, len(data)]) if end > start]
-    ends = bool(at.getrandbits(1))
-    cut, at_once = feed(pieces, ends=ends), feed(pieces and [data], ends=ends)
-    for record in (cut, at_once):
-        assert record.outcome in ENDED, record.outcome
-        answer = parse_answer(record)
-        assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
-        list(chunks(record))
-    assert (cut.outcome is Outcome.MALFORMED) == (at_once.outcome is Outcome.MALFORMED)
-    if cut.outcome is Outcome.OK:
-        assert [text for _, text in events(cut)] == [text for _, text in events(at_once)]
+def main(words: list[str]) -> int:
+    """A process a target: libFuzzer ends the one that it runs in. Returns 1 where a target failed."""
+    from tests.fuzz.targets import TARGETS
+
+    seconds, *names = words
+    names = names or list(TARGETS)
+    if not seconds.isdecimal() or not TARGETS.keys() >= set(names):
+        sys.exit(f"python -m tests.fuzz SECONDS [TARGET …], of: {', '.join(TARGETS)}")
+    each = str(max(1, int(seconds) // len(names)))
+    failed = [
+        name for name in names if subprocess.run([sys.executable, "-m", "tests.fuzz", "of", name, each]).returncode
+    ]
+    print(f"{len(names)} targets, {each} s each: {', '.join(failed) or 'none'} failed", file=sys.stderr)
+    return bool(failed)
 
 
-def main() -> None:
-    """libFuzzer's own arguments, for instance ``-max_total_time=60``; new inputs go to the first folder named."""
+def fuzz(name: str, seconds: str) -> None:
+    """One target; does not return."""
+    try:
+        import atheris
+    except ModuleNotFoundError:
+        sys.exit("atheris is not installed: make fuzz does that, where a build for this Python and system is published")
+    with atheris.instrument_imports(include=["gapmeter"]):
+        from tests.fuzz.mutate import mutated
+        from tests.fuzz.targets import TARGETS
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        at = random.Random(seed)
+        return bytes(atheris.Mutate(data, most)) if at.random() < 0.4 else mutated(data, at)[:most]
+
+    target, found = TARGETS[name], FOUND / name
+    found.mkdir(parents=True, exist_ok=True)
     sys.setrecursionlimit(10_000)
-    atheris.Setup([*sys.argv, str(CORPUS)], one_input)
-    atheris.Fuzz()
+    with tempfile.TemporaryDirectory() as seeds:
+        largest = 4096
+        for number, seed in enumerate(target.seeds()):
+            (Path(seeds) / str(number)).write_bytes(seed)
+            largest = max(largest, 2 * len(seed))
+        limits = [f"-timeout={target.seconds:.0f}", f"-rss_limit_mb={_MOST_MEMORY_MB}", f"-max_len={largest}"]
+        asked = [f"-max_total_time={seconds}", f"-artifact_prefix={found}-", "-print_final_stats=1", "-verbosity=0"]
+        atheris.Setup([name, *limits, *asked, str(found), seeds], target.try_input, custom_mutator=mutate)
+        print(f"{name}:", file=sys.stderr)
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["of"]:
+        fuzz(*sys.argv[2:])
+    sys.exit(main(sys.argv[1:]))
