@@ -13,8 +13,12 @@ _SWITCHES = ("--json", "--quiet")  # flags without a value, of those that are ev
 _OF_A_SEARCH = (
     "--target-rps", "--headroom", "--spare", "--confidence", "--within", "--budget", "--resume", "--runs", *_SWITCHES,
 )  # fmt: skip
-# Flags of a run that change its scenario, as the beginning of what --set takes.
-_OF_THE_SCENARIO = {"--set": "", "--engine": "server.engine=", "--model": "server.model="}
+# Flags of a run that change its scenario, as the beginning of what --set takes; and make's variables that are flags.
+_OF_THE_SCENARIO = {
+    "--set": "", "--engine": "server.engine=", "--model": "server.model=", "--url": "server.url=",
+    "--tokenizer": "server.tokenizer=",
+}  # fmt: skip
+_VARIABLES = {"ENGINE": "--engine", "URL": "--url"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,16 @@ class Command:
         if self._is_make:
             variables = dict(word.split("=", 1) for word in self.words[2:] if "=" in word)
             scenario, flags = variables.get("SCENARIO", ""), self._args
-            flags += ["--engine", variables["ENGINE"]] if variables.get("ENGINE") else []
+            for name in sorted(_VARIABLES.keys() & variables.keys()):
+                flags += [_VARIABLES[name], variables[name]]
         else:
             scenario, flags = next(iter(self.words[2:]), ""), list(self.words[3:])
         if self.words[1:2] not in (("run",), ("loadtest",)) or not scenario or scenario.startswith("-"):
             return None
+        flags = [part for word in flags for part in _parted(word)]
         asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
+        if "--url" in flags:
+            asked.insert(0, "server.engine=attach")
         return Command(("gapmeter", "compare", "--run", scenario, "--a", a, "--b", b)).with_set(*asked)
 
     @property
@@ -97,6 +105,12 @@ class Command:
     def _args(self) -> list[str]:
         """The flags that ``make`` hands on."""
         return [flag for word in self.words if word.startswith("ARGS=") for flag in shlex.split(word[len("ARGS=") :])]
+
+
+def _parted(word: str) -> list[str]:
+    """``--flag=value`` as two words."""
+    name, equals, value = word.partition("=")
+    return [name, value] if equals and name in _OF_THE_SCENARIO else [word]
 
 
 def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:

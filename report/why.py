@@ -20,6 +20,7 @@ _MOST_NAMED = 3
 _SHOWN = 4  # owners; what the others have is summed
 _ALMOST_ALL, _MORE_THAN_ALL = 0.995, 1.05
 _BASE = 0.5  # of what requests at the percentile wait, when typical ones wait that much, all requests pay it
+_NOTABLE_CPU = 0.5  # of a core, of a load generator that more processes would help
 _WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
 _SLOW = {"itl": "token gaps"}
 _NO_PROBE = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
@@ -227,6 +228,8 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     for stage in (stage for _, stages in first[:2] for stage in stages):
         if stage in _NO_SETTING:
             return [doc.Paragraph(_NO_SETTING[stage])]
+        if stage == "generator_lag" and (result.trust.client_cpu_share or 0.0) < _NOTABLE_CPU:
+            continue  # it waited for something else than its own work
         if (tried := setting(stage, manifest)) is not None:
             key, now, other = tried
             command = Command.parse(manifest.command).as_comparison(f"{key}={now}", f"{key}={other}")

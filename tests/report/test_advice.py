@@ -31,6 +31,20 @@ from tests.kit.runs import write_run
                 "--set server.engine=vllm"
             ),
         ),
+        (
+            "gapmeter run chat-p99 --url=http://h:8000 --tokenizer /t",
+            (
+                "gapmeter compare --run chat-p99 --a k=1 --b k=2 --set server.engine=attach "
+                "--set server.url=http://h:8000 --set server.tokenizer=/t"
+            ),
+        ),
+        (
+            "make loadtest SCENARIO=chat-p99 URL=http://h:8000",
+            (
+                "gapmeter compare --run chat-p99 --a k=1 --b k=2 --set server.engine=attach "
+                "--set server.url=http://h:8000"
+            ),
+        ),
         ("gapmeter capacity chat-p99", None),
     ],
 )
