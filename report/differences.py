@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
 from gapmeter.analysis.results.comparison import (
     MIXED,
@@ -74,10 +76,10 @@ def _found_sentence(pair: PairComparison) -> str:
         head = f"{pair.b} is {pair.verdict} than {pair.a}"
         if pair.verdict == MIXED:
             head = f"{pair.b} is faster in some, slower in others"
-        others = [other for other, each in figures.items() if each.confirmed and other != name]
+        others = [other for other, each in figures.items() if each.confirmed and not each.failed and other != name]
         rest = f"; also beyond chance: {', '.join(others)}" if others else ""
         return f"{head}: {change_of(name, figure)}{rest}"
-    able = sum(each.least_ms is not None and bool(each.a_ms) for each in figures.values())
+    able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
     count = "1 figure" if able == 1 else f"{able} figures"
     if able < len(figures):
         count = f"{able} of {len(figures)} figures, the others being not estimable"
@@ -140,7 +142,9 @@ def change_of(name: str, figure: DifferenceFigure) -> str:
     """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2 ms), +4.7 %``."""
     if figure.difference_ms is None or figure.ci_ms is None:
         return f"{name} refused" if figure.late_ms is not None else f"{name} not estimable"
-    values = f"{name} {duration(figure.a_ms)} -> {duration(figure.b_ms)}"
+    values = f"{name} {value(figure, 'a')} -> {value(figure, 'b')}"
+    if figure.failed:
+        return values
     text = f"{values}, {signed(figure.difference_ms)} ({between(*figure.ci_ms)})"
     return text if figure.relative is None else f"{text}, {signed_share(figure.relative)}"
 
@@ -163,30 +167,39 @@ def between(low_ms: float, high_ms: float) -> str:
     return f"{low} .. {high} {unit}"
 
 
+def value(figure: DifferenceFigure, side: Literal["a", "b"]) -> str:
+    """``14.1 ms``, or that it reaches requests that failed."""
+    return "failed" if side in (figure.failed or "") else duration(getattr(figure, f"{side}_ms"))
+
+
 def difference(figure: DifferenceFigure) -> str:
-    """``+14.1 ms``, a dash where it is not estimable."""
+    """``+14.1 ms``, a dash where it is not estimable, or a side's requests failed."""
     if figure.late_ms is not None:
         return "refused"
-    return DASH if figure.difference_ms is None else signed(figure.difference_ms)
+    return DASH if figure.difference_ms is None or figure.failed else signed(figure.difference_ms)
 
 
 def interval(figure: DifferenceFigure) -> str:
     """``9.0 .. 19.2 ms``."""
-    return DASH if figure.ci_ms is None else between(*figure.ci_ms)
+    return DASH if figure.ci_ms is None or figure.failed else between(*figure.ci_ms)
 
 
 def relative(figure: DifferenceFigure) -> str:
     """``+4.7 %``."""
-    return DASH if figure.relative is None else signed_share(figure.relative)
+    return DASH if figure.relative is None or figure.failed else signed_share(figure.relative)
 
 
 def growth_interval(figure: DifferenceFigure) -> str:
     """``-14 % .. -2.4 %``."""
-    return DASH if figure.relative_ci is None else " .. ".join(map(signed_share, figure.relative_ci))
+    return DASH if figure.relative_ci is None or figure.failed else " .. ".join(map(signed_share, figure.relative_ci))
 
 
 def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
     return Figure(figure.difference_ms, "ms", key, text=difference(figure))
+
+
+def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> Words:
+    return "failed" if side in (figure.failed or "") else Figure(getattr(figure, f"{side}_ms"))
 
 
 def _with_interval(figure: DifferenceFigure) -> str:
@@ -209,7 +222,7 @@ def _cells(number: int, name: FigureName, figure: ClaimedFigure) -> list[Words]:
     """Both sides, and how they differ."""
     metric = f"comparisons.{number}.metrics.{name.metric}"
     changed = _difference(figure, f"{metric}.percentiles.{percentile_key(name.percentile)}.difference_ms")
-    return [Figure(figure.a_ms), Figure(figure.b_ms), changed, interval(figure), relative(figure)]
+    return [_side(figure, "a"), _side(figure, "b"), changed, interval(figure), relative(figure)]
 
 
 def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
@@ -218,6 +231,7 @@ def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
         said = "shown, not tested"
     elif figure.confirmed:
         said = "slower" if (figure.difference_ms or 0.0) > 0 else "faster"
+        said += ", by what failed" if figure.failed else ""
     else:
         said = f"no difference found (one of {duration(figure.least_ms)} would be)"
     said += f", {_STAMP}" if forced else ""
@@ -314,12 +328,13 @@ def shift(pair: PairComparison, number: int, name: str) -> Section:
         deciles = []
         for one in known.shift:
             percentile = f"p{one.percentile:g}"
-            rows.append([percentile, Figure(one.a_ms), Figure(one.b_ms), _difference(one), interval(one)])
-            deciles.append(Decile(percentile, one.difference_ms, one.ci_ms, _with_interval(one)))
+            rows.append([percentile, _side(one, "a"), _side(one, "b"), _difference(one), interval(one)])
+            if not one.failed:
+                deciles.append(Decile(percentile, one.difference_ms, one.ci_ms, _with_interval(one)))
         headers: doc.Headers = ["decile", *in_ms(pair.a, pair.b, "difference"), "95 % interval"]
         table, picture = Table(f"Shift of {NAMES[metric]}", headers, rows), Shift(NAMES[metric], deciles)
         drawn = Chart(f"shift-{number}-{metric}", picture, "", table, "levels")
-        supported = any(one.ci_ms is not None for one in known.shift)
+        supported = any(one.ci_ms is not None for one in known.shift if not one.failed)
         parts.append([Heading(NAMES[metric]), drawn if supported else Paragraph("No decile is supported.")])
     lead = f"{pair.b} minus {pair.a} at every decile, with its 95 % interval: above the line is slower."
     return Section(f"shift-{number}", f"Shift{name}", [doc.Columns(parts)], lead, "" if number else "shift")

@@ -232,6 +232,7 @@ def _figure(found: Difference) -> DifferenceFigure:
         df=found.df,
         why=found.why,
         late_ms=_ms(found.late),
+        failed=found.failed or None,
     )
 
 

@@ -142,11 +142,13 @@ def _claim(
 
 def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family: int) -> Verdict:
     metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in NAMES}
-    confirmed = [c for c in claims if c.confirmed]
-    able = [c for c in claims if c.least_ns is not None and c.difference.a]
+    confirmed = [c for c in claims if _counts(c)]
+    able = [c for c in claims if c.least_ns is not None and c.difference.a and not c.difference.failed]
     telling: Claim | None
     if confirmed:
-        telling = min(confirmed, key=lambda c: ((c.metric, c.percentile) not in slos, -_size(c)))
+        telling = min(
+            confirmed, key=lambda c: (bool(c.difference.failed), (c.metric, c.percentile) not in slos, -_size(c))
+        )
     else:
         of_slos = [c for c in able if (c.metric, c.percentile) in slos]
         telling = next(iter(of_slos or [c for c in able if c.metric == "e2e"] or able), None)
@@ -159,10 +161,15 @@ def _size(claim: Claim) -> float:
     return abs(claim.difference.value or 0.0) / half if half else 0.0
 
 
+def _counts(claim: Claim) -> bool:
+    """That A's percentile reaches requests that failed makes B no faster: what A failed is told beside it."""
+    return claim.confirmed and "a" not in claim.difference.failed
+
+
 def _word(claims: Sequence[Claim]) -> Word:
     if not any(c.difference.supported for c in claims):
         return UNKNOWN
-    signs = {(c.difference.value or 0.0) > 0 for c in claims if c.confirmed}
+    signs = {(c.difference.value or 0.0) > 0 for c in claims if _counts(c)}
     if len(signs) == 2:
         return MIXED
     return (SLOWER if True in signs else FASTER) if signs else NOTHING
@@ -175,7 +182,7 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
     """
     if not found.totals:
         return None
-    confirmed = [c for c in verdict.claims if c.confirmed]
+    confirmed = [c for c in verdict.claims if c.confirmed and not c.difference.failed]
     surest = max(confirmed, key=lambda c: (c.metric in ("ttft", "e2e"), _size(c)), default=None)
     metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.totals else "e2e"
     event = "first_token" if metric == "ttft" else "last_token"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -290,7 +290,8 @@ class _Judge:
             return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
         if all(side.percentile(percentile).value == math.inf for side in series):
             return Difference(None, None, why="on both sides it is a request that failed")
-        return self._difference(metric, part, _beyond(series, percentile))
+        failed = [n for n, side in zip("ab", series, strict=True) if math.inf in side.percentile(percentile).known]
+        return replace(self._difference(metric, part, _beyond(series, percentile)), failed="".join(failed))
 
     def mean(self, event: str, part: int) -> Difference:
         """A stage's mean, or the whole wait's."""

@@ -95,7 +95,7 @@ class Difference:
     ``spreads``: by each estimate of that (within the runs; between them, where a side has several). A claim must hold
     by all of them, so the widest interval counts. Empty where the samples cannot support the figure; ``why`` says so.
     ``log_spreads``: the same of log(B / A); empty also where a side may be 0. ``late``: so much of a side may be the
-    load tester's own lateness that the figure is refused.
+    load tester's own lateness that the figure is refused. ``failed``: on which sides it reaches requests that failed.
     """
 
     a: float | None
@@ -104,6 +104,7 @@ class Difference:
     log_spreads: tuple[Spread, ...] = ()
     why: str = ""
     late: float | None = None
+    failed: str = ""
 
     @property
     def supported(self) -> bool:
