@@ -7,10 +7,10 @@ steady state was reached. On correlated data it also cuts off an early burst tha
 apart, with the rest's autocorrelation time in the standard error), and be more extreme than every stretch of the same
 length later on.
 
-*PELT* (Killick, Fearnhead and Eckley 2012, JASA 107) looks for a change of level anywhere, with cost l2 on at most 200
-means of neighbours, in units of their own spread between neighbours, penalty 15 ln n. On a queue it answers every long
-burst. So only the strongest change counts, and it is certain only when its two sides differ as MSER-5's guard asks, at
-six standard errors, and by a fifth.
+*PELT* (Killick, Fearnhead and Eckley 2012, JASA 107; here without its pruning) looks for a change of level anywhere,
+with cost l2 on at most 200 means of neighbours, in units of their own spread between neighbours, penalty 15 ln n. On a
+queue it answers every long burst. So only the strongest change counts, and it is certain only when its two sides differ
+as MSER-5's guard asks, at six standard errors, and by a fifth.
 
 *The slope* is Theil and Sen's, of the number of requests in flight. What is in flight now is what was before plus what
 arrived less what ended, so s^2, the long-run variance of that step (its variance times its autocorrelation time), says

@@ -13,6 +13,8 @@ weights. ``transformers`` and ``vllm`` were recorded anew, with these records an
 other raw records are byte for byte those that were recorded.
 ``compare`` and ``compare-pairs`` followed from the same records when a comparison came to take the wider of its two
 intervals, and relative intervals came to hold the baseline's own error.
+``curve`` and ``killed`` followed on 2026-11-23: autocovariances of samples whose transform has an odd length (of 22 and
+37 values, among others) had been taken from one of an even length, so that n_eff was off by up to some percent.
 """
 
 from __future__ import annotations

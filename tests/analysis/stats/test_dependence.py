@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,6 +93,16 @@ def test_the_autocorrelation_time_of_an_ar1_series_is_the_known_one() -> None:
     for phi in (0.0, 0.5, 0.9):
         series = ar1(rng, phi, 200_000)
         assert dependence.autocorrelation_time(series) == pytest.approx((1 + phi) / (1 - phi), rel=0.1)
+
+
+@pytest.mark.parametrize("count", [7, 22, 36, 37, 66, 121, 182])
+def test_the_autocorrelation_time_is_that_of_the_covariances_themselves(count: int) -> None:
+    series = ar1(np.random.default_rng(count), 0.8, count)
+    centred = series - series.mean()
+    lags = np.correlate(centred, centred, "full")[count - 1 :] / (centred @ centred)
+    pairs = [lags[at] + lags[at + 1] for at in range(0, count - 1, 2)]
+    positive = list(itertools.takewhile(lambda pair: pair > 0, pairs))
+    assert dependence.autocorrelation_time(series) == pytest.approx(max(1.0, 2 * sum(positive) - 1), rel=1e-9)
 
 
 @pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.1] * 49, [0.0, 1.0] * 30, [0.0, 1e-300] * 30])
