@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 # Atomic, so that CR LF is never taken for a CR line followed by an empty LF line.
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
+_MOST_COUNTED = 1 << 40
 _MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
 REASONING = ("reasoning", "reasoning_content")
 # Where the text begins in an event of the shape that most servers send.
@@ -362,10 +363,12 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
             reading.finish_reason = choice["finish_reason"]
-    total = _whole(usage.get("completion_tokens")) if usage else None
-    if max(total or 0, ids) > _MOST_TOKENS:
-        reading.error = f"a usage of {max(total or 0, ids)} tokens in one chunk"
+    said = usage.get("completion_tokens") if usage else None
+    most = max(said if type(said) is int else 0, ids)
+    if most > _MOST_TOKENS:
+        reading.error = f"a usage of {str(most)[:30]} tokens in one chunk"
         return
+    total = _whole(said)
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
     reading.pieces.add([stamp], ids, [-1 if total is None else total], [content], number or 0)
     reading.spoke = reading.spoke or content or bool(ids or total)
@@ -419,4 +422,5 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    """A count; None for what is none, or is more than anything here can come to."""
+    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None

@@ -118,6 +118,8 @@ def _read_answer(data: bytes) -> None:
         assert record.outcome in ENDED, record.outcome
         answer = parse_answer(record)
         assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
+        counts = (getattr(answer, name) for name in ("prompt_tokens", "output_tokens", "cached_tokens"))
+        assert all(count is None or 0 <= count < 1 << 48 for count in counts)  # sums of them are numbers of a table
         list(chunks(record))
     assert (cut.outcome is Outcome.MALFORMED) == (at_once.outcome is Outcome.MALFORMED)
     if cut.outcome is Outcome.OK:
