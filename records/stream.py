@@ -332,7 +332,8 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> dict[str, Any] | No
     else:
         reading.usage = usage
     if isinstance(value.get("metrics"), dict):
-        reading.metrics = value["metrics"]
+        numbers = {name: one for name, one in value["metrics"].items() if _is_number(one) and name.isprintable()}
+        reading.metrics = numbers or None
     choices = value.get("choices")
     objects = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
     if objects:
@@ -346,7 +347,7 @@ def _error(value: dict[str, Any]) -> str:
     if not error:
         error = value if value.get("object") == "error" else None
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text or error)[:300] if error else ""
+    return _shown(str(text or error)) if error else ""
 
 
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
@@ -362,7 +363,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         named = choice.get("token_ids")
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
-            reading.finish_reason = choice["finish_reason"]
+            reading.finish_reason = _shown(choice["finish_reason"])
     said = usage.get("completion_tokens") if usage else None
     most = max(said if type(said) is int else 0, ids)
     if most > _MOST_TOKENS:
@@ -419,6 +420,16 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
     if not reading.pieces.stamps and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"
+
+
+def _shown(text: str) -> str:
+    """A server's words, not too many, as files and tables can hold them: JSON may name halves of characters."""
+    return text[:300].encode(errors="replace").decode()
+
+
+def _is_number(value: Any) -> bool:
+    """One that a column of a table can hold beside others."""
+    return type(value) in (int, float) and abs(value) < 1 << 62
 
 
 def _whole(value: Any) -> int | None:

@@ -132,7 +132,7 @@ class HttpGet:
 
     def _proxy(self) -> str:
         """That none is used, where the environment names one for this address."""
-        named = urllib.request.getproxies_environment()
-        if self._parts.scheme not in named or urllib.request.proxy_bypass_environment(self._parts.netloc, named):
+        named = urllib.request.getproxies()
+        if self._parts.scheme not in named or urllib.request.proxy_bypass(self._parts.netloc):
             return ""
         return f"the proxy in {self._parts.scheme}_proxy is not used: write an address that is reached without one"

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import pandas as pd
 
 from gapmeter.analysis.requests.definitions import chunks
 from gapmeter.analysis.results import NotReadable
@@ -121,6 +122,7 @@ def _read_answer(data: bytes) -> None:
         counts = (getattr(answer, name) for name in ("prompt_tokens", "output_tokens", "cached_tokens"))
         assert all(count is None or 0 <= count < 1 << 48 for count in counts)  # sums of them are numbers of a table
         list(chunks(record))
+        pd.DataFrame({"said": [f"{answer.finish_reason} {answer.error}"], "metrics": [answer.request_metrics]}).to_parquet(io.BytesIO())
     assert (cut.outcome is Outcome.MALFORMED) == (at_once.outcome is Outcome.MALFORMED)
     if cut.outcome is Outcome.OK:
         assert [text for _, text in events(cut)] == [text for _, text in events(at_once)]
@@ -341,7 +343,7 @@ TARGETS: dict[str, Target] = {
     "manifests": Target(_manifests, _read_manifest, (NotReadable,)),
     "records": Target(_records, _read_records, (NotRecords, ValueError), examples=150),
     "archives": Target(_archives, _read_archive, (UserError,), examples=150),
-    "scenarios": Target(_scenarios, _read_scenario, (ScenarioError,), examples=120),
+    "scenarios": Target(_scenarios, _read_scenario, (ScenarioError,), examples=120, seconds=60.0),
     "messages": Target(_messages, _read_message, (Malformed,)),
     "plans": Target(_plans, _read_plan, (NotPlan,)),
     "folders": Target(_folders, _read_folder, examples=25, seconds=60.0),
