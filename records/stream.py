@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 # Atomic, so that CR LF is never taken for a CR line followed by an empty LF line.
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
+_MOST_COUNTED = 1 << 40
 _MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
 REASONING = ("reasoning", "reasoning_content")
 # Where the text begins in an event of the shape that most servers send.
@@ -336,7 +337,8 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> dict[str, Any] | No
     else:
         reading.usage = usage
     if isinstance(value.get("metrics"), dict):
-        reading.metrics = value["metrics"]
+        numbers = {name: one for name, one in value["metrics"].items() if _is_number(one) and name.isprintable()}
+        reading.metrics = numbers or None
     choices = value.get("choices")
     objects = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
     if objects:
@@ -350,7 +352,7 @@ def _error(value: dict[str, Any]) -> str:
     if not error:
         error = value if value.get("object") == "error" else None
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text or error)[:300] if error else ""
+    return _shown(str(text or error)) if error else ""
 
 
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
@@ -366,11 +368,13 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         named = choice.get("token_ids")
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
-            reading.finish_reason = choice["finish_reason"]
-    total = _whole(usage.get("completion_tokens")) if usage else None
-    if max(total or 0, ids) > _MOST_TOKENS:
-        reading.error = f"a usage of {max(total or 0, ids)} tokens in one chunk"
+            reading.finish_reason = _shown(choice["finish_reason"])
+    said = usage.get("completion_tokens") if usage else None
+    most = max(said if type(said) is int else 0, ids)
+    if most > _MOST_TOKENS:
+        reading.error = f"a usage of {str(most)[:30]} tokens in one chunk"
         return
+    total = _whole(said)
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
     reading.pieces.add([stamp], ids, [-1 if total is None else total], [content], number or 0)
     reading.spoke = reading.spoke or content or bool(ids or total)
@@ -431,5 +435,16 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
     return "the stream ended before the answer did"
 
 
+def _shown(text: str) -> str:
+    """A server's words, not too many, as files and tables can hold them: JSON may name halves of characters."""
+    return text[:300].encode(errors="replace").decode()
+
+
+def _is_number(value: Any) -> bool:
+    """One that a column of a table can hold beside others."""
+    return type(value) in (int, float) and abs(value) < 1 << 62
+
+
 def _whole(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    """A count; None for what is none, or is more than anything here can come to."""
+    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None

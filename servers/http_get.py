@@ -8,10 +8,16 @@ import os
 import socket
 import ssl
 import threading
+import urllib.request
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 MOST_BYTES = 1 << 20
+_UNKNOWN_AUTHORITY = "name a file with its authority's certificate in SSL_CERT_FILE"
+_OF_CERTIFICATES = {  # OpenSSL's words for what no authority mends
+    "certificate has expired": "have it renewed there, or set the clock here",
+    "certificate is not yet valid": "set the clock here, or there",
+}
 
 
 class NoAnswer(OSError):
@@ -113,13 +119,20 @@ class HttpGet:
             case TimeoutError():
                 return NoAnswer(f"no whole answer in {self._seconds:g} s: timed out")
             case ssl.SSLCertVerificationError():
-                why = f"its certificate is not trusted: {error.verify_message}"
-                return NoAnswer(why, "name a file with its authority's certificate in SSL_CERT_FILE")
+                hint = _OF_CERTIFICATES.get(error.verify_message, _UNKNOWN_AUTHORITY)
+                return NoAnswer(f"its certificate is not trusted: {error.verify_message[:200]}", hint)
             case ssl.SSLError():
                 return NoAnswer(f"TLS failed: {error.reason or error}", "does that port speak https?")
             case OSError() | http.client.HTTPException() if not isinstance(error, http.client.InvalidURL):
                 text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                return NoAnswer(" ".join(text.split())[:200])
+                return NoAnswer(" ".join(text.split())[:200], self._proxy())
             case http.client.InvalidURL() | ValueError():  # a host, a path or a key
                 return NoAnswer("HTTP does not allow its characters", "write others as %XX")
         raise error
+
+    def _proxy(self) -> str:
+        """That none is used, where the environment names one for this address."""
+        named = urllib.request.getproxies()
+        if self._parts.scheme not in named or urllib.request.proxy_bypass(self._parts.netloc):
+            return ""
+        return f"the proxy in {self._parts.scheme}_proxy is not used: write an address that is reached without one"

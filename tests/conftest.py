@@ -55,10 +55,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     """A self-signed one for localhost."""
+    return _certificate(tmp_path_factory.mktemp("tls"), "-x509", "-days", "2")
+
+
+@pytest.fixture(scope="session")
+def expired_certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """Another, of January 2020."""
+    made = _certificate(tmp_path_factory.mktemp("expired"))
+    request = made.file.rename(made.folder / "request.pem")
+    (made.folder / "index").touch()
+    (made.folder / "ca.cnf").write_text(
+        "[ca]\ndefault_ca=own\n[own]\ndatabase=index\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\n"
+        "policy=any\ncopy_extensions=copy\n[any]\ncommonName=supplied\n"
+    )
+    command = ["openssl", "ca", "-batch", "-notext", "-config", "ca.cnf", "-selfsign", "-keyfile", str(made.key)]
+    command += ["-in", str(request), "-out", str(made.file), "-startdate", "20200101000000Z"]
+    subprocess.run([*command, "-enddate", "20200201000000Z"], check=True, capture_output=True, cwd=made.folder)
+    return made
+
+
+def _certificate(folder: Path, *words: str) -> Certificate:
+    """With a new key; without ``-x509`` among the words, what asks an authority for one."""
     if shutil.which("openssl") is None:
         pytest.skip("the openssl program makes the certificate")
-    made = Certificate(tmp_path_factory.mktemp("tls"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    made = Certificate(folder)
+    command = ["openssl", "req", *words, "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.file)]
     subprocess.run(command, check=True, capture_output=True)
     return made

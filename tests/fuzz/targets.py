@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import pandas as pd
+import pyarrow as pa
 
 from gapmeter.analysis.requests.definitions import chunks
 from gapmeter.analysis.results import NotReadable
@@ -118,7 +120,12 @@ def _read_answer(data: bytes) -> None:
         assert record.outcome in ENDED, record.outcome
         answer = parse_answer(record)
         assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
+        counts = (getattr(answer, name) for name in ("prompt_tokens", "output_tokens", "cached_tokens"))
+        assert all(count is None or 0 <= count < 1 << 48 for count in counts)  # sums of them are numbers of a table
         list(chunks(record))
+        kept = {"said": [f"{answer.finish_reason} {answer.error}"], "metrics": [answer.request_metrics]}
+        pa.Table.from_pandas(pd.DataFrame(kept))
+        assert answer.request_metrics != {}  # of which Parquet has no column
     assert (cut.outcome is Outcome.MALFORMED) == (at_once.outcome is Outcome.MALFORMED)
     if cut.outcome is Outcome.OK:
         assert [text for _, text in events(cut)] == [text for _, text in events(at_once)]
@@ -339,7 +346,7 @@ TARGETS: dict[str, Target] = {
     "manifests": Target(_manifests, _read_manifest, (NotReadable,)),
     "records": Target(_records, _read_records, (NotRecords, ValueError), examples=150),
     "archives": Target(_archives, _read_archive, (UserError,), examples=150),
-    "scenarios": Target(_scenarios, _read_scenario, (ScenarioError,), examples=120),
+    "scenarios": Target(_scenarios, _read_scenario, (ScenarioError,), examples=120, seconds=60.0),
     "messages": Target(_messages, _read_message, (Malformed,)),
     "plans": Target(_plans, _read_plan, (NotPlan,)),
     "folders": Target(_folders, _read_folder, examples=25, seconds=60.0),

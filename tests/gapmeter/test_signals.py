@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,17 @@ def test_a_run_to_whom_nobody_listens_any_more_goes_to_its_end(tmp_path: Path) -
     assert command.process.wait() in (0, 98, 99)
     assert folder.report.exists()
     assert folder.read_manifest()["status"] == "complete"
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("number", ENDING[:2])
+def test_a_signal_at_a_random_moment_ends_a_run_with_105_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    moment_s = random.uniform(0.6, 6.0)  # from the imports to the report
+    command = Command((*SIMULATED, "--set", "load.requests=900"), tmp_path)
+    time.sleep(moment_s)
+    command.process.send_signal(number)
+    done = command.done()
+    assert (done.code, done.last_line, done.left) == (105, "exit=105 interrupted", []), (moment_s, done.err)
+    assert "Traceback" not in done.err, moment_s

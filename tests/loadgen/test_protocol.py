@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +18,8 @@ import pytest
 
 from gapmeter.loadgen.locust.protocol import Files, FileServer, NotTaken, Order, Result
 from gapmeter.loadgen.locust.slice_run import Report
+from tests.kit.command import ROOT
+from tests.kit.loads import plan
 
 RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": "x"}))
 
@@ -100,3 +106,41 @@ def test_records_that_did_not_arrive_as_they_were_sent_are_not_taken(served: Ser
     (served.folder / "worker-0.plan.npz").write_bytes(b"")
     served.files.fetch_slice(served.folder / "slice")  # the server has gone on to the next request
     assert served.records() == []
+
+
+FETCHES = """
+import sys
+from pathlib import Path
+from gapmeter.loadgen.locust.protocol import Files, Order
+from gapmeter.loadgen.locust.slice_run import Call
+from gapmeter.loadgen.locust.worker import Refused, Worker
+_, port, token, digest, folder = sys.argv
+order = Order(0, 2, "http://127.0.0.1:1", "asyncio", digest, int(port), token)
+try:
+    Worker(Call("127.0.0.1", int(port), (), None), Path(folder), print)._prepare(order, Files("127.0.0.1", order))
+except Refused as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_plan", "says"),
+    [
+        (True, r"the slice's digest is [0-9a-f]{12}, the master's 0{12}"),
+        (False, "the master has sent no slice of a plan"),
+    ],
+)
+def test_a_worker_issues_no_other_slice_than_the_one_it_was_told(
+    served: Served, tmp_path: Path, is_plan: bool, says: str
+) -> None:
+    sent = served.folder / "worker-0.plan.npz"
+    plan([0, 1]).save(sent)
+    if not is_plan:
+        sent.write_bytes(sent.read_bytes()[:-9])
+    (tmp_path / "worker").mkdir()
+    words = [str(served.order.port), served.order.token, "0" * 12, str(tmp_path / "worker")]
+    env = os.environ | {"LOCUST_SKIP_MONKEY_PATCH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FETCHES, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert re.match(says, done.stdout), done.stderr

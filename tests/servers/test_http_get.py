@@ -105,3 +105,18 @@ def test_a_certificate_that_is_not_trusted_is_said_with_its_remedy(
             served_models(attached(url), None)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
         assert served_models(attached(url), None)[1] == ["m"]
+
+
+def test_an_expired_certificate_and_a_proxy_that_is_not_used_have_remedies_of_their_own(
+    expired_certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(expired_certificate.file))
+    expired = pytest.raises(UserError, match=r"not trusted: certificate has expired; have it renewed there")
+    with answering(b"", tls=expired_certificate.serving) as url, expired:
+        served_models(attached(url), None)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    with pytest.raises(UserError, match=r"the proxy in https_proxy is not used: write an address"):
+        served_models(attached("https://127.0.0.1:2"), None)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(UserError, match=r"is it running, and is the address right"):
+        served_models(attached("https://127.0.0.1:2"), None)
