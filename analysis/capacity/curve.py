@@ -164,7 +164,8 @@ def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[Level], most: fl
         return np.linspace(lowest, max(math.log(most), lowest) + _DEEPEST, _CEILINGS)
     top, error = _middle(ceilings)
     near = top + np.linspace(-4, 4, 2 * _CEILINGS // 3) * math.hypot(error, 0.01)
-    return np.concatenate([near, np.linspace(near[-1], top + _DEEPEST, _CEILINGS // 3 + 1)[1:]])
+    highest = max(top + _DEEPEST, near[-1] + error)
+    return np.concatenate([near, np.linspace(near[-1], highest, _CEILINGS // 3 + 1)[1:]])
 
 
 def _ceiling_odds(logs: Floats, ceilings: Sequence[Ceiling]) -> Floats:

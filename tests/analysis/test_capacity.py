@@ -270,6 +270,14 @@ def test_an_overload_that_served_too_little_is_overruled_by_trials_that_were_ser
     assert known.quantile(0.5) > 82.0
 
 
+@pytest.mark.parametrize("error", [0.0, 0.1, 0.3, 1.0])
+def test_an_overload_that_was_served_unevenly_tells_the_ceiling_less_exactly(error: float) -> None:
+    levels = queue_levels(80.0, 100.0, (50.0, 70.0, 90.0))
+    known = fit(levels, [Ceiling(100.0, error)], 0.01, 200.0)
+    assert known.quantile(0.5) == pytest.approx(80.0, rel=0.1)
+    assert known.spread(0.95) >= fit(levels, [Ceiling(100.0, 0.0)], 0.01, 200.0).spread(0.95) - 1e-3
+
+
 def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
     edges = np.log(np.array([50.0, 100.0]))
     one, other = (Posterior(edges + shift, np.array([1.0]), 0.01, 120.0) for shift in (0.0, 0.3))
