@@ -237,7 +237,8 @@ def _trials_in_short(search: Search) -> Section:
             which = f"{slo.text}: " if len(trial.slos) > 1 else ""
             beyond = f"{count(slo.over)} of {count(slo.count)} beyond, worth {count(slo.n_eff)}"
             seen = f"{which}{beyond}; {duration(1000 * trial.seconds)}"
-        lean = f" (leaning to {trial.leaning})" if trial.verdict == UNDECIDED else ""
+        leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
+        lean = f" (leaning to {trial.leaning})" if leans else ""
         verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
         rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, share(trial.confidence), seen])
     headers: doc.Headers = [

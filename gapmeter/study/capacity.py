@@ -314,7 +314,7 @@ def _verdict(trial: Trial, goal: search.Goal) -> str:
         return f"not valid: {outcome.died or outcome.invalid}"
     count, slo = outcome.counts[finding.promise], goal.promises[finding.promise].text
     word = "fails" if finding.leaning == FAILS else "holds"
+    said = f"{word} ({100 * finding.confidence:.0f} %)"
     if trial.verdict not in (FAILS, HOLDS):
-        word = f"undecided, leaning to {word}"
-    sure = f"{100 * finding.confidence:.0f} %"
-    return f"{word} ({sure}): {slo}, {count.over:g} of {count.count} beyond, {outcome.seconds:.0f} s"
+        said = f"undecided, leaning to {said}" if finding.confidence > 0.5 else "undecided"
+    return f"{said}: {slo}, {count.over:g} of {count.count} beyond, {outcome.seconds:.0f} s"
