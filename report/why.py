@@ -8,7 +8,7 @@ from gapmeter.analysis.ledger.tail import UNEXPLAINED_OWNER
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult
+from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
@@ -130,11 +130,31 @@ def _part_of(part: OwnerPart, whole: str, who: str) -> str:
     return f"{'all' if value > _ALMOST_ALL else share(value)}{f' ({ends})' if ends else ''} of {whole} is {who}"
 
 
+def deciding(result: RunFigures) -> SloAnswer | None:
+    """The first SLO whose answer is the verdict; errors where that one is missed only because requests failed."""
+    of_it = [slo for slo in result.slo if slo.status == result.verdict]
+    if of_it and through_failures(result, of_it[0]):
+        return next((slo for slo in of_it if slo.metric == "errors"), of_it[0])
+    return of_it[0] if of_it else None
+
+
+def through_failures(result: RunFigures, slo: SloAnswer) -> bool:
+    """Whether requests that failed miss a limit of latency: without them no more exceed it than may."""
+    if slo.status != FAIL or slo.percentile is None or slo.beyond is None:
+        return False
+    answered = result.metrics[slo.metric].count
+    failed = slo.count - answered
+    return failed > 0 and slo.beyond - failed <= (1 - slo.percentile / 100) * answered
+
+
 # --- the section
 
 
 def main_metric(result: RunFigures) -> str | None:
-    """The metric that the first screen explains."""
+    """The metric that the first screen explains; None where not slow requests but failed ones missed the limit."""
+    decided = deciding(result) if result.verdict == FAIL else None
+    if decided is not None and (decided.metric == "errors" or through_failures(result, decided)):
+        return None
     metrics = (result.tail.metric, "ttft", "e2e")
     return next((metric for metric in metrics if metric and result.tail.of(metric)), None)
 
