@@ -59,8 +59,9 @@ def failed_in_short(result: RunResult) -> Section | None:
     lines: list[Words] = [_how_many(result)]
     for found in result.failures[:_MOST_CLASSES]:
         for one in found.examples[:1]:
-            said = f"at {one.at_s:.1f} s, {_status(one)}, {one.request_id}: {said_by_server(one)}"
-            lines.append(doc.Line(f"first {found.name}: {said}"))
+            said = " ".join(said_by_server(one).split())
+            where = f"{_status(one)}, at {one.at_s:.1f} s, {one.request_id}"
+            lines.append(doc.Quoted(f"first {found.name}: {said} ({where})"))
     if censored := _censored(result):
         lines.append(censored)
     return Section("failed", "", [Facts([("failed", *lines)])], on=BRIEF)
