@@ -10,7 +10,7 @@ from gapmeter.analysis.results.requests import FailureExample
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report.document import BRIEF, Facts, Figure, Name, Paragraph, Row, Section, Table, Words, in_ms
-from gapmeter.report.words import as_sentence
+from gapmeter.report.words import as_sentence, of_all, of_answered
 
 _MOST_CLASSES = 4  # in the terminal; the page has them all
 _FAILED = {
@@ -89,8 +89,8 @@ def _censored(result: RunResult) -> str:
             continue
         key, alone = percentile_key(p), without.ms(p)
         text = over(bounded[key]) if key in bounded else duration(with_them.ms(p))
-        said.append(f"{name} {key} {text}" + (f" ({duration(alone)} over successes)" if alone else ""))
-    return f"with these as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
+        said.append(f"{name} {key} {text}" + (f" ({duration(alone)} {of_answered(result)})" if alone else ""))
+    return f"{of_all(result)}, these as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
 
 
 def _status(example: FailureExample) -> str:

@@ -23,7 +23,7 @@ from gapmeter.report.document import (
     Table,
 )
 from gapmeter.report.why import deciding, excess_sentence, tail_sentence, through_failures, whose
-from gapmeter.report.words import about_minutes, as_sentence
+from gapmeter.report.words import about_minutes, as_sentence, of_all
 
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
@@ -225,8 +225,8 @@ def objectives(result: RunResult) -> Section:
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
-        "answer", "objective", Column("measured", wraps=True), Column("95 % interval, or bound", wraps=True), "n",
-        Column("what is missing, or explains the slow ones", wraps=True),
+        "answer", _of("objective", result), Column("measured", wraps=True), Column("95 % interval, or bound", wraps=True),
+        "n", Column("what is missing, or explains the slow ones", wraps=True),
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
     if rows:
@@ -244,10 +244,15 @@ def objectives_in_short(result: RunResult) -> Section | None:
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
-        Column("answer", brief=" "), "SLO", "measured", Column("95 % interval, or bound", wraps=True), "limit",
-        Column("used", wraps=True), Column("also", below=True, wraps=True),
+        Column("answer", brief=" "), _of("SLO", result), "measured", Column("95 % interval, or bound", wraps=True),
+        "limit", Column("used", wraps=True), Column("also", below=True, wraps=True),
     ]  # fmt: skip
     return Section("slo", "", [Table("Objectives", headers, rows, words=2)], on=BRIEF) if rows else None
+
+
+def _of(name: str, result: RunResult) -> str:
+    """With how many requests it judges, where failed ones are among them: what answered ones took stands elsewhere."""
+    return f"{name}, {of_all(result)}" if result.failures else name
 
 
 def _measured(at: int, slo: SloAnswer) -> Figure:

@@ -49,7 +49,9 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
     at = lines.index(" failed  30 of 900: 30 answered 5xx")
     first = result.failures[0].examples[0].request_id
     assert lines[at + 1] == f"         first http_5xx: <b>boom</b> (500, at 0.0 s, {first})"
-    assert lines[at + 2].startswith("         with these as at least 30 s: TTFT ")
+    assert lines[at + 2].startswith("         of all 900, these as at least 30 s: TTFT ")
+    assert "   SLO, of all 900  measured" in "\n".join(lines)
+    assert "\n latency of 870 answered\n TTFT    p50 " in "\n".join(lines)
 
 
 def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_slow_requests(
@@ -59,7 +61,7 @@ def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_s
     text = terminal.text(run.brief(result, Manifest.read(failing.path))).plain
     assert [slo.status for slo in result.slo] == ["FAIL"] * 3
     assert "\nFAIL  errors 3.3 % (30 of 900), limit 1.0 %.\n\n failed  30 of 900" in text
-    assert "x TTFT p99  no value" in text
+    assert " x TTFT p99         no value " in text
     assert "more than 1 % failed: p99 has no value" in text
     assert "WHY" not in text
     assert slo.headline(result).startswith("30 of 900 requests failed")
