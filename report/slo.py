@@ -225,8 +225,9 @@ def objectives(result: RunResult) -> Section:
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
-        "answer", _of("objective", result), Column("measured", wraps=True), Column("95 % interval, or bound", wraps=True),
-        "n", Column("what is missing, or explains the slow ones", wraps=True),
+        "answer", _of("objective", result), Column("measured", wraps=True),
+        Column("95 % interval, or bound", wraps=True), "n",
+        Column("what is missing, or explains the slow ones", wraps=True),
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
     if rows:
