@@ -57,6 +57,18 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
     return f"{more}, of no single cause{'' if listed else ': ' + ', '.join(parts)}"
 
 
+def around_sentence(anatomy: Anatomy, metric: str) -> str:
+    """Of which a mean is shown where the percentile itself is far from it; "" where it is near."""
+    if anatomy.at_range_ms is None:
+        return ""
+    low, high = anatomy.at_range_ms
+    return (
+        f"the {anatomy.at.count} {_SLOW.get(metric, 'requests')} around p{anatomy.percentile:g} took from "
+        f"{duration(low)} to {duration(high)}: shown is their mean, {duration(anatomy.at.total_ms)}, not "
+        f"p{anatomy.percentile:g}"
+    )
+
+
 def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     """What every request pays, where that is most of what those at the percentile wait; "" where it is not."""
     if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _untold(anatomy):
@@ -186,9 +198,10 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
     if rest := parts[_SHOWN:]:
         row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), _signed(sum(p.ms for p in rest))]
         rows.append([*row, *([""] if in_letters else []), ""])
+    where = "at" if anatomy.at_range_ms is None else "around"
     headers: doc.Headers = [
         Column("owner", brief=f"WHY {name}"),
-        Column(f"at p{anatomy.percentile:g}", f"at p{anatomy.percentile:g} (ms)"),
+        Column(f"{where} p{anatomy.percentile:g}", f"{where} p{anatomy.percentile:g} (ms)"),
         Column("beyond typical", "beyond typical (ms)"),
         *([Column(" ", wraps=True)] if in_letters else []),
         Column("most of it is", wraps=True),
@@ -213,7 +226,8 @@ def said_of(result: RunResult, device: str, *, listed: bool = False) -> list[str
     if result.verdict == INVALID or metric is None or anatomy is None:
         return []
     said = (
-        pays_sentence(anatomy, metric, device), tail_sentence(anatomy, metric, device, listed=listed),
+        around_sentence(anatomy, metric), pays_sentence(anatomy, metric, device),
+        tail_sentence(anatomy, metric, device, listed=listed),
         cores_sentence(result, anatomy),
     )  # fmt: skip
     return [one for one in said if one]
