@@ -38,8 +38,11 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     )
 
 
-def provenance_of_study(manifest: SweepManifest | SearchManifest, **own: str) -> Provenance:
-    """Of several loads together; ``own``: their load, n and validity, and whatever else is not as the manifest says."""
+def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | None = None, **own: str) -> Provenance:
+    """Of several loads together; ``own``: their load, n and validity, and whatever else is not as the manifest says.
+
+    ``served``: the model that an attached server named, whatever the scenario would have launched.
+    """
     server, hardware = manifest.scenario["server"], manifest.hardware
     facts = {
         "scenario": str(manifest.scenario["name"]), "digest": manifest.scenario_digest, "model": str(server["model"]),
@@ -47,6 +50,8 @@ def provenance_of_study(manifest: SweepManifest | SearchManifest, **own: str) ->
         "hardware": hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
         "date": manifest.started_wall.partition("T")[0] or UNKNOWN, "command": manifest.command,
     }  # fmt: skip
+    if server["engine"] == "attach":
+        facts |= {"model": served or UNKNOWN, "precision": UNKNOWN}
     return Provenance(**(facts | own))
 
 

@@ -92,8 +92,8 @@ class Code(_Text):
     """Something to type."""
 
 
-class Line(_Text):
-    """Words that stand on one line: the terminal cuts them to its width, and does not wrap them."""
+class Quoted(_Text):
+    """What holds another's words: a word that is wider than the terminal is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Bar:
         return ""
 
 
-Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot | Line
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot | Quoted
 Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
 Row = Sequence[Words]
 

@@ -10,7 +10,7 @@ from gapmeter.analysis.results.requests import FailureExample
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report.document import BRIEF, Facts, Figure, Name, Paragraph, Row, Section, Table, Words, in_ms
-from gapmeter.report.words import as_sentence
+from gapmeter.report.words import as_sentence, of_all, of_answered
 
 _MOST_CLASSES = 4  # in the terminal; the page has them all
 _FAILED = {
@@ -59,8 +59,9 @@ def failed_in_short(result: RunResult) -> Section | None:
     lines: list[Words] = [_how_many(result)]
     for found in result.failures[:_MOST_CLASSES]:
         for one in found.examples[:1]:
-            said = f"at {one.at_s:.1f} s, {_status(one)}, {one.request_id}: {said_by_server(one)}"
-            lines.append(doc.Line(f"first {found.name}: {said}"))
+            said = " ".join(said_by_server(one).split())
+            where = f"{_status(one)}, at {one.at_s:.1f} s, {one.request_id}"
+            lines.append(doc.Quoted(f"first {found.name}: {said} ({where})"))
     if censored := _censored(result):
         lines.append(censored)
     return Section("failed", "", [Facts([("failed", *lines)])], on=BRIEF)
@@ -88,8 +89,8 @@ def _censored(result: RunResult) -> str:
             continue
         key, alone = percentile_key(p), without.ms(p)
         text = over(bounded[key]) if key in bounded else duration(with_them.ms(p))
-        said.append(f"{name} {key} {text}" + (f" ({duration(alone)} over successes)" if alone else ""))
-    return f"with these as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
+        said.append(f"{name} {key} {text}" + (f" ({duration(alone)} {of_answered(result)})" if alone else ""))
+    return f"{of_all(result)}, these as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
 
 
 def _status(example: FailureExample) -> str:

@@ -21,7 +21,7 @@ from gapmeter.report.document import (
     in_ms,
 )
 from gapmeter.report.percentiles import figure
-from gapmeter.report.words import METRICS
+from gapmeter.report.words import METRICS, of_answered
 
 _SHOWN = (50.0, 90.0, 95.0, 99.0)
 _METRICS = ("ttft", "itl", "e2e")
@@ -32,13 +32,14 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     served = [("served", words)] if (words := _served(result)) else []
     if words := _length(result, manifest):
         served.append(("length", words))
-    told = [("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
+    whose = [("latency", of_answered(result))] if result.failures else []
+    told = [*whose, ("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
     rows: list[Row] = [
         [METRICS[metric], *(_figure(result, metric, p) for p in _SHOWN),
          Figure(result.metrics[metric].max_ms, "ms", f"metrics.{metric}.max_ms")]
         for metric in _METRICS
     ]  # fmt: skip
-    headers: Headers = [" ", *in_ms(*(f"p{p:g}" for p in _SHOWN), "max")]
+    headers: Headers = [of_answered(result) if result.failures else " ", *in_ms(*(f"p{p:g}" for p in _SHOWN), "max")]
     table = Table("Percentiles at a glance", headers, rows, css="compact")
     shown = Facts(served)
     return [

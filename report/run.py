@@ -73,9 +73,12 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     ``regression``: how it compares with its baseline, where it was held against one.
     """
     answers, why_slow = slo.objectives_in_short(result), why.section(result, manifest)
+    failures = failed_in_short(result)
+    first = why_slow or failures if result.verdict == FAIL else None  # what explains the verdict
     sections = [
-        *((why_slow, answers) if result.verdict == FAIL else (answers,)),
-        failed_in_short(result),
+        first,
+        answers,
+        failures if first is not failures else None,
         *glance.glance(result, manifest),
         why_slow if result.verdict != FAIL else None,
         _trusted(result),

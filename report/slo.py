@@ -22,8 +22,8 @@ from gapmeter.report.document import (
     Section,
     Table,
 )
-from gapmeter.report.why import excess_sentence, tail_sentence, whose
-from gapmeter.report.words import about_minutes
+from gapmeter.report.why import deciding, excess_sentence, tail_sentence, through_failures, whose
+from gapmeter.report.words import about_minutes, as_sentence, of_all
 
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
@@ -37,13 +37,13 @@ def headline(result: RunFigures) -> str:
     """What a person reads first: the verdict's reason, then what explains the slow requests."""
     if result.verdict == INVALID:
         return f"not valid as a measurement: {'; '.join(result.invalid_reasons)}"
-    telling = next((answer for answer in result.slo if answer.status == result.verdict), None)
+    telling = deciding(result)
     if telling is None:
         return "measured; no SLO was set"
     text = slo_sentence(telling)
     if result.verdict == PASS:
         text = f"{len(result.slo)} of {len(result.slo)} SLOs met; {text}"
-    slow = result.tail.of(telling.metric)
+    slow = None if through_failures(result, telling) else result.tail.of(telling.metric)
     return f"{text}. {tail_sentence(slow, telling.metric, result.device)}." if slow else f"{text}."
 
 
@@ -51,10 +51,9 @@ def verdict_sentence(result: RunResult) -> str:
     """The answer in a line: the SLO that decided it, with its figure and its limit, or why there is none."""
     if result.verdict == INVALID:
         return "Not valid as a measurement."
-    of_it = [slo for slo in result.slo if slo.status == result.verdict]
-    if not of_it:
+    telling = max(result.slo, key=_used, default=None) if result.verdict == PASS else deciding(result)
+    if telling is None:
         return "Measured; the scenario sets no SLO."
-    telling = max(of_it, key=_used) if result.verdict == PASS else of_it[0]
     said = brief_answer(telling)
     if result.verdict == PASS:
         many = len(result.slo)
@@ -65,7 +64,9 @@ def verdict_sentence(result: RunResult) -> str:
             f"{minutes or f'about {count(needs.requests)} requests'} more would tell" if needs else "too close to tell"
         )
         return f"{said}: undecided; {more}."
-    excess = excess_sentence(result, telling.metric)
+    if telling.outage is not None:
+        return as_sentence(f"{outage_text(telling.outage)}: {said}")
+    excess = "" if through_failures(result, telling) else excess_sentence(result, telling.metric)
     return f"{said}{f': {excess}' if excess else ''}."
 
 
@@ -73,14 +74,27 @@ def brief_answer(answer: SloAnswer) -> str:
     """``p99 TTFT 31.0 ms, limit 60.0 ms``: what is known, and the limit."""
     name = "errors" if answer.metric == "errors" else f"p{answer.percentile:g} {answer.metric.upper()}"
     value, limit = slo_value(answer), str(Figure(answer.limit, answer.unit))
-    if answer.status == PASS and answer.at_most is not None and answer.value is None:
+    if answer.metric == "errors":
+        value += f" ({count(_failed(answer))} of {count(answer.count)})"
+    elif answer.among_failures:
+        value = f"has {value} ({_failures(answer)})"
+    elif answer.status == PASS and answer.at_most is not None and answer.value is None:
         value = at_most(answer.at_most)
-    elif answer.status == FAIL and answer.value is None and answer.low is not None and not answer.infinite:
+    elif answer.status == FAIL and answer.value is None and answer.low is not None:
         value = f"{value}, at least {_time(answer.low)}" if answer.basis == "interval" else value
     said = f"{name} {value}, limit {limit}"
     if answer.basis == "share" and answer.beyond:
         said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
-    return f"{said}; {outage_text(answer.outage)}" if answer.outage is not None else said
+    return said
+
+
+def _failed(answer: SloAnswer) -> int:
+    return round((answer.value or 0.0) * answer.count)
+
+
+def _failures(answer: SloAnswer) -> str:
+    """Why a percentile has no value."""
+    return f"more than {100 - (answer.percentile or 0.0):.6g} % failed"
 
 
 def _used(answer: SloAnswer) -> float:
@@ -94,7 +108,7 @@ def _used(answer: SloAnswer) -> float:
 def slo_sentence(answer: SloAnswer) -> str:
     """What was found of one SLO, and what that says of its limit."""
     if answer.metric == "errors":
-        said = f"{count(round((answer.value or 0.0) * answer.count))} of {count(answer.count)} requests failed"
+        said = f"{count(_failed(answer))} of {count(answer.count)} requests failed"
         said += f" ({share(answer.value)}, 95 % interval {slo_interval(answer)})" if answer.count else ""
         limit = f"the limit of {share(answer.limit)}"
     else:
@@ -133,9 +147,10 @@ def _latency(answer: SloAnswer) -> str:
         return not_judged(answer)
     worth = count(answer.n_eff) if answer.n_eff >= 1 else "less than one"
     size = f"n = {count(answer.count)}, worth {worth} independent"
-    if answer.infinite and answer.low is None:
-        return f"{name} never: more requests failed than it may leave out ({size})"
-    if answer.value is not None or answer.infinite:
+    if answer.among_failures:
+        least = f", and is at least {_time(answer.low)}" if answer.low is not None else ""
+        return f"{name} has no value, since {_failures(answer)}{least} ({size})"
+    if answer.value is not None:
         # An end above the value that is no number is one that answers which never came reach.
         value, low, high = (_time(ms if ms is not None else math.inf) for ms in (answer.value, answer.low, answer.high))
         return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
@@ -145,7 +160,7 @@ def _latency(answer: SloAnswer) -> str:
     known = f"; {highest}" if (highest := highest_known(answer)) else ""
     least = f", at least {_time(answer.low)}" if answer.low is not None else ""
     most = f", {bound}" if (bound := at_most(answer.at_most)) else ", no upper bound from this sample"
-    return f"{name} about {_time(math.inf if answer.sample is None else answer.sample)}{least}{most} ({size}{known})"
+    return f"{name} about {duration(answer.sample)}{least}{most} ({size}{known})"
 
 
 def at_most(bound: AtMost | None) -> str:
@@ -170,8 +185,8 @@ def slo_value(slo: SloAnswer) -> str:
         return "refused"
     if slo.unit == "share":
         return share(slo.value)
-    if slo.infinite:
-        return "never"
+    if slo.among_failures:
+        return "no value"
     return duration(slo.value) if slo.value is not None else f"~{duration(slo.sample)}" if slo.sample else DASH
 
 
@@ -210,7 +225,8 @@ def objectives(result: RunResult) -> Section:
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
-        "answer", "objective", Column("measured", wraps=True), Column("95 % interval, or bound", wraps=True), "n",
+        "answer", _of("objective", result), Column("measured", wraps=True),
+        Column("95 % interval, or bound", wraps=True), "n",
         Column("what is missing, or explains the slow ones", wraps=True),
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
@@ -229,10 +245,15 @@ def objectives_in_short(result: RunResult) -> Section | None:
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
-        Column("answer", brief=" "), "SLO", "measured", Column("95 % interval, or bound", wraps=True), "limit",
-        Column("used", wraps=True), Column("also", below=True, wraps=True),
+        Column("answer", brief=" "), _of("SLO", result), "measured", Column("95 % interval, or bound", wraps=True),
+        "limit", Column("used", wraps=True), Column("also", below=True, wraps=True),
     ]  # fmt: skip
     return Section("slo", "", [Table("Objectives", headers, rows, words=2)], on=BRIEF) if rows else None
+
+
+def _of(name: str, result: RunResult) -> str:
+    """With how many requests it judges, where failed ones are among them: what answered ones took stands elsewhere."""
+    return f"{name}, {of_all(result)}" if result.failures else name
 
 
 def _measured(at: int, slo: SloAnswer) -> Figure:
@@ -244,16 +265,17 @@ def _name(slo: SloAnswer) -> str:
 
 
 def _missing(slo: SloAnswer) -> str:
-    """What would decide an SLO that is not."""
+    """What would decide an SLO that is not; why a percentile has no value."""
     if slo.status == INVALID:
         late = f"up to {duration(slo.late)} of it may be the load tester's lateness" if slo.late is not None else ""
         return late or "never occurred"
-    if slo.status != INCONCLUSIVE:
-        return ""
-    if slo.needs is None:
-        return "too close to decide"
-    minutes = about_minutes(slo.needs).replace("about ", "~")
-    return f"needs {minutes or f'{count(slo.needs.requests)} requests'} more"
+    none = f"{_failures(slo)}: p{slo.percentile:g} has no value" if slo.among_failures else ""
+    needs = ""
+    if slo.status == INCONCLUSIVE:
+        minutes = about_minutes(slo.needs).replace("about ", "~") if slo.needs else ""
+        span = minutes or f"{count(slo.needs.requests)} requests" if slo.needs else ""
+        needs = f"needs {span} more" if span else "too close to decide"
+    return "; ".join(filter(None, (none, needs)))
 
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:

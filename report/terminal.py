@@ -91,10 +91,8 @@ def _block(block: doc.Block, width: int) -> Iterator[Text]:
             for name, *lines in block.rows:
                 for at, line in enumerate(lines):
                     first = " " * _MARGIN if at else f" {plain(name):<{_MARGIN - 2}} "
-                    if isinstance(line, doc.Line):
-                        yield Text(first + _cut(" ".join(line.text.split()), width - _MARGIN))
-                    else:
-                        yield Text(_wrapped(plain(line), width, first, " " * _MARGIN))
+                    foreign = isinstance(line, doc.Quoted)
+                    yield Text(_wrapped(plain(line), width, first, " " * _MARGIN, broken=foreign))
         case Table():
             yield from _table(block, width)
         case doc.Chart(picture=doc.Sketch() as picture):
@@ -137,11 +135,11 @@ def _table(table: Table, width: int) -> Iterator[Text]:
         yield from (Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below)
 
 
-def _wrapped(words: str, width: int, first: str, later: str) -> str:
-    """Lines of at most ``width`` columns; a number and its per cent sign stay together."""
+def _wrapped(words: str, width: int, first: str, later: str, *, broken: bool = False) -> str:
+    """Lines of at most ``width`` columns, long words ``broken``; a number and its per cent sign stay together."""
     filled = textwrap.fill(
         words.replace(" %", f"{_TOGETHER}%"), width, initial_indent=first, subsequent_indent=later,
-        break_long_words=False, break_on_hyphens=False,
+        break_long_words=broken, break_on_hyphens=False,
     )  # fmt: skip
     return filled.replace(_TOGETHER, " ")
 

@@ -8,7 +8,7 @@ from gapmeter.analysis.ledger.tail import UNEXPLAINED_OWNER
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult
+from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
@@ -56,6 +56,18 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
     if len(named) == 1 and None in first.share_ci:
         return f"{more}, in too few moments to be sure why; most is {parts[0]}"
     return f"{more}, of no single cause{'' if listed else ': ' + ', '.join(parts)}"
+
+
+def around_sentence(anatomy: Anatomy, metric: str) -> str:
+    """Of which a mean is shown where the percentile itself is far from it; "" where it is near."""
+    if anatomy.at_range_ms is None:
+        return ""
+    low, high = anatomy.at_range_ms
+    return (
+        f"the {anatomy.at.count} {_SLOW.get(metric, 'requests')} around p{anatomy.percentile:g} took from "
+        f"{duration(low)} to {duration(high)}: shown is their mean, {duration(anatomy.at.total_ms)}, not "
+        f"p{anatomy.percentile:g}"
+    )
 
 
 def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
@@ -131,11 +143,31 @@ def _part_of(part: OwnerPart, whole: str, who: str) -> str:
     return f"{'all' if value > _ALMOST_ALL else share(value)}{f' ({ends})' if ends else ''} of {whole} is {who}"
 
 
+def deciding(result: RunFigures) -> SloAnswer | None:
+    """The first SLO whose answer is the verdict; errors where that one is missed only because requests failed."""
+    of_it = [slo for slo in result.slo if slo.status == result.verdict]
+    if of_it and through_failures(result, of_it[0]):
+        return next((slo for slo in of_it if slo.metric == "errors"), of_it[0])
+    return of_it[0] if of_it else None
+
+
+def through_failures(result: RunFigures, slo: SloAnswer) -> bool:
+    """Whether requests that failed miss a limit of latency: without them no more exceed it than may."""
+    if slo.status != FAIL or slo.percentile is None or slo.beyond is None:
+        return False
+    answered = result.metrics[slo.metric].count
+    failed = slo.count - answered
+    return failed > 0 and slo.beyond - failed <= (1 - slo.percentile / 100) * answered
+
+
 # --- the section
 
 
 def main_metric(result: RunFigures) -> str | None:
-    """The metric that the first screen explains."""
+    """The metric that the first screen explains; None where not slow requests but failed ones missed the limit."""
+    decided = deciding(result) if result.verdict == FAIL else None
+    if decided is not None and (decided.metric == "errors" or through_failures(result, decided)):
+        return None
     metrics = (result.tail.metric, "ttft", "e2e")
     return next((metric for metric in metrics if metric and result.tail.of(metric)), None)
 
@@ -167,9 +199,10 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
     if rest := parts[_SHOWN:]:
         row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), _signed(sum(p.ms for p in rest))]
         rows.append([*row, *([""] if in_letters else []), ""])
+    where = "at" if anatomy.at_range_ms is None else "around"
     headers: doc.Headers = [
         Column("owner", brief=f"WHY {name}"),
-        Column(f"at p{anatomy.percentile:g}", f"at p{anatomy.percentile:g} (ms)"),
+        Column(f"{where} p{anatomy.percentile:g}", f"{where} p{anatomy.percentile:g} (ms)"),
         Column("beyond typical", "beyond typical (ms)"),
         *([Column(" ", wraps=True)] if in_letters else []),
         Column("most of it is", wraps=True),
@@ -194,7 +227,8 @@ def said_of(result: RunResult, device: str, *, listed: bool = False) -> list[str
     if result.verdict == INVALID or metric is None or anatomy is None:
         return []
     said = (
-        pays_sentence(anatomy, metric, device), tail_sentence(anatomy, metric, device, listed=listed),
+        around_sentence(anatomy, metric), pays_sentence(anatomy, metric, device),
+        tail_sentence(anatomy, metric, device, listed=listed),
         cores_sentence(result, anatomy),
     )  # fmt: skip
     return [one for one in said if one]

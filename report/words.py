@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gapmeter.analysis.numbers import bounds, duration, share
+from gapmeter.analysis.numbers import bounds, count, duration, share
 from gapmeter.analysis.results.capacity import FAILS, HOLDS
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
+from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Folded, Pre, Tone
@@ -43,6 +44,16 @@ def whose(stage: str, owner: str, device: str) -> str:
 def about_minutes(needs: Needs) -> str:
     """How long the requests that are needed take at this rate; "" where that is unknown or no time at all."""
     return f"about {needs.minutes:.0f} min" if needs.minutes and needs.minutes >= 1 else ""
+
+
+def of_all(result: RunFigures) -> str:
+    """Whose percentiles: of every request, those that failed as if their answers never came."""
+    return f"of all {count(result.counts.measured)}"
+
+
+def of_answered(result: RunFigures) -> str:
+    """Whose percentiles: of the requests that succeeded."""
+    return f"of {count(result.counts.measured - sum(result.counts.failed.values()))} answered"
 
 
 Interval = Sequence[float | None] | None  # two ends; either may be unknown

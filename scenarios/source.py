@@ -71,6 +71,8 @@ def scenario_file(path_or_name: str) -> Path:
     if _is_file(as_path):
         text = f"no scenario of this name; for the file in this folder write ./{path_or_name}"
         raise ScenarioError(text, place=Place(path_or_name))
+    if as_path.suffix and (close := nearest(path_or_name, [file.name for file in Path().glob("*.y*ml")])):
+        raise ScenarioError(f"no scenario {quoted(path_or_name)}; did you mean {close}?")
     names = [known for known, _ in list_scenarios()]
     names.sort(key=lambda known: -SequenceMatcher(None, path_or_name.lower(), known).ratio())
     raise ScenarioError(f"no scenario {quoted(path_or_name)}; there are {', '.join(names)}")

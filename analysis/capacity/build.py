@@ -77,6 +77,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         **({} if economy is None else {name: getattr(economy, name) for name in Economy.model_fields}),
         provenance=provenance_of_study(
             manifest,
+            next((each.result.provenance.model for each in measured if each.result), None),
             load=f"{arrivals if arrivals in BURSTS else 'Poisson'}, open loop, {len(search.trials)} trials",
             n=str(search.requests),
             validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),

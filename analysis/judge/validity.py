@@ -298,7 +298,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
     "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
     "records": ("the disk is full", "", _ALL),
-    "complete": ("the run was interrupted, or a process of it died", "", _ALL),
+    "complete": ("", "", _ALL),  # its text says why
     "awake": ("it was suspended; its clocks stood still, and the server's did not", "", _ALL),
     "ledger": ("stamps are missing or contradict each other", "", ("stages", "tail", "upgrade")),
 }

@@ -38,6 +38,7 @@ FEWEST_SLOW = 7
 FEWEST = 4 * FEWEST_SLOW
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)  # the fields of SlowBands
 UNEXPLAINED_OWNER = "nobody yet"
+_FAR = 1.5  # times a percentile, or a part of it: no mean of requests around it stands for it
 _TELLING = 0.05  # a stage with less of the difference is not named
 _SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)
 
@@ -148,6 +149,7 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
     names, parts = stage_parts(ledgers)
     total = ledgers["total_ns"].to_numpy(np.float64)
     rank = ranks(total)
+    exact = float(np.quantile(total, percentile / 100, method="inverted_cdf"))
     usual, late = typical(rank), rank >= n - slow_count(n)
     more = parts[late].mean(axis=0) - parts[usual].mean(axis=0)
     whole = float(more.sum())
@@ -205,7 +207,12 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
         owners=tuple(by_difference),
         leading=_leading([(part.owner, part.share_ci) for part in by_difference]),
         payer=_leading([(part.owner, part.at_share_ci) for part in by_wait]),
+        at_range_ms=None if exact / _FAR <= total[at].mean() <= exact * _FAR else _range_ms(total[at]),
     )
+
+
+def _range_ms(values_ns: Floats) -> tuple[float, float]:
+    return float(values_ns.min()) / 1e6, float(values_ns.max()) / 1e6
 
 
 def around(rank: Ints, percentile: float) -> Bools:

@@ -84,7 +84,8 @@ class Anatomy(Result):
 
     ``stage``, ``owner`` and ``share`` are the first one's, ``share_ci`` its 95 % interval. ``owners``: the same by who
     could make it shorter; ``leading`` is the first of them, where its interval clears that of the second. ``at`` are
-    the requests around ``percentile``, and ``payer`` whose most of their wait is, where that is as clear.
+    the requests around ``percentile``, and ``payer`` whose most of their wait is, where that is as clear. Where their
+    mean is far from the percentile, ``at_range_ms`` is what they took, from the fastest to the slowest.
     """
 
     count: int
@@ -101,6 +102,7 @@ class Anatomy(Result):
     owners: tuple[OwnerPart, ...]
     leading: str | None
     payer: str | None
+    at_range_ms: tuple[float, float] | None = left_out()
 
 
 class Tail(Result):

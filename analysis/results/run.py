@@ -104,6 +104,11 @@ class SloAnswer(Result):
     def unit(self) -> Literal["ms", "share"]:
         return "share" if self.metric == "errors" else "ms"
 
+    @property
+    def among_failures(self) -> bool:
+        """Whether the percentile lies among requests that failed, so that it has no value."""
+        return self.metric != "errors" and self.late is None and bool(self.beyond) and self.sample is None
+
     @model_validator(mode="before")
     @classmethod
     def _without_unit(cls, value: Any) -> Any:

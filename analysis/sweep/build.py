@@ -103,7 +103,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
             for answer in answers
         ),
         sweep=figures,
-        provenance=_provenance(points, manifest),
+        provenance=_provenance(points, manifest, made_on),
     )  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def _exit_code(points: Sequence[AnyPoint]) -> int:
     return _NOT_VALID if any(isinstance(point, Point) for point in points) else _UNREACHABLE
 
 
-def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest) -> Provenance:
+def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest, made_on: Mapping[int, Manifest]) -> Provenance:
     """What differs from point to point is named with all its values."""
     keys = dict.fromkeys(key for point in points for key in point.resolved)
     values = {key: ", ".join(dict.fromkeys(str(point.resolved.get(key)) for point in points)) for key in keys}
@@ -298,6 +298,7 @@ def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest) -> Provenan
     validity = "valid" if not bad else f"{bad} of {len(points)} points without valid figures"
     return provenance_of_study(
         manifest,
+        next((each.target.model for each in made_on.values()), None),
         load="; ".join(f"{key} {those}" for key, those in values.items()),
         n=str(sum(point.metrics["ttft"].count for point in points if isinstance(point, Point))),
         validity=INVALID if bad == len(points) else validity,

@@ -7,13 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.provenance import provenance_of
+from gapmeter.analysis.provenance import provenance_of, provenance_of_study
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.tables import write_tables
 from tests.kit.results import manifest
 from tests.kit.runs import read_hlog, write_run
+from tests.kit.searches import write_search
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,13 @@ def test_an_attached_server_s_model_is_the_one_that_it_serves_whatever_the_scena
     about = manifest(scenario={"server": {"engine": "attach"}}, target={"url": "http://127.0.0.1:1", "model": "served"})
     found = provenance_of(about, RunResult.read(run.path))
     assert (found.model, found.precision) == ("served", "unknown")
+
+
+@pytest.mark.parametrize("named", ["served", None])
+def test_so_is_it_in_a_study_of_an_attached_server(tmp_path: Path, named: str | None) -> None:
+    path = write_search(tmp_path / "s", 10.0, 9.0, 11.0, scenario={"server": {"engine": "attach"}})
+    found = provenance_of_study(SearchManifest.read(path), named, load="Poisson", n="9", validity="valid")
+    assert (found.model, found.precision) == (named or "unknown", "unknown")
 
 
 def test_what_is_not_known_is_left_out_of_the_line_and_told_in_the_facts() -> None:

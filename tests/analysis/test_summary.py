@@ -176,6 +176,8 @@ def test_a_broken_rule_makes_the_run_invalid_whatever_its_slos_say(
     assert (told.verdict, told.exit_code) == ("INVALID", 98)
     assert says in told.invalid_reasons[0]
     assert says in headline(told)
+    if "incomplete" in change:
+        assert not next(warning.cause for warning in told.warnings if warning.code == "complete"), "the text has it"
     assert trust_sentence(told).startswith("invalid")
     assert bool(told.stages) is ("ledger_refused" not in change), "a refused ledger is not shown"
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger.tail import anatomy, around, slow_count
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.report.marks import words
-from gapmeter.report.why import pays_sentence, tail_sentence
+from gapmeter.report.why import around_sentence, pays_sentence, tail_sentence
 from tests.kit.runs import simulate
 
 MS = 1e6
@@ -187,6 +188,21 @@ def test_the_requests_at_a_percentile_lie_around_it(percentile: float, low: int,
     assert chosen[0] == pytest.approx(low, abs=4)
     assert chosen[-1] + 1 == pytest.approx(high, abs=4)
     assert len(chosen) >= 7
+
+
+def test_where_their_mean_is_far_from_the_percentile_the_range_of_those_around_it_is_said() -> None:
+    """5 % of the requests wait 150 ms more: of those around p95, half do, and p95 itself is either."""
+    table = ledgers(1000)
+    table.loc[:50, ["queue_ns", "total_ns"]] += 150 * MS
+    found = anatomy(table, 94.8)
+    assert found is not None and found.at_range_ms is not None
+    low, high = found.at_range_ms
+    assert low < 30 < found.at.total_ms < 150 < high
+    said = around_sentence(found, "ttft")
+    assert said.endswith(f"shown is their mean, {duration(found.at.total_ms)}, not p94.8")
+    even = known(ledgers(1000))
+    assert even.at_range_ms is None
+    assert around_sentence(even, "ttft") == ""
 
 
 def test_owners_add_up_to_what_was_waited() -> None:

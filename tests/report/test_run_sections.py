@@ -15,10 +15,10 @@ from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.cost import Value as Worth
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.requests import FailureExample, PeerDefinitions, PeerFigures
+from gapmeter.analysis.results.requests import FailureExample, Outage, PeerDefinitions, PeerFigures
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
-from gapmeter.report import cost, failures, html, percentiles, run, terminal
+from gapmeter.report import cost, failures, html, percentiles, run, slo, terminal
 from gapmeter.report.device import levels_of
 from gapmeter.report.document import PAGE, Chart, Figure, Table
 from gapmeter.report.run_folder import Run
@@ -48,8 +48,39 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
     lines = terminal.text(document).plain.splitlines()
     at = lines.index(" failed  30 of 900: 30 answered 5xx")
     first = result.failures[0].examples[0].request_id
-    assert lines[at + 1] == f"         first http_5xx: at 0.0 s, 500, {first}: <b>boom</b>"
-    assert lines[at + 2].startswith("         with these as at least 30 s: TTFT ")
+    assert lines[at + 1] == f"         first http_5xx: <b>boom</b> (500, at 0.0 s, {first})"
+    assert lines[at + 2].startswith("         of all 900, these as at least 30 s: TTFT ")
+    assert "   SLO, of all 900  measured" in "\n".join(lines)
+    assert "\n latency of 870 answered\n TTFT    p50 " in "\n".join(lines)
+
+
+def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_slow_requests(
+    failing: RunFolder,
+) -> None:
+    result = RunResult.read(failing.path)
+    text = terminal.text(run.brief(result, Manifest.read(failing.path))).plain
+    assert [slo.status for slo in result.slo] == ["FAIL"] * 3
+    assert "\nFAIL  errors 3.3 % (30 of 900), limit 1.0 %.\n\n failed  30 of 900" in text
+    assert " x TTFT p99         no value " in text
+    assert "more than 1 % failed: p99 has no value" in text
+    assert "WHY" not in text
+    assert slo.headline(result).startswith("30 of 900 requests failed")
+    gone = Outage(from_s=9.0, until_s=11.4, requests=30, failed={"refused": 30})
+    answers = tuple(each.model_copy(update={"basis": "outage", "outage": gone}) for each in result.slo)
+    killed = slo.verdict_sentence(result.model_copy(update={"slo": answers}))
+    assert killed.startswith("From 9.0 s until 11.4 s all of 30 requests failed (30 refused): errors 3.3 %")
+
+
+def test_what_a_server_said_of_a_failure_is_wrapped_and_not_cut(failing: RunFolder) -> None:
+    result = RunResult.read(failing.path)
+    why = "the answer is complete without a single token, as if " + "x" * 150
+    of_class = result.failures[0]
+    example = of_class.examples[0].model_copy(update={"error": why})
+    told = result.model_copy(update={"failures": (of_class.model_copy(update={"examples": (example,)}),)})
+    lines = terminal.text(run.brief(told, Manifest.read(failing.path))).plain.splitlines()
+    assert max(map(len, lines)) <= 80
+    told_there = "".join(lines).replace(" ", "")
+    assert f"firsthttp_5xx:{why}(500,at0.0s,{example.request_id})".replace(" ", "") in told_there
 
 
 def test_the_page_shows_failures_as_text_and_a_percentile_among_them_as_a_bound(failing: RunFolder) -> None:

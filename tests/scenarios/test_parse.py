@@ -420,6 +420,15 @@ def test_an_unknown_name_lists_those_there_are_nearest_first() -> None:
         load_scenario("chat-p9", environment={})
 
 
+def test_a_file_s_name_with_a_typo_names_the_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, GOOD, "t.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ScenarioError, match=r'^no scenario "t.yam"; did you mean t.yaml\?$'):
+        load_scenario("t.yam", environment={})
+
+
 def test_a_name_is_found_in_the_users_own_folder_before_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scenarios").mkdir()
     written(tmp_path, GOOD.replace("rate: 8", "rate: 9"), "scenarios/smoke.yaml")
