@@ -235,13 +235,15 @@ def build_figures(
         tail=describe_tail(anatomies, answers),
         upgrade=describe_upgrade(ledgers, device),
         checks=tuple(checks),
-        warnings=(
-            *doubts.outage_warning(outage),
-            *validity.warnings_of(checks, evidence, measured),
-            *doubts.warmup_warning(warmup),
-            *doubts.cached_warning(asked_load),
-            *warnings,
-            *doubts.attempts_warning(counts.attempts, len(measured)),
+        warnings=doubts.most_telling_first(
+            (
+                *doubts.outage_warning(outage),
+                *validity.warnings_of(checks, evidence, measured),
+                *doubts.warmup_warning(warmup),
+                *doubts.cached_warning(asked_load),
+                *warnings,
+                *doubts.attempts_warning(counts.attempts, len(measured)),
+            )
         ),
         floor=validity.describe_floor(evidence.floor, measured),
         trust=_trust(measured, evidence, residual.last_token, checks, reasons),

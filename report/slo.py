@@ -60,6 +60,8 @@ def verdict_sentence(result: RunResult) -> str:
         many = len(result.slo)
         return f"All {many} SLOs met; nearest to its limit: {said}." if many > 1 else f"SLO met: {said}."
     if result.verdict == INCONCLUSIVE:
+        if telling.resent is not None:
+            return f"{said}: undecided; {_in_doubt(telling)}."
         needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
         more = (
             f"{minutes or f'about {count(needs.requests)} requests'} more would tell" if needs else "too close to tell"
@@ -101,7 +103,9 @@ def slo_sentence(answer: SloAnswer) -> str:
         said, limit = _latency(answer), f"the limit of {_time(answer.limit)}"
         if answer.status == INVALID:
             return said
-    if answer.status != INCONCLUSIVE or answer.needs is None:
+    if answer.resent is not None:
+        said += f"; {_in_doubt(answer)}: undecided against {limit}"
+    elif answer.status != INCONCLUSIVE or answer.needs is None:
         sure = f", {share(answer.sure)} sure" if answer.sure and answer.basis in ("far", "share") else ""
         said += {
             PASS: f": within {limit}{sure}",
@@ -121,6 +125,13 @@ def slo_sentence(answer: SloAnswer) -> str:
     if answer.basis == "share" and answer.beyond:
         said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
     return said
+
+
+def _in_doubt(answer: SloAnswer) -> str:
+    """What the share of failures may be, if the server dropped the requests that were sent a second time."""
+    again = answer.resent or 0
+    most = share((again + (answer.beyond or 0)) / answer.count)
+    return f"{most} if the server dropped the {count(again)} that were sent a second time"
 
 
 def _values(answer: SloAnswer) -> str:
@@ -250,6 +261,8 @@ def _missing(slo: SloAnswer) -> str:
         return late or "never occurred"
     if slo.status != INCONCLUSIVE:
         return ""
+    if slo.resent is not None:
+        return _in_doubt(slo)
     if slo.needs is None:
         return "too close to decide"
     minutes = about_minutes(slo.needs).replace("about ", "~")

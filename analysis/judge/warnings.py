@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import reads_of, request_values_ns, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import reads_of, request_values_ns, resent_once, stamps_ns, succeeded
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
@@ -29,6 +29,18 @@ _TOO_FAST = 0.5  # of the time to a first token: a whole answer does not come so
 _SEVERAL = 1.05  # tokens a chunk, over all of them
 _GATHERED = 1.5  # chunks a read, or tokens a chunk where they are not counted
 _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
+
+
+# Of several doubts those about what the server did, or the scenario asks, come first; then these, in this order.
+_LATER = (
+    "cores", "machine", "client_cpu", "token_rate", "request_rate", "lag", "loop_lag", "prompt_length", "plan",
+    "no-probe", "approximate", "missing-hook",
+)  # fmt: skip
+
+
+def most_telling_first(warnings: Iterable[RunWarning]) -> tuple[RunWarning, ...]:
+    """As a reader should meet them: the terminal shows one."""
+    return tuple(sorted(warnings, key=lambda one: _LATER.index(one.code) if one.code in _LATER else -1))
 
 
 def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[str, ...] = _LATENCIES) -> RunWarning:
@@ -272,8 +284,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             "open until load.timeout: their figures count, to the last token"
         )
         yield _warning("unended", text, "the server does not end the body of its answers", touches=("load",))
-    again = int((measured["attempt"] > 0).sum()) if "attempt" in measured else 0
-    if again:
+    if again := int(resent_once(measured).sum()):
         text = (
             f"{count(again)} requests ({share(again / len(measured))}) were sent a second time on a new connection, "
             "since the server closed theirs at once without a word; their latency counts from due"

@@ -60,6 +60,11 @@ def succeeded(requests: pd.DataFrame) -> Bools:
     return np.asarray(requests["outcome"] == "ok", dtype=bool)
 
 
+def resent_once(requests: pd.DataFrame) -> Bools:
+    """Which were sent a second time, since the server closed the connection: an idle one, or what it had read."""
+    return stamps_ns(requests, "attempt") > 0
+
+
 def percentile_of(values: Floats, percentile: float) -> float | None:
     """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
     ordered = np.sort(values[~np.isnan(values)])
