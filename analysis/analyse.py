@@ -238,6 +238,7 @@ def build_figures(
         warnings=doubts.most_telling_first(
             (
                 *doubts.outage_warning(outage),
+                *doubts.connect_warning(measured),
                 *validity.warnings_of(checks, evidence, measured),
                 *doubts.warmup_warning(warmup),
                 *doubts.cached_warning(asked_load),

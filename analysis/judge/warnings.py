@@ -12,7 +12,14 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import reads_of, request_values_ns, resent_once, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import (
+    elapsed_ns,
+    reads_of,
+    request_values_ns,
+    resent_once,
+    stamps_ns,
+    succeeded,
+)
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
@@ -27,6 +34,7 @@ _WORTH_SAYING = 0.01  # of the answers
 _CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
 _TOO_FAST = 0.5  # of the time to a first token: a whole answer does not come sooner from a server that computes it
 _SEVERAL = 1.05  # tokens a chunk, over all of them
+_UNANSWERED_NS = 900_000_000  # a little less than the second after which TCP asks again (RFC 6298)
 _GATHERED = 1.5  # chunks a read, or tokens a chunk where they are not counted
 _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
 
@@ -313,6 +321,20 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
             "tokens: ITL is the time between chunks, not between tokens"
         )
         yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl",))
+
+
+def connect_warning(measured: pd.DataFrame) -> Iterator[RunWarning]:
+    """Where the server let requests wait for their connection. ``measured`` as from ``measured_requests``."""
+    waited = elapsed_ns(measured, "connect_start_ns", "connect_end_ns")[~resent_once(measured)]
+    slow = waited[waited >= _UNANSWERED_NS]
+    if len(slow) > _WORTH_SAYING * len(measured):
+        text = (
+            f"{count(len(slow))} of {count(len(measured))} requests ({share(len(slow) / len(measured))}) waited"
+            f" {duration(_UNANSWERED_NS / 1e6)} or more until the server accepted their connection"
+            f" (p50 {duration(float(np.median(slow)) / 1e6)}); they were asked for in time"
+        )
+        cause = "the server's queue of connections was full (its listen backlog), or its host was hard to reach"
+        yield _warning("connect", text, cause, touches=("ttft", "e2e", "load"))
 
 
 def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Iterator[RunWarning]:

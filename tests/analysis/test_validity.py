@@ -16,6 +16,7 @@ from gapmeter.analysis.judge.evidence import Evidence, floor_of
 from gapmeter.analysis.judge.lateness import lateness_of
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.judge.verdict import judge, not_judged
+from gapmeter.analysis.judge.warnings import connect_warning
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
@@ -231,6 +232,19 @@ def test_connections_that_a_server_refused_are_no_lateness_of_the_load_tester(to
     assert found.pop("errors") == WARN
     assert set(found.values()) == {OK}
     assert arrivals.sent_rate(requests) < 20, "what was sent is told as it was"
+
+
+def test_a_server_that_does_not_accept_connections_is_no_lateness_of_the_load_tester() -> None:
+    requests = poisson_run()
+    called = requests["sent_ns"].copy()
+    waited = np.where(np.arange(len(requests)) % 3 == 0, 2000, 1) * MS
+    requests = requests.assign(connect_start_ns=called, connect_end_ns=called + waited)
+    for stamp in ("sent_ns", "first_token_ns", "last_token_ns"):
+        requests[stamp] += waited
+    assert set(states(requests, POISSON).values()) == {OK}
+    (warning,) = connect_warning(requests)
+    assert "500 of 1,500 requests (33 %) waited 900 ms or more until the server accepted" in warning.text
+    assert not list(connect_warning(poisson_run()))
 
 
 def test_a_few_late_turns_of_conversations_are_not_excused_by_how_few_conversations_there_are() -> None:
