@@ -246,25 +246,46 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
-            if check.rule == "errors" and requests is not None:
-                cause, flag = _failing(requests) or (cause, flag)
+            if requests is not None and check.rule in _BY_REQUESTS:
+                cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
             flag = flags.get(flag, flag)
             out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
     return out
 
 
-def _failing(requests: pd.DataFrame) -> tuple[str, str] | None:
+def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
     failed = requests[~succeeded(requests)]
     if "status" not in failed or not len(failed):
         return None
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
+    if evidence.could_be_plain and status in (400, 422) and "error" in failed:
+        said = failed.loc[failed["status"] == status, "error"].astype(str)
+        if said.str.contains(_UNKNOWN_FIELD, case=False).mean() > 0.5:
+            return "the server refuses fields that it does not know; without them, lengths are only limits", _PLAIN
     for statuses, advice in _BY_STATUS.items():
         if status in statuses:
             return advice
     return _BY_OUTCOME.get(outcome)
 
 
+def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
+    """Why most answers had another length, where they say: longer ones were not the model's choice."""
+    pair = requests.loc[succeeded(requests), ["output_tokens", "output_tokens_asked"]].dropna().astype(float)
+    beyond = np.sign(pair["output_tokens"] - pair["output_tokens_asked"])[pair["output_tokens_asked"] > 0].sum()
+    if beyond > 0:
+        return "answers were longer than asked for: the server does not keep to max_tokens", ""
+    if evidence.could_be_plain:
+        return "the server ended answers on its own: it ignores ignore_eos and min_tokens; without them it may", _PLAIN
+    return None
+
+
+_PLAIN = "--set server.dialect=plain"
+_UNKNOWN_FIELD = (
+    "ignore_eos|min_tokens|continuous_usage_stats|unrecognized|unknown (?:field|parameter|argument)"
+    "|extra (?:inputs|fields)"
+)
+_BY_REQUESTS = {"errors": _failing, "output_length": _other_length}
 # What most failures were: likely cause, flag to try.
 _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
     (301, 302, 303, 307, 308): ("it sends requests elsewhere, which is not followed", "--url with that address"),
@@ -272,11 +293,15 @@ _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
     (404, 405): ("the server does not know this path or this model", "--model NAME, or another --url"),
     (400, 413, 422): ("the server does not take such requests; the failures say why", ""),
     (429,): ("the server limits how much it is asked", "LESS"),
+    (503,): ("the server, or what stands before it, had no room for them", "LESS"),
 }
 _BY_OUTCOME = {
     "refused": ("nobody listened at that address: the server was gone, or its queue of connections full", ""),
     "tls": ("the TLS handshake failed; the failures say why", ""),
     "timeout": ("the server did not finish in load.timeout", "LESS"),
+    "stalled": ("the server sent no token for load.stall", "LESS"),
+    "http_5xx": ("the server failed; its own log says why", ""),
+    "malformed": ("the server, or what stands before it, sent what is no stream of answers; the failures say what", ""),
     "wrong_length": ("the server ended answers without a token", ""),
 }
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
@@ -294,7 +319,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "request_rate": ("one generator process is not enough for this many requests a second", "MORE", ("load", *_ALL)),
     "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", _ALL),
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", _ALL),
-    "errors": ("the server refused or broke off; its own log says why", "LESS", _ALL),
+    "errors": ("the server refused or broke off; its own log says why", "", _ALL),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
     "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
     "records": ("the disk is full", "", _ALL),

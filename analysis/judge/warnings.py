@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -258,17 +259,21 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     tokens = good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
     chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     at_once = stamps_ns(good, "first_token_ns") == stamps_ns(good, "last_token_ns")
-    whole = int(np.count_nonzero(at_once & (tokens > 1)))
+    # As short an answer as fits into a chunk of this server's comes whole where it streams.
+    streams = tokens[~at_once] / chunks[~at_once]
+    fits = math.ceil(np.nanmax(streams)) if np.isfinite(streams).any() else 1
+    came_whole = at_once & (tokens > np.where(chunks == 1, fits, 1))
+    whole = int(np.count_nonzero(came_whole))
     if whole > _WORTH_SAYING * len(good):
         text = (
             f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
             "their TTFT is their E2E, and they have no ITL and no TPOT"
         )
         cause = "the server does not stream, or something before it holds the stream back until it is complete"
-        if np.median(chunks[at_once & (tokens > 1)]) > 1:  # it did send them token by token
-            cause = "the load tester read late, or something before the server holds the stream back"
         ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
-        if not at_once.all() and np.median(e2e[at_once]) < _TOO_FAST * np.median(ttft[~at_once]):
+        if np.median(chunks[came_whole]) > 1:  # it did send them token by token
+            cause = "the load tester read late, or something before the server holds the stream back"
+        elif not at_once.all() and np.median(e2e[came_whole]) < _TOO_FAST * np.median(ttft[~at_once]):
             cause = "sooner than others' first tokens: a cache of answers; other prompts (--set seed=N) tell"
         yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
     unknown = int(np.isnan(tokens).sum())

@@ -318,6 +318,22 @@ def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
     assert states(requests, replace(POISSON, **{name: enforced}))[f"{side}_length"] == expected
 
 
+@pytest.mark.parametrize(
+    ("tokens", "could_be_plain", "cause", "flag"),
+    [
+        (40, True, "does not keep to max_tokens", ""),
+        (3, True, "ended answers on its own", "--set server.dialect=plain"),
+        (3, False, "ended answers on its own", ""),
+    ],
+)
+def test_why_answers_had_another_length_is_said_by_its_direction(
+    tokens: int, could_be_plain: bool, cause: str, flag: str
+) -> None:
+    requests, evidence = poisson_run().assign(output_tokens=tokens), replace(POISSON, could_be_plain=could_be_plain)
+    (warning,) = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    assert (warning.code, cause in warning.cause, warning.flag) == ("output_length", True, flag)
+
+
 def test_lengths_that_no_server_reported_are_unmeasured() -> None:
     requests = poisson_run().assign(output_tokens=pd.array([None] * 1500, dtype="Int64"))
     assert states(requests, POISSON)["output_length"] == UNMEASURED
@@ -332,7 +348,8 @@ def test_a_warning_names_a_flag_that_can_be_typed_as_it_stands() -> None:
     evidence = replace(POISSON, client_cpu_share=0.95, processes=2)
     requests = poisson_run()
     requests.loc[:199, "outcome"] = "timeout"
-    flags = {w.code: w.flag for w in validity.warnings_of(validity.check_run(requests, evidence), evidence)}
+    told = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests.assign(status=0))
+    flags = {w.code: w.flag for w in told}
     assert flags == {"client_cpu": "--set load.processes=3", "errors": "--set load.rate=10"}
 
 
