@@ -7,7 +7,8 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
     METRICS,
     generator_lag_ns,
+    metric_series,
     percentile_of,
     stamps_ns,
     succeeded,
@@ -75,11 +77,16 @@ def _instrument(
     """How late and how busy the load tester was, against what it measured."""
     about = {(each.metric, each.percentile): each.late is not None for each in answers if each.percentile is not None}
     about = about or {(metric, 99.0): True for metric in METRICS}
+
+    @functools.cache
+    def is_told(metric: str, percentile: float) -> bool:
+        return metric_series(requests, metric).percentile(percentile).supported
+
     lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _lateness("lag", lag, lateness, about, "requests were sent late: generator lag p99")
+    yield _lateness("lag", lag, lateness, about, is_told, "requests were sent late: generator lag p99")
     lags = evidence.client_loop_lag_ns
     loop = None if lags is None else percentile_of(lags, 99)
-    check = _lateness("loop_lag", loop, lateness, about, "the load tester's event loop was late: p99")
+    check = _lateness("loop_lag", loop, lateness, about, is_told, "the load tester's event loop was late: p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
     if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
@@ -100,21 +107,25 @@ def _instrument(
 
 
 def _lateness(
-    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool], what: str
-) -> Check:
+    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool],
+    is_told: Callable[[str, float], bool], what: str,
+) -> Check:  # fmt: skip
     """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
 
     ``about``: (metric, percentile), and whether nothing is said of it if it is refused: an SLO that is missed by more
-    than its lateness is missed all the same. The other figures are those that are always told.
+    than its lateness is missed all the same. The others are those percentiles that the sample supports (``is_told``).
+    The sentence is about the figure that decided.
     """
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
     always = [(metric, percentile) for metric in METRICS for percentile in PERCENTILES]
     found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
-    refused = [late for late in found if late.refused]
+    late = [one for one in found if one.strained and (one in asked or is_told(one.metric, one.percentile))]
+    refused = [one for one in late if one.refused]
+    broken = [one for one in refused if about.get((one.metric, one.percentile))]
     text = f"{what} {duration(lag_ns / 1e6)}"
-    worst = max(asked, key=lambda late: late.late_ns / late.limits_ns[1], default=None)
+    worst = max(broken or refused or late or asked, key=lambda one: one.late_ns / one.limits_ns[1], default=None)
     if worst is not None:
         warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
         text += (
@@ -122,12 +133,8 @@ def _lateness(
             f" {duration(worst.late_ns / 1e6)} (warning from {warn}, refused from {most})"
         )
     if refused:
-        text += f"; refused: {', '.join(f'p{late.percentile:g} {late.metric.upper()}' for late in refused)}"
-    status: CheckStatus = OK
-    if any(late.refused and about[late.metric, late.percentile] for late in asked):
-        status = BROKEN
-    elif refused or any(late.late_ns > late.limits_ns[0] for late in asked):
-        status = WARN
+        text += f"; refused: {', '.join(f'p{one.percentile:g} {one.metric.upper()}' for one in refused)}"
+    status: CheckStatus = BROKEN if broken else WARN if late else OK
     return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)
 
 
