@@ -31,6 +31,7 @@ from gapmeter.analysis.requests import load
 from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    ended_by_us,
     generator_lag_ns,
     limits_of,
     measured_requests,
@@ -270,7 +271,7 @@ class _Pools:
         values = metric_series(measured, metric, origin)
         per_request = values.count / len(measured) if len(measured) else 1.0
         failing = None
-        if not succeeded(measured).all():
+        if not (succeeded(measured) | ended_by_us(measured)).all():
             failing = self.of(metric_series(measured, metric, origin, failures=True), per_request)
         late_ns = partial(self.lateness.refused_ns, metric)
         whole = MetricDistribution(**dict(self.of(values, per_request)))

@@ -20,6 +20,7 @@ from gapmeter.analysis.judge.lateness import Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    ended_by_us,
     generator_lag_ns,
     metric_series,
     percentile_of,
@@ -195,8 +196,9 @@ def _most_in_a_second(at_ns: Ints) -> float:
 
 def _answers(requests: pd.DataFrame, evidence: Evidence, *, judged: bool) -> Iterator[Check]:
     """Failures, and whether answers and prompts had the lengths that were asked for."""
+    requests = requests[~ended_by_us(requests)]
     good = succeeded(requests)
-    failed = float(1 - good.mean())
+    failed = float(1 - good.mean()) if len(good) else None
     classes = requests.loc[~good, "outcome"].value_counts()
     worst = f", most of them {classes.index[0]}" if len(classes) else ""
     text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"

@@ -26,7 +26,7 @@ from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
-from gapmeter.analysis.requests.metrics import METRICS, metric_series, resent_once, succeeded, window_s
+from gapmeter.analysis.requests.metrics import METRICS, ended_by_us, metric_series, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.manifest import Slo
@@ -175,12 +175,13 @@ def _highest_known(values: Series, below: float) -> KnownPercentile | None:
 
 
 def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
-    """The share of issued requests that failed, with Clopper-Pearson bounds; failures in a row count as correlated.
+    """The share of requests that the server failed, with Clopper-Pearson bounds; those in a row count as correlated.
 
     Met only if it is also met with every request counted as failed that was sent a second time: see ``resent_once``.
     """
     if slo.limit_share is None:
         raise ValueError(f"{slo.text}: a limit of errors is a share")
+    requests = requests[~ended_by_us(requests)]
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo.limit_share)
     estimate = share_of(failed)
