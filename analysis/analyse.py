@@ -31,6 +31,7 @@ from gapmeter.analysis.requests import load
 from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    ended_by_us,
     generator_lag_ns,
     limits_of,
     measured_requests,
@@ -235,13 +236,16 @@ def build_figures(
         tail=describe_tail(anatomies, answers),
         upgrade=describe_upgrade(ledgers, device),
         checks=tuple(checks),
-        warnings=(
-            *doubts.outage_warning(outage),
-            *validity.warnings_of(checks, evidence, measured),
-            *doubts.warmup_warning(warmup),
-            *doubts.cached_warning(asked_load),
-            *warnings,
-            *doubts.attempts_warning(counts.attempts, len(measured)),
+        warnings=doubts.most_telling_first(
+            (
+                *doubts.outage_warning(outage),
+                *doubts.connect_warning(measured),
+                *validity.warnings_of(checks, evidence, measured),
+                *doubts.warmup_warning(warmup),
+                *doubts.cached_warning(asked_load),
+                *warnings,
+                *doubts.attempts_warning(counts.attempts, len(measured)),
+            )
         ),
         floor=validity.describe_floor(evidence.floor, measured),
         trust=_trust(measured, evidence, residual.last_token, checks, reasons),
@@ -267,7 +271,7 @@ class _Pools:
         values = metric_series(measured, metric, origin)
         per_request = values.count / len(measured) if len(measured) else 1.0
         failing = None
-        if not succeeded(measured).all():
+        if not (succeeded(measured) | ended_by_us(measured)).all():
             failing = self.of(metric_series(measured, metric, origin, failures=True), per_request)
         late_ns = partial(self.lateness.refused_ns, metric)
         whole = MetricDistribution(**dict(self.of(values, per_request)))

@@ -59,6 +59,8 @@ def verdict_sentence(result: RunResult) -> str:
         many = len(result.slo)
         return f"All {many} SLOs met; nearest to its limit: {said}." if many > 1 else f"SLO met: {said}."
     if result.verdict == INCONCLUSIVE:
+        if telling.resent is not None:
+            return f"{said}: undecided; {_in_doubt(telling)}."
         needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
         more = (
             f"{minutes or f'about {count(needs.requests)} requests'} more would tell" if needs else "too close to tell"
@@ -115,7 +117,9 @@ def slo_sentence(answer: SloAnswer) -> str:
         said, limit = _latency(answer), f"the limit of {_time(answer.limit)}"
         if answer.status == INVALID:
             return said
-    if answer.status != INCONCLUSIVE or answer.needs is None:
+    if answer.resent is not None:
+        said += f"; {_in_doubt(answer)}: undecided against {limit}"
+    elif answer.status != INCONCLUSIVE or answer.needs is None:
         sure = f", {share(answer.sure)} sure" if answer.sure and answer.basis in ("far", "share") else ""
         said += {
             PASS: f": within {limit}{sure}",
@@ -135,6 +139,13 @@ def slo_sentence(answer: SloAnswer) -> str:
     if answer.basis == "share" and answer.beyond:
         said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
     return said
+
+
+def _in_doubt(answer: SloAnswer) -> str:
+    """What the share of failures may be, if the server dropped the requests that were sent a second time."""
+    again = answer.resent or 0
+    most = share((again + (answer.beyond or 0)) / answer.count)
+    return f"{most} if the server dropped the {count(again)} that were sent a second time"
 
 
 def _values(answer: SloAnswer) -> str:
@@ -270,12 +281,16 @@ def _missing(slo: SloAnswer) -> str:
         late = f"up to {duration(slo.late)} of it may be the load tester's lateness" if slo.late is not None else ""
         return late or "never occurred"
     none = f"{_failures(slo)}: p{slo.percentile:g} has no value" if slo.among_failures else ""
-    needs = ""
-    if slo.status == INCONCLUSIVE:
-        minutes = about_minutes(slo.needs).replace("about ", "~") if slo.needs else ""
-        span = minutes or f"{count(slo.needs.requests)} requests" if slo.needs else ""
-        needs = f"needs {span} more" if span else "too close to decide"
-    return "; ".join(filter(None, (none, needs)))
+    return "; ".join(filter(None, (none, _needed(slo) if slo.status == INCONCLUSIVE else "")))
+
+
+def _needed(slo: SloAnswer) -> str:
+    if slo.resent is not None:
+        return _in_doubt(slo)
+    if slo.needs is None:
+        return "too close to decide"
+    minutes = about_minutes(slo.needs).replace("about ", "~")
+    return f"needs {minutes or f'{count(slo.needs.requests)} requests'} more"
 
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:

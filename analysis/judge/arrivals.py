@@ -1,7 +1,8 @@
 """Did requests come at the rate, and bunched in the way, that was asked for? An open loop's rules of validity.
 
 Thresholds that compare with chance use a 1 in 10,000 two-sided level, as everywhere in ``validity.py``. What is judged
-is when the load tester let a request go: a server that refuses connections is no fault of its own.
+is when the load tester let a request go: a server that refuses connections, or is slow to accept them, is no fault of
+its own.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ def _stamped(requests: pd.DataFrame, name: str) -> Ints:
 
 
 def _left_ns(requests: pd.DataFrame) -> Ints:
-    """When the load tester did its part: handed each request to its socket, or called a server that let no one in."""
-    sent = stamps_ns(requests, "sent_ns")
-    return np.where(sent >= 0, sent, stamps_ns(requests, "connect_start_ns"))
+    """When the load tester did its part: called the server where it lacked a connection, else wrote to its socket."""
+    called = stamps_ns(requests, "connect_start_ns")
+    return np.where(called >= 0, called, stamps_ns(requests, "sent_ns"))
 
 
 def _on_scale(at_ns: Ints, knots: Knots = ()) -> Floats:

@@ -32,7 +32,8 @@ class Evidence:
     a user. ``client_cpu_share`` is the busiest generator process's share of one core, ``client_loop_lag_ns`` samples
     of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths were forced on the server,
     and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed piece of work.
-    ``slo_on_errors``: an SLO judges them, so no rule does.
+    ``slo_on_errors``: an SLO judges them, so no rule does. ``could_be_plain``: the server is somebody else's,
+    and was asked with fields that only some know.
     ``locustfile``: the name of the user's own. ``floor``: what calibration found of the load tester on the machine of
     the run. ``suspended_ns``: how long that slept meanwhile.
     """
@@ -54,6 +55,7 @@ class Evidence:
     canary_spread: float | None = None
     ledger_refused: tuple[str, ...] = ()
     slo_on_errors: bool = False
+    could_be_plain: bool = False
     rate_knots: Knots = ()
     window_ns: tuple[int, int] = (0, 0)
     prefix_share: float | None = None
@@ -97,6 +99,7 @@ def evidence_of(
         canary_spread=float(np.percentile(canary_ns, 95) / np.median(canary_ns)) if len(canary_ns) >= 10 else None,
         ledger_refused=ledger_refused,
         slo_on_errors=any(slo.metric == "errors" for slo in manifest.slo),
+        could_be_plain=manifest.asked.server.engine == "attach" and manifest.target.dialect == "full",
         floor=floor_of(manifest),
         suspended_ns=manifest.suspended_ns,
         rate_knots=knots,

@@ -53,6 +53,10 @@ class Late:
     limits_ns: tuple[float, float]
 
     @property
+    def strained(self) -> bool:
+        return self.late_ns > self.limits_ns[0]
+
+    @property
     def refused(self) -> bool:
         return self.late_ns > self.limits_ns[1]
 
@@ -89,9 +93,7 @@ class Lateness:
 
     def may_be_ns(self, metric: str, percentile: float) -> float:
         """What of a figure that stands may be lateness worth speaking of, 0 where none is."""
-        return max(
-            (late.late_ns for late in self.of(metric, percentile) if late.late_ns > late.limits_ns[0]), default=0
-        )
+        return max((late.late_ns for late in self.of(metric, percentile) if late.strained), default=0)
 
     def _read(self, metric: str, percentile: float) -> float:
         if self.loop_ns is None:

@@ -16,7 +16,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, stamps_ns, succeeded
 from gapmeter.analysis.results.requests import Outage
 
 CHANCE = 1e-3  # of calling random failures a row, at most
@@ -29,8 +29,7 @@ def find_outage(requests: pd.DataFrame) -> Outage | None:
     None where there is none that is beyond chance, or where nothing ever succeeded: then there was no moment.
     """
     failed = ~succeeded(requests)
-    ours = requests["outcome"].isin(("aborted", "lost")).to_numpy(bool)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], (failed & ~ours).astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], (failed & ~ended_by_us(requests)).astype(np.int8), [0]])))
     if not len(edges) or failed.all():
         return None
     starts, ends = edges[::2], edges[1::2]

@@ -7,7 +7,8 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,9 @@ from gapmeter.analysis.judge.lateness import Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    ended_by_us,
     generator_lag_ns,
+    metric_series,
     percentile_of,
     stamps_ns,
     succeeded,
@@ -75,11 +78,16 @@ def _instrument(
     """How late and how busy the load tester was, against what it measured."""
     about = {(each.metric, each.percentile): each.late is not None for each in answers if each.percentile is not None}
     about = about or {(metric, 99.0): True for metric in METRICS}
+
+    @functools.cache
+    def is_told(metric: str, percentile: float) -> bool:
+        return metric_series(requests, metric).percentile(percentile).supported
+
     lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _lateness("lag", lag, lateness, about, "requests were sent late: generator lag p99")
+    yield _lateness("lag", lag, lateness, about, is_told, "requests were sent late: generator lag p99")
     lags = evidence.client_loop_lag_ns
     loop = None if lags is None else percentile_of(lags, 99)
-    check = _lateness("loop_lag", loop, lateness, about, "the load tester's event loop was late: p99")
+    check = _lateness("loop_lag", loop, lateness, about, is_told, "the load tester's event loop was late: p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
     if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
@@ -100,21 +108,25 @@ def _instrument(
 
 
 def _lateness(
-    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool], what: str
-) -> Check:
+    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool],
+    is_told: Callable[[str, float], bool], what: str,
+) -> Check:  # fmt: skip
     """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
 
     ``about``: (metric, percentile), and whether nothing is said of it if it is refused: an SLO that is missed by more
-    than its lateness is missed all the same. The other figures are those that are always told.
+    than its lateness is missed all the same. The others are those percentiles that the sample supports (``is_told``).
+    The sentence is about the figure that decided.
     """
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
     always = [(metric, percentile) for metric in METRICS for percentile in PERCENTILES]
     found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
-    refused = [late for late in found if late.refused]
+    late = [one for one in found if one.strained and (one in asked or is_told(one.metric, one.percentile))]
+    refused = [one for one in late if one.refused]
+    broken = [one for one in refused if about.get((one.metric, one.percentile))]
     text = f"{what} {duration(lag_ns / 1e6)}"
-    worst = max(asked, key=lambda late: late.late_ns / late.limits_ns[1], default=None)
+    worst = max(broken or refused or late or asked, key=lambda one: one.late_ns / one.limits_ns[1], default=None)
     if worst is not None:
         warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
         text += (
@@ -122,12 +134,8 @@ def _lateness(
             f" {duration(worst.late_ns / 1e6)} (warning from {warn}, refused from {most})"
         )
     if refused:
-        text += f"; refused: {', '.join(f'p{late.percentile:g} {late.metric.upper()}' for late in refused)}"
-    status: CheckStatus = OK
-    if any(late.refused and about[late.metric, late.percentile] for late in asked):
-        status = BROKEN
-    elif refused or any(late.late_ns > late.limits_ns[0] for late in asked):
-        status = WARN
+        text += f"; refused: {', '.join(f'p{one.percentile:g} {one.metric.upper()}' for one in refused)}"
+    status: CheckStatus = BROKEN if broken else WARN if late else OK
     return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)
 
 
@@ -188,8 +196,9 @@ def _most_in_a_second(at_ns: Ints) -> float:
 
 def _answers(requests: pd.DataFrame, evidence: Evidence, *, judged: bool) -> Iterator[Check]:
     """Failures, and whether answers and prompts had the lengths that were asked for."""
+    requests = requests[~ended_by_us(requests)]
     good = succeeded(requests)
-    failed = float(1 - good.mean())
+    failed = float(1 - good.mean()) if len(good) else None
     classes = requests.loc[~good, "outcome"].value_counts()
     worst = f", most of them {classes.index[0]}" if len(classes) else ""
     text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
@@ -246,25 +255,46 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
-            if check.rule == "errors" and requests is not None:
-                cause, flag = _failing(requests) or (cause, flag)
+            if requests is not None and check.rule in _BY_REQUESTS:
+                cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
             flag = flags.get(flag, flag)
             out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
     return out
 
 
-def _failing(requests: pd.DataFrame) -> tuple[str, str] | None:
+def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
     failed = requests[~succeeded(requests)]
     if "status" not in failed or not len(failed):
         return None
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
+    if evidence.could_be_plain and status in (400, 422) and "error" in failed:
+        said = failed.loc[failed["status"] == status, "error"].astype(str)
+        if said.str.contains(_UNKNOWN_FIELD, case=False).mean() > 0.5:
+            return "the server refuses fields that it does not know; without them, lengths are only limits", _PLAIN
     for statuses, advice in _BY_STATUS.items():
         if status in statuses:
             return advice
     return _BY_OUTCOME.get(outcome)
 
 
+def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
+    """Why most answers had another length, where they say: longer ones were not the model's choice."""
+    pair = requests.loc[succeeded(requests), ["output_tokens", "output_tokens_asked"]].dropna().astype(float)
+    beyond = np.sign(pair["output_tokens"] - pair["output_tokens_asked"])[pair["output_tokens_asked"] > 0].sum()
+    if beyond > 0:
+        return "answers were longer than asked for: the server does not keep to max_tokens", ""
+    if evidence.could_be_plain:
+        return "the server ended answers on its own: it ignores ignore_eos and min_tokens; without them it may", _PLAIN
+    return None
+
+
+_PLAIN = "--set server.dialect=plain"
+_UNKNOWN_FIELD = (
+    "ignore_eos|min_tokens|continuous_usage_stats|unrecognized|unknown (?:field|parameter|argument)"
+    "|extra (?:inputs|fields)"
+)
+_BY_REQUESTS = {"errors": _failing, "output_length": _other_length}
 # What most failures were: likely cause, flag to try.
 _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
     (301, 302, 303, 307, 308): ("it sends requests elsewhere, which is not followed", "--url with that address"),
@@ -272,11 +302,15 @@ _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
     (404, 405): ("the server does not know this path or this model", "--model NAME, or another --url"),
     (400, 413, 422): ("the server does not take such requests; the failures say why", ""),
     (429,): ("the server limits how much it is asked", "LESS"),
+    (503,): ("the server, or what stands before it, had no room for them", "LESS"),
 }
 _BY_OUTCOME = {
     "refused": ("nobody listened at that address: the server was gone, or its queue of connections full", ""),
     "tls": ("the TLS handshake failed; the failures say why", ""),
     "timeout": ("the server did not finish in load.timeout", "LESS"),
+    "stalled": ("the server sent no token for load.stall", "LESS"),
+    "http_5xx": ("the server failed; its own log says why", ""),
+    "malformed": ("the server, or what stands before it, sent what is no stream of answers; the failures say what", ""),
     "wrong_length": ("the server ended answers without a token", ""),
 }
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
@@ -294,7 +328,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "request_rate": ("one generator process is not enough for this many requests a second", "MORE", ("load", *_ALL)),
     "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", _ALL),
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", _ALL),
-    "errors": ("the server refused or broke off; its own log says why", "LESS", _ALL),
+    "errors": ("the server refused or broke off; its own log says why", "", _ALL),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
     "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
     "records": ("the disk is full", "", _ALL),

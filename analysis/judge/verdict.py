@@ -22,10 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
-from gapmeter.analysis.requests.metrics import METRICS, metric_series, succeeded, window_s
+from gapmeter.analysis.requests.metrics import METRICS, ended_by_us, metric_series, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.manifest import Slo
@@ -174,18 +175,23 @@ def _highest_known(values: Series, below: float) -> KnownPercentile | None:
 
 
 def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
-    """The share of issued requests that failed, with Clopper-Pearson bounds; failures in a row count as correlated."""
+    """The share of requests that the server failed, with Clopper-Pearson bounds; those in a row count as correlated.
+
+    Met only if it is also met with every request counted as failed that was sent a second time: see ``resent_once``.
+    """
     if slo.limit_share is None:
         raise ValueError(f"{slo.text}: a limit of errors is a share")
+    requests = requests[~ended_by_us(requests)]
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo.limit_share)
     estimate = share_of(failed)
     n_eff = estimate.n_eff or 0.0
-    decided = _by_interval(estimate, limit) or _by_share(hits, count, limit)
-    if not count or limit >= 1:
-        decided = Decided(PASS if count else INVALID)
-    growth = growth_to_decide(hits, count, n_eff, limit) if decided is None else None
-    decided = decided or Decided(INCONCLUSIVE)
+    decided = _decide_share(failed, limit)
+    growth = growth_to_decide(hits, count, n_eff, limit) if decided.status == INCONCLUSIVE else None
+    resent = ~failed & resent_once(requests)
+    in_doubt = decided.status == PASS and _decide_share(failed | resent, limit).status != PASS
+    if in_doubt:  # the server may have read these and dropped them; a longer run would not tell either
+        decided = Decided(INCONCLUSIVE)
     return SloAnswer(
         text=slo.text,
         metric="errors",
@@ -207,7 +213,15 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
         needs=_more(growth, count, each_s),
         stage=None,
         owner=None,
+        resent=int(resent.sum()) if in_doubt else None,
     )
+
+
+def _decide_share(failed: Bools, limit: float) -> Decided:
+    if not len(failed) or limit >= 1:
+        return Decided(PASS if len(failed) else INVALID)
+    found = _by_interval(share_of(failed), limit) or _by_share(int(failed.sum()), len(failed), limit)
+    return found or Decided(INCONCLUSIVE)
 
 
 @dataclass(frozen=True, slots=True)

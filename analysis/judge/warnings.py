@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,14 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import reads_of, request_values_ns, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import (
+    elapsed_ns,
+    reads_of,
+    request_values_ns,
+    resent_once,
+    stamps_ns,
+    succeeded,
+)
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
@@ -27,8 +35,21 @@ _WORTH_SAYING = 0.01  # of the answers
 _CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
 _TOO_FAST = 0.5  # of the time to a first token: a whole answer does not come sooner from a server that computes it
 _SEVERAL = 1.05  # tokens a chunk, over all of them
+_UNANSWERED_NS = 900_000_000  # a little less than the second after which TCP asks again (RFC 6298)
 _GATHERED = 1.5  # chunks a read, or tokens a chunk where they are not counted
 _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 0.98, 0.1, 0.02
+
+
+# Of several doubts those about what the server did, or the scenario asks, come first; then these, in this order.
+_LATER = (
+    "cores", "machine", "client_cpu", "token_rate", "request_rate", "lag", "loop_lag", "prompt_length", "plan",
+    "no-probe", "approximate", "missing-hook",
+)  # fmt: skip
+
+
+def most_telling_first(warnings: Iterable[RunWarning]) -> tuple[RunWarning, ...]:
+    """As a reader should meet them: the terminal shows one."""
+    return tuple(sorted(warnings, key=lambda one: _LATER.index(one.code) if one.code in _LATER else -1))
 
 
 def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[str, ...] = _LATENCIES) -> RunWarning:
@@ -238,17 +259,21 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     tokens = good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
     chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     at_once = stamps_ns(good, "first_token_ns") == stamps_ns(good, "last_token_ns")
-    whole = int(np.count_nonzero(at_once & (tokens > 1)))
+    # As short an answer as fits into a chunk of this server's comes whole where it streams.
+    streams = tokens[~at_once] / chunks[~at_once]
+    fits = math.ceil(np.nanmax(streams)) if np.isfinite(streams).any() else 1
+    came_whole = at_once & (tokens > np.where(chunks == 1, fits, 1))
+    whole = int(np.count_nonzero(came_whole))
     if whole > _WORTH_SAYING * len(good):
         text = (
             f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
             "their TTFT is their E2E, and they have no ITL and no TPOT"
         )
         cause = "the server does not stream, or something before it holds the stream back until it is complete"
-        if np.median(chunks[at_once & (tokens > 1)]) > 1:  # it did send them token by token
-            cause = "the load tester read late, or something before the server holds the stream back"
         ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
-        if not at_once.all() and np.median(e2e[at_once]) < _TOO_FAST * np.median(ttft[~at_once]):
+        if np.median(chunks[came_whole]) > 1:  # it did send them token by token
+            cause = "the load tester read late, or something before the server holds the stream back"
+        elif not at_once.all() and np.median(e2e[came_whole]) < _TOO_FAST * np.median(ttft[~at_once]):
             cause = "sooner than others' first tokens: a cache of answers; other prompts (--set seed=N) tell"
         yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
     unknown = int(np.isnan(tokens).sum())
@@ -272,8 +297,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             "open until load.timeout: their figures count, to the last token"
         )
         yield _warning("unended", text, "the server does not end the body of its answers", touches=("load",))
-    again = int((measured["attempt"] > 0).sum()) if "attempt" in measured else 0
-    if again:
+    if again := int(resent_once(measured).sum()):
         text = (
             f"{count(again)} requests ({share(again / len(measured))}) were sent a second time on a new connection, "
             "since the server closed theirs at once without a word; their latency counts from due"
@@ -302,6 +326,20 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
             "tokens: ITL is the time between chunks, not between tokens"
         )
         yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl",))
+
+
+def connect_warning(measured: pd.DataFrame) -> Iterator[RunWarning]:
+    """Where the server let requests wait for their connection. ``measured`` as from ``measured_requests``."""
+    waited = elapsed_ns(measured, "connect_start_ns", "connect_end_ns")[~resent_once(measured)]
+    slow = waited[waited >= _UNANSWERED_NS]
+    if len(slow) > _WORTH_SAYING * len(measured):
+        text = (
+            f"{count(len(slow))} of {count(len(measured))} requests ({share(len(slow) / len(measured))}) waited"
+            f" {duration(_UNANSWERED_NS / 1e6)} or more until the server accepted their connection"
+            f" (p50 {duration(float(np.median(slow)) / 1e6)}); they were asked for in time"
+        )
+        cause = "the server's queue of connections was full (its listen backlog), or its host was hard to reach"
+        yield _warning("connect", text, cause, touches=("ttft", "e2e", "load"))
 
 
 def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Iterator[RunWarning]:

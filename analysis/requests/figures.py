@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.requests.metrics import METRICS, metric_series, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import METRICS, ended_by_us, metric_series, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import (
     AtMost,
     CensoredDistribution,
@@ -85,7 +85,7 @@ def finite_ms(ns: float | None) -> float | None:
 
 def bound_ns(measured: pd.DataFrame) -> float | None:
     """What every failed request took at least: the time that it was, or would have been, given. None without one."""
-    bounds = stamps_ns(measured[~succeeded(measured)], "censored_ns")
+    bounds = stamps_ns(measured[~succeeded(measured) & ~ended_by_us(measured)], "censored_ns")
     return float(bounds.min()) if len(bounds) else None
 
 

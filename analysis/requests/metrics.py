@@ -60,6 +60,16 @@ def succeeded(requests: pd.DataFrame) -> Bools:
     return np.asarray(requests["outcome"] == "ok", dtype=bool)
 
 
+def ended_by_us(requests: pd.DataFrame) -> Bools:
+    """Which no server ended: they were in flight when the run was stopped, or when their recorder died."""
+    return np.asarray(requests["outcome"].isin(("aborted", "lost")), dtype=bool)
+
+
+def resent_once(requests: pd.DataFrame) -> Bools:
+    """Which were sent a second time, since the server closed the connection: an idle one, or what it had read."""
+    return stamps_ns(requests, "attempt") > 0
+
+
 def percentile_of(values: Floats, percentile: float) -> float | None:
     """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
     ordered = np.sort(values[~np.isnan(values)])
@@ -155,10 +165,12 @@ def _ints(cell: Any) -> Ints:
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
-    """A metric over the requests that succeeded; with ``failures``, those that did not count as infinite.
+    """A metric over the requests that succeeded; with ``failures``, those that the server failed count as infinite.
 
     ``requests`` as from ``measured_requests``.
     """
+    if failures and (ours := ended_by_us(requests)).any():
+        requests = requests[~ours]
     good = succeeded(requests)
     if metric == "itl":
         return Series(*pooled_gaps(requests, good, failures=failures))

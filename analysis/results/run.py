@@ -70,6 +70,7 @@ class SloAnswer(Result):
     many requests exceeded half the limit, or that part of it which tells most, where that decided. ``late``: what of
     the value may be the load tester's own lateness, where it is not judged for that; ``may_be_late``: the same wherever
     it is worth speaking of. ``outage``: what decided, where that is the basis.
+    ``resent``: how many requests were sent a second time, where the answer is open for these.
     """
 
     text: str
@@ -99,6 +100,7 @@ class SloAnswer(Result):
     late: Number = left_out()
     may_be_late: Number = left_out()
     outage: Outage | None = left_out()
+    resent: int | None = left_out()
 
     @property
     def unit(self) -> Literal["ms", "share"]:

@@ -68,11 +68,34 @@ def test_random_failures_are_hardly_ever_called_an_outage() -> None:
         ("http_4xx", 302, "--url with that address"),
         ("http_4xx", 429, "--set load.rate=5"),
         ("refused", 0, ""),
-        ("http_5xx", 500, "--set load.rate=5"),
+        ("http_5xx", 500, ""),
+        ("http_5xx", 503, "--set load.rate=5"),
+        ("timeout", 0, "--set load.rate=5"),
+        ("malformed", 200, ""),
+        ("cut", 0, ""),
     ],
 )
 def test_what_to_try_fits_what_failed(outcome: str, status: int, flag: str) -> None:
     requests = ended(["ok"] * 10 + [outcome] * 10).assign(status=status)
     evidence = Evidence("open", "constant", 10.0)
+    told = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    assert next(one.flag for one in told if one.code == "errors") == flag
+
+
+@pytest.mark.parametrize(
+    ("could_be_plain", "status", "said", "flag"),
+    [
+        (True, 400, "Unrecognized request argument supplied: ignore_eos", "--set server.dialect=plain"),
+        (True, 422, '["body", "min_tokens"]: Extra inputs are not permitted', "--set server.dialect=plain"),
+        (True, 400, "the prompt is too long", ""),
+        (True, 401, "min_tokens", "--api-key KEY"),
+        (False, 400, "Unrecognized request argument supplied: ignore_eos", ""),
+    ],
+)
+def test_a_server_that_refuses_our_fields_is_to_be_asked_plainly(
+    could_be_plain: bool, status: int, said: str, flag: str
+) -> None:
+    requests = ended(["http_4xx"] * 20).assign(status=status, error=said)
+    evidence = Evidence("open", "constant", 10.0, could_be_plain=could_be_plain)
     told = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
     assert next(one.flag for one in told if one.code == "errors") == flag

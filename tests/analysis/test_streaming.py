@@ -141,6 +141,17 @@ def test_whole_answers_that_come_sooner_than_others_first_tokens_are_a_caches(
     assert ("a cache of answers" in warning.cause) is is_cache
 
 
+def test_whole_answers_that_fit_into_a_chunk_of_others_are_no_lack_of_streaming(tmp_path: Path) -> None:
+    four_in_two, two_in_one = SEVERAL[:2] + sse(usage_only(4), "[DONE]"), WHOLE
+    assert codes(table(tmp_path, *[four_in_two] * 3, two_in_one)) == ["several-tokens"]
+
+
+def test_whole_answers_in_several_events_are_not_called_a_caches(tmp_path: Path) -> None:
+    parts = [table(tmp_path / "a", *[COUNTED] * 5), table(tmp_path / "b", *[gathered(16)] * 3, first_ms=5)]
+    told = {one.code: one.cause for one in streaming_warnings(pd.concat(parts, ignore_index=True))}
+    assert "the load tester read late" in told["not-streamed"]
+
+
 def test_a_stream_that_was_read_at_once_is_not_blamed_on_a_server_that_does_not_stream(tmp_path: Path) -> None:
     parts = [table(tmp_path / name, *[answer] * 3) for name, answer in (("whole", WHOLE), ("late", gathered(16)))]
     whole, late = (warning.cause for part in parts for warning in streaming_warnings(part))

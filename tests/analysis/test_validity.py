@@ -16,6 +16,7 @@ from gapmeter.analysis.judge.evidence import Evidence, floor_of
 from gapmeter.analysis.judge.lateness import lateness_of
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.judge.verdict import judge, not_judged
+from gapmeter.analysis.judge.warnings import connect_warning
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
@@ -164,6 +165,18 @@ def test_late_reading_refuses_the_figures_that_it_can_have_spoilt_and_no_others(
         assert check.status == (status if refused else OK)
 
 
+@pytest.mark.parametrize(
+    ("late", "expected", "about"), [(1, OK, "of p90 TTFT"), (40, WARN, "of p99 TTFT"), (200, WARN, "of p90 TTFT")]
+)
+def test_a_warning_of_lateness_is_about_a_figure_that_is_told(late: int, expected: str, about: str) -> None:
+    """1,500 requests tell no p99.9; of the others the sentence names the one that strains most, beyond its limit."""
+    requests = poisson_run()
+    requests.loc[np.random.default_rng(3).permutation(len(requests))[:late], "sent_ns"] += int(2.6 * MS)
+    answer = judge([slo("ttft", 90.0, 100)], requests, {})
+    (lag,) = (one for one in validity.check_run(requests, POISSON, answer) if one.rule == "lag")
+    assert (lag.status, about in lag.text) == (expected, True)
+
+
 def test_a_figure_that_lateness_can_also_shorten_is_met_only_by_more_than_that() -> None:
     """Its first token was read late: TPOT is shorter than it was."""
     requests = streamed([5.0] * 31, [1] * 31, 0.0)
@@ -231,6 +244,19 @@ def test_connections_that_a_server_refused_are_no_lateness_of_the_load_tester(to
     assert found.pop("errors") == WARN
     assert set(found.values()) == {OK}
     assert arrivals.sent_rate(requests) < 20, "what was sent is told as it was"
+
+
+def test_a_server_that_does_not_accept_connections_is_no_lateness_of_the_load_tester() -> None:
+    requests = poisson_run()
+    called = requests["sent_ns"].copy()
+    waited = np.where(np.arange(len(requests)) % 3 == 0, 2000, 1) * MS
+    requests = requests.assign(connect_start_ns=called, connect_end_ns=called + waited)
+    for stamp in ("sent_ns", "first_token_ns", "last_token_ns"):
+        requests[stamp] += waited
+    assert set(states(requests, POISSON).values()) == {OK}
+    (warning,) = connect_warning(requests)
+    assert "500 of 1,500 requests (33 %) waited 900 ms or more until the server accepted" in warning.text
+    assert not list(connect_warning(poisson_run()))
 
 
 def test_a_few_late_turns_of_conversations_are_not_excused_by_how_few_conversations_there_are() -> None:
@@ -304,6 +330,22 @@ def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
     assert states(requests, replace(POISSON, **{name: enforced}))[f"{side}_length"] == expected
 
 
+@pytest.mark.parametrize(
+    ("tokens", "could_be_plain", "cause", "flag"),
+    [
+        (40, True, "does not keep to max_tokens", ""),
+        (3, True, "ended answers on its own", "--set server.dialect=plain"),
+        (3, False, "ended answers on its own", ""),
+    ],
+)
+def test_why_answers_had_another_length_is_said_by_its_direction(
+    tokens: int, could_be_plain: bool, cause: str, flag: str
+) -> None:
+    requests, evidence = poisson_run().assign(output_tokens=tokens), replace(POISSON, could_be_plain=could_be_plain)
+    (warning,) = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    assert (warning.code, cause in warning.cause, warning.flag) == ("output_length", True, flag)
+
+
 def test_lengths_that_no_server_reported_are_unmeasured() -> None:
     requests = poisson_run().assign(output_tokens=pd.array([None] * 1500, dtype="Int64"))
     assert states(requests, POISSON)["output_length"] == UNMEASURED
@@ -318,7 +360,8 @@ def test_a_warning_names_a_flag_that_can_be_typed_as_it_stands() -> None:
     evidence = replace(POISSON, client_cpu_share=0.95, processes=2)
     requests = poisson_run()
     requests.loc[:199, "outcome"] = "timeout"
-    flags = {w.code: w.flag for w in validity.warnings_of(validity.check_run(requests, evidence), evidence)}
+    told = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests.assign(status=0))
+    flags = {w.code: w.flag for w in told}
     assert flags == {"client_cpu": "--set load.processes=3", "errors": "--set load.rate=10"}
 
 

@@ -144,6 +144,25 @@ def test_errors_are_judged_by_the_exact_bound_of_their_share(failed: int, of: in
     assert found.value == failed / of
 
 
+@pytest.mark.parametrize(("again", "expected"), [(0, PASS), (2, PASS), (25, INCONCLUSIVE)])
+def test_errors_are_met_only_if_they_are_with_those_that_were_sent_twice(again: int, expected: str) -> None:
+    requests = answers([20.0] * 246, 4).assign(attempt=0)
+    good = np.flatnonzero(requests["outcome"] == "ok")
+    requests.loc[good[:: len(good) // again][:again] if again else [], "attempt"] = 1
+    found = one(slo("errors", None, 0.06), requests)
+    assert (found.status, found.value) == (expected, 4 / 250)
+    told = slo_sentence(found)
+    assert ("12 % if the server dropped the 25 that were sent a second time: undecided" in told) is (again == 25)
+
+
+@pytest.mark.parametrize(("ours", "errors"), [("aborted", 0.0), ("lost", 0.0), ("timeout", 0.02)])
+def test_requests_that_we_ended_ourselves_are_no_failures_of_the_server(ours: str, errors: float) -> None:
+    requests = answers([20.0] * 392, 8)
+    requests.loc[requests["outcome"] != "ok", "outcome"] = ours
+    judged = verdict.judge([slo("errors", None, 0.05), slo("ttft", 99.0, 50)], requests, {})
+    assert (judged[0].value, judged[1].infinite) == (errors, errors > 0)
+
+
 def test_errors_in_one_burst_prove_less_than_the_same_number_spread_out() -> None:
     requests = answers([50.0] * 1000)
     burst, spread = requests.copy(), requests.copy()
