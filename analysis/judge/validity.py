@@ -122,11 +122,11 @@ def _lateness(
     always = [(metric, percentile) for metric in METRICS for percentile in PERCENTILES]
     found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
-    late = [one for one in found if one.strained and (one in asked or is_told(one.metric, one.percentile))]
-    refused = [one for one in late if one.refused]
+    refused = [one for one in found if one.refused and (one in asked or is_told(one.metric, one.percentile))]
+    strained = [one for one in asked if one.strained]
     broken = [one for one in refused if about.get((one.metric, one.percentile))]
     text = f"{what} {duration(lag_ns / 1e6)}"
-    worst = max(broken or refused or late or asked, key=lambda one: one.late_ns / one.limits_ns[1], default=None)
+    worst = max(broken or refused or strained or asked, key=lambda one: one.late_ns / one.limits_ns[1], default=None)
     if worst is not None:
         warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
         text += (
@@ -135,7 +135,7 @@ def _lateness(
         )
     if refused:
         text += f"; refused: {', '.join(f'p{one.percentile:g} {one.metric.upper()}' for one in refused)}"
-    status: CheckStatus = BROKEN if broken else WARN if late else OK
+    status: CheckStatus = BROKEN if broken else WARN if refused or strained else OK
     return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)
 
 
