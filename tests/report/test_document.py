@@ -75,7 +75,7 @@ def _document(validity: str = "valid") -> Document:
             Section("slo", "Objectives", [table], on=EVERYWHERE),
             Section("where", "Where", [chart, choice], on=EVERYWHERE),
             None,
-            Section("facts", "", [Facts([("failed", "two", Quoted("y" * 90 + " long" * 9), "and so on")])], on=TERMINAL),
+            Section("facts", "", [Facts([("failed", "two", Quoted("y" * 90 + " and" * 9), "and so on")])], on=TERMINAL),
             Section("more", "", [Paragraph(f"for a comment {EVIL}")], on=MARKDOWN),
             Section("warn", "Warnings", [Warnings([Warned("It was late.", "Likely: busy.", "--set a=1")])], on=BRIEF),
         ],
