@@ -78,7 +78,7 @@ def test_figures_that_users_who_hold_up_the_loop_have_spoilt_are_refused_by_all_
     """They lie far below the limit even so: the runs are valid, and yet the figures may not be told."""
     (tmp_path / "held.py").write_text(HELD)
     points = json.dumps([{"server.max_batch": 4}, {"server.max_batch": 3}])
-    limits = settings('slo=["ttft p90 <= 30 s"]', "load.duration=6s", f"sweep={points}")
+    limits = settings('slo=["ttft p90 <= 30 s"]', "load.duration=15s", f"sweep={points}")
     done = gapmeter(*RUN, "--locustfile", str(tmp_path / "held.py"), *CLOSED, *limits, runs=tmp_path / "runs")
     swept = done.summary["sweep"]
     for point in swept["points"]:
