@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 import time
@@ -130,8 +129,10 @@ def analyse_trials(path: Path, manifest: SearchManifest, say: Callable[[str], No
     left = [folder for folder in folders if folder.requests.is_dir() and not folder.report.exists()]
     for number, folder in enumerate(left, 1):
         say(f"analysing trials: {number} of {len(left)}")
-        with contextlib.suppress(UserError):  # nothing was recorded, as the search says
+        try:
             conclude(folder, Manifest.read(folder.path), quiet=True)
+        except UserError as error:  # of one trial: the search's answer rests on the records of all
+            say(f"trial {folder.path.name} is not analysed: {error}")
 
 
 def analyse_search(folder: RunFolder) -> CapacityResult:
