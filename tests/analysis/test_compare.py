@@ -19,6 +19,7 @@ from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
 from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
 from gapmeter.analysis.judge.lateness import ToldLateness
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
@@ -49,7 +50,7 @@ from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
-from gapmeter.report.differences import verdict_sentence
+from gapmeter.report.differences import change_of, verdict_sentence
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 
@@ -396,6 +397,22 @@ def test_a_percentile_that_is_a_failed_request_on_both_sides_cannot_be_compared(
     found = compare_sides([a], [b], PERCENTILES, resamples=50).metrics["ttft"]
     assert "failed" in found[90.0].why
     assert found[50.0].supported
+
+
+def test_a_percentile_that_one_side_failed_is_shown_as_failed_and_makes_the_other_no_faster() -> None:
+    """The time-out that it was given is nobody's latency."""
+    whole = virtual(1)
+    for given_ns in (5e9, 30e9):
+        found = compare_sides([dropping(whole, 0.2, given_ns=given_ns)], [whole], PERCENTILES, resamples=50)
+        (verdict,) = claims.judge([found], {})
+        assert (found.metrics["ttft"][50.0].failed, found.metrics["ttft"][90.0].failed) == ("", "a")
+        reached = {metric: {90.0: found.metrics[metric][90.0]} for metric in NAMES}
+        assert claims.judge([replace(found, metrics=reached)], {})[0].word not in (FASTER, MIXED)
+        assert verdict.telling is not None and not verdict.telling.difference.failed
+        pair = pair_of(("A", "B"), found, verdict, "GPU")
+        told = pair.metrics["ttft"].percentiles["p90"]
+        assert change_of("TTFT p90", told) == f"TTFT p90 failed -> {duration(told.b_ms)}"
+        assert "A 20 %" in verdict_sentence(pair)
 
 
 def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:
