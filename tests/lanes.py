@@ -3,6 +3,9 @@
 Tests of one file stay together, and so do all that start an engine, so that no two engines run at once: they are one
 lane's work, and come first, while the other lanes take file after file. The lanes are a pytest of their own, under
 xdist. Its reports become this one's as they come, so that there is one run with one summary.
+
+What fails in a lane, in a few files, runs again with those that are ``alone``, and that is what counts: beside two
+other servers on as many cores a measured figure may be refused for the machine's sake. The summary names it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ _ENGINES = ("transformers", "vllm")
 _WHOLE = ("whole_run", "browser", "environment")
 # For the pytest that runs the lanes: the file descriptor that reports go to, and the files that start engines.
 _REPORTS, _ENGINE_FILES = "GAPMETER_TEST_REPORTS", "GAPMETER_TEST_ENGINE_FILES"
+_FILES = 3  # failures in more than these are not the machine's doing
+_again = pytest.StashKey[dict[str, str]]()
 
 
 class Lanes(LoadScopeScheduling):
@@ -80,28 +85,43 @@ def run_first(session: pytest.Session) -> None:
     worker = hasattr(session.config, "workerinput")  # all run under xdist anyway
     if not lanes or worker or session.testsfailed or session.config.getoption("collectonly"):
         return
-    shared = [item for item in session.items if not item.get_closest_marker(ALONE)]
+    shared = {item.nodeid: item for item in session.items if not item.get_closest_marker(ALONE)}
     session.items[:] = [item for item in session.items if item.get_closest_marker(ALONE)]
     if shared:
-        engines = {item.nodeid.partition("::")[0] for item in shared if _turn(item) == 0}
+        engines = {item.nodeid.partition("::")[0] for item in shared.values() if _turn(item) == 0}
         # pytest takes what has failed before its loop for errors of collection.
         session.config.option.continue_on_collection_errors = True
-        reported, code, output = _run(session.config, lanes, engines)
+        told, code, output = _run(session.config, lanes, engines)
         if session.shouldfail:  # -x or --maxfail
             return
-        whole = reported == {item.nodeid for item in shared}
-        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not whole:
-            raise RuntimeError(f"the lanes ended with {code}, {len(reported)} of {len(shared)} told:\n{output}")
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or set(told) != set(shared):
+            raise RuntimeError(f"the lanes ended with {code}, {len(told)} of {len(shared)} told:\n{output}")
+        session.config.stash[_again] = again = {name: why for name, why in told.items() if why}
+        session.items += [shared[name] for name in again]
 
 
-def _run(config: pytest.Config, lanes: int, engines: set[str]) -> tuple[set[str], int, str]:
-    """Relay the reports of what this run's arguments select; the tests told of, the exit code, the output."""
+def summarize(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what failed in the lanes and passed when it was alone."""
+    failed = {report.nodeid for word in ("failed", "error") for report in terminal.getreports(word)}
+    told = {name: why for name, why in config.stash.get(_again, {}).items() if name not in failed}
+    if told:
+        terminal.section("failed beside other tests, passed alone")
+        for name, why in told.items():
+            terminal.line(f"{name}: {why}")
+
+
+def _run(config: pytest.Config, lanes: int, engines: set[str]) -> tuple[dict[str, str], int, str]:
+    """Relay the reports of what this run's arguments select, but of what is to run again.
+
+    The tests told of, with why if they shall run again; the exit code; the output.
+    """
     asked = config.getoption("markexpr")
     marks = f"({asked}) and not {ALONE}" if asked else f"not {ALONE}"
     words = ["-n", str(lanes), "--no-loadscope-reorder", "-m", marks]
     command = [sys.executable, "-m", "pytest", *config.invocation_params.args, "--lanes", "0", *words]
     incoming, outgoing = os.pipe()
-    reported: set[str] = set()
+    told: dict[str, list[pytest.TestReport]] = {}
+    failed: set[str] = set()
     with tempfile.TemporaryFile() as output, os.fdopen(incoming, "rb") as reports:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, pass_fds=(outgoing,),
@@ -111,10 +131,31 @@ def _run(config: pytest.Config, lanes: int, engines: set[str]) -> tuple[set[str]
         os.close(outgoing)
         with process:
             while (report := _next(config, reports)) is not None:
-                reported.add(report.nodeid)
-                config.hook.pytest_runtest_logreport(report=report)
+                of_test = told.setdefault(report.nodeid, [])
+                of_test.append(report)
+                if report.when == "teardown":
+                    if any(each.failed for each in of_test) and not config.getoption("maxfail"):
+                        failed.add(report.nodeid)
+                    else:
+                        _relay(config, of_test)
+        if len({name.partition("::")[0] for name in failed}) > _FILES:
+            for name in failed:
+                _relay(config, told[name])
+            failed.clear()
         output.seek(0)
-        return reported, process.returncode, output.read().decode(errors="replace")[-4000:]
+        why = {name: _why(of_test) if name in failed else "" for name, of_test in told.items()}
+        return why, process.returncode, output.read().decode(errors="replace")[-4000:]
+
+
+def _relay(config: pytest.Config, reports: list[pytest.TestReport]) -> None:
+    for report in reports:
+        config.hook.pytest_runtest_logreport(report=report)
+
+
+def _why(reports: list[pytest.TestReport]) -> str:
+    """The first line of what failed."""
+    lines = next(report.longreprtext for report in reports if report.failed).splitlines()
+    return next((line[1:].strip() for line in lines if line.startswith("E ")), "") or "failed"
 
 
 def _next(config: pytest.Config, reports: Any) -> Any:

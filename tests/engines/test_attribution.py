@@ -65,8 +65,9 @@ def test_a_tokenizer_that_holds_the_event_loop_also_delays_those_who_wait_for_th
     slow_tokenizer = asked.cases[0]
     grown = crowd.increase(slow_tokenizer, asked.users)
     assert grown["tokenize"] >= 0.95 * slow_tokenizer.delay_ns
-    assert grown[["accept_wait", "output"]].sum() >= 0.1 * slow_tokenizer.delay_ns
-    assert grown["core_wait"] < 0.1 * slow_tokenizer.delay_ns
+    waits = grown[["accept_wait", "output"]].sum()
+    assert waits >= slow_tokenizer.delay_ns
+    assert grown["core_wait"] < 0.2 * waits, "what little there is, other programs took"
 
 
 @on("vllm")

@@ -78,22 +78,22 @@ def test_figures_that_users_who_hold_up_the_loop_have_spoilt_are_refused_by_all_
     """They lie far below the limit even so: the runs are valid, and yet the figures may not be told."""
     (tmp_path / "held.py").write_text(HELD)
     points = json.dumps([{"server.max_batch": 4}, {"server.max_batch": 3}])
-    limits = settings('slo=["ttft p90 <= 30 s"]', "load.duration=15s", f"sweep={points}")
+    limits = settings('slo=["ttft p50 <= 30 s"]', "load.duration=15s", f"sweep={points}")
     done = gapmeter(*RUN, "--locustfile", str(tmp_path / "held.py"), *CLOSED, *limits, runs=tmp_path / "runs")
     swept = done.summary["sweep"]
     for point in swept["points"]:
         assert (point["verdict"], point["slo"][0]["status"]) == ("PASS", "PASS"), point["reason"]
         ttft = point["metrics"]["ttft"]
-        assert ttft["late_ms"]["p90"] > 1
-        assert (ttft["p90_ms"], ttft["mean_ms"]) == (None, None)
+        assert ttft["late_ms"]["p50"] > 1
+        assert (ttft["p50_ms"], ttft["mean_ms"]) == (None, None)
     assert "refused" in done.err
     runs = [str(done.folder.path / point["repeats"][0]["folder"]) for point in swept["points"]]
     words = ["compare", *runs, "--runs", str(tmp_path / "compared"), "--max-regression", "5%"]
     assert main(words) == 98, "a gate on a refused figure does not open"
     said = " ".join(capsys.readouterr().err.split())
-    assert "p90 cannot be compared: refused: up to" in said
+    assert "p50 cannot be compared: refused: up to" in said
     (compared,) = (tmp_path / "compared").glob("*/compare.json")
     (pair,) = json.loads(compared.read_text())["comparisons"]
-    figure = pair["metrics"]["ttft"]["percentiles"]["p90"]
+    figure = pair["metrics"]["ttft"]["percentiles"]["p50"]
     assert (figure["a_ms"], figure["difference_ms"], figure["confirmed"]) == (None, None, False)
     assert figure["late_ms"] > 1
